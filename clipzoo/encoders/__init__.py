@@ -1,0 +1,1 @@
+"""Encoders: two towers that stop before any projection."""

@@ -1,0 +1,24 @@
+"""What every encoder can do."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor, nn
+
+from clipzoo.types import Features
+
+
+class Encoder(nn.Module):
+    """Turns each of the two views into Features; projections belong to the head."""
+
+    image_width: int
+    text_width: int
+
+    @abstractmethod
+    def image(self, image: Tensor) -> Features:
+        """[b, 3, H, W] -> Features of width `image_width`. uint8 is normalised here; floats are taken as they are."""
+
+    @abstractmethod
+    def text(self, text: Tensor) -> Features:
+        """[b, L] token ids -> Features of width `text_width`; L may be any length up to the context."""

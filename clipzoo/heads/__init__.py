@@ -1,0 +1,1 @@
+"""Similarity heads: one file each, found by Hydra through conf/head."""

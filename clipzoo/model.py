@@ -1,0 +1,65 @@
+"""Encoder and head together: what training updates, evaluation judges and `clipzoo.load` returns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo.encoders.base import Encoder
+from clipzoo.heads.base import Head
+from clipzoo.types import Batch, Embedding, Features, Similarity
+
+
+class Model(nn.Module):
+    """An encoder and a similarity head."""
+
+    def __init__(self, encoder: Encoder, head: Head) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision that heads work in: that of the head's parameters, the encoder's where it has none."""
+        return next(iter((*self.head.parameters(), *self.encoder.parameters()))).dtype
+
+    def forward(self, batch: Batch) -> Similarity:
+        """The pairs of one local batch against the global batch."""
+        return self.compare(self.encoder.image(batch.image), self.encoder.text(batch.text))
+
+    def compare(self, image: Features, text: Features) -> Similarity:
+        """Features -> Similarity, outside autocast, in the head's precision."""
+        with torch.autocast(self.device.type, enabled=False):
+            return self.head(image.map(self._in_head_precision), text.map(self._in_head_precision))
+
+    def image_features(self, image: Tensor) -> Features:
+        """[b, 3, H, W] uint8 -> Features in the head's precision."""
+        return self.encoder.image(image.to(self.device)).map(self._in_head_precision)
+
+    def text_features(self, text: Tensor) -> Features:
+        """[b, L] int64 -> Features in the head's precision."""
+        return self.encoder.text(text.to(self.device)).map(self._in_head_precision)
+
+    def encode_image(self, image: Tensor) -> Embedding:
+        """[b, 3, H, W] uint8 -> an embedding a row: a tensor [b, d] or a PointSet, as the head has it."""
+        features = self.image_features(image)
+        with torch.autocast(self.device.type, enabled=False):
+            return self.head.embed_image(features)
+
+    def encode_text(self, text: Tensor) -> Embedding:
+        """[b, L] int64 -> an embedding a row."""
+        features = self.text_features(text)
+        with torch.autocast(self.device.type, enabled=False):
+            return self.head.embed_text(features)
+
+    def similarity(self, image: Embedding, text: Embedding) -> Tensor:
+        """n image and k text embeddings -> [n, k] logits."""
+        with torch.autocast(self.device.type, enabled=False):
+            return self.head.score(image, text)
+
+    def _in_head_precision(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype)
