@@ -1,0 +1,51 @@
+# Every target makes the environment that it needs, once. `make` alone lists them.
+# Another interpreter:  make PYTHON=python3.12 test        An environment that is there already:  make VENV=/path test
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.clipzoo-installed
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test test-all lint bench docs clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 20
+
+# The stamp is written last: an interrupted installation is done again, a finished one is not.
+$(STAMP): pyproject.toml constraints.txt
+	@echo "== environment: $(VENV) (about two minutes the first time)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@if command -v uv >/dev/null 2>&1; then \
+	    VIRTUAL_ENV=$(abspath $(VENV)) uv pip install --quiet -c constraints.txt -e '.[dev,fast]'; \
+	else \
+	    $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fast]'; \
+	fi
+	@touch $@
+
+demo: $(STAMP)  ## generate shards, train a CLIP model on them, evaluate it, write its report
+	@$(PY) scripts/make_world.py
+	@OMP_NUM_THREADS=$$(nproc) $(PY) train.py experiment=demo/clip
+
+test: $(STAMP)  ## the test suite (under ten minutes on two cores)
+	@echo "== tests"
+	@$(PY) -m pytest -m "not slow and not slurm"
+
+test-all: $(STAMP)  ## the test suite with its slow tests
+	@$(PY) -m pytest -m "not slurm"
+
+lint: $(STAMP)  ## ruff (lint and format) and mypy
+	@echo "== lint"
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+bench: $(STAMP)  ## time ours against peers, side by side
+	@$(PY) scripts/benchmark.py
+
+docs: $(STAMP)  ## build the documentation into site/
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(PY) -m mkdocs build --strict
+
+clean:  ## remove the environment and what the demo made
+	rm -rf $(VENV) data/demo runs/demo

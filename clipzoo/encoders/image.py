@@ -1,0 +1,132 @@
+"""Image towers over timm's and open_clip's trunks, without their projections.
+
+Each maps float images [b, 3, H, W] to Features and has a `width`. timm and open_clip are imported where a tower is
+built: importing them costs a second each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from clipzoo.types import Features
+
+
+class TimmTower(nn.Module):
+    """Any timm trunk. Tokens: all of them after the final norm (CLS first), or the positions of a feature map.
+
+    name: timm's model name. width: the trunk's feature width. image_size: H = W; null for trunks that take any.
+    pretrained: load timm's weights. options: further arguments of timm.create_model (drop_path_rate, ...).
+    checkpoint: recompute activations in the backward pass instead of keeping them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        width: int,
+        image_size: int | None,
+        pretrained: bool,
+        options: dict[str, Any],
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        import timm
+
+        size = {} if image_size is None else {"img_size": image_size}
+        self.trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
+        self.trunk.set_grad_checkpointing(checkpoint)
+        self.width = self.trunk.num_features
+
+    def forward(self, image: Tensor) -> Features:
+        features = self.trunk.forward_features(image)
+        pooled = self.trunk.forward_head(features, pre_logits=True)
+        tokens = features.flatten(2).mT if features.dim() == 4 else features  # [b, w, h', w'] -> [b, M, w]
+        return Features(pooled, tokens)
+
+
+class ClipViT(nn.Module):
+    """open_clip's vision transformer (as OpenAI trained it: a norm before the blocks). Tokens: CLS first, after ln_post.
+
+    quick_gelu: x sigmoid(1.702 x) instead of GELU. checkpoint: recompute activations in the backward pass.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        patch_size: int,
+        width: int,
+        layers: int,
+        heads: int,
+        quick_gelu: bool,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        from open_clip.transformer import QuickGELU, VisionTransformer
+
+        self.width = width
+        self.trunk = VisionTransformer(
+            image_size=image_size,
+            patch_size=patch_size,
+            width=width,
+            layers=layers,
+            heads=heads,
+            mlp_ratio=4.0,
+            act_layer=QuickGELU if quick_gelu else nn.GELU,
+            output_dim=width,
+        )
+        self.trunk.proj = None
+        self.trunk.set_grad_checkpointing(checkpoint)
+
+    def forward(self, image: Tensor) -> Features:
+        trunk = self.trunk
+        tokens = trunk.ln_post(trunk.transformer(trunk._embeds(image)))
+        return Features(tokens[:, 0], tokens)
+
+
+class ClipResNet(nn.Module):
+    """CLIP's modified ResNet with attention pooling, stopped before the pooling's output projection.
+
+    layers: blocks a stage, [3, 4, 6, 3] for ResNet-50. width: of the stem (64 for ResNet-50; the features have 32 times
+    that). heads: of the attention pooling. Tokens: the last feature map's positions.
+    """
+
+    def __init__(
+        self, image_size: int, layers: list[int], stem_width: int, heads: int, checkpoint: bool = False
+    ) -> None:
+        super().__init__()
+        from open_clip.modified_resnet import ModifiedResNet
+
+        self.width = 32 * stem_width
+        self.trunk = ModifiedResNet(layers, self.width, heads, image_size, stem_width)
+        # The output projection is the head's; identity here keeps open_clip's parameter names for the rest.
+        self.trunk.attnpool.c_proj = nn.Identity()
+        self.checkpoint = checkpoint
+
+    def forward(self, image: Tensor) -> Features:
+        trunk = self.trunk
+        features = trunk.stem(image)
+        for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4):
+            if self.checkpoint and self.training:
+                features = checkpoint(stage, features, use_reentrant=False)
+            else:
+                features = stage(features)
+        tokens = features.flatten(2).mT  # [b, w, h', w'] -> [b, M, w]
+        return Features(self._attention_pool(tokens), tokens)
+
+    def _attention_pool(self, tokens: Tensor) -> Tensor:
+        """[b, M, w] -> [b, w]: one query, the mean of the tokens, attends to itself and to all of them."""
+        pool = self.trunk.attnpool
+        keys = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
+        keys = keys + pool.positional_embedding.to(keys.dtype)
+
+        def by_head(projected: Tensor) -> Tensor:
+            return projected.unflatten(-1, (pool.num_heads, -1)).transpose(1, 2)
+
+        attended = functional.scaled_dot_product_attention(
+            by_head(pool.q_proj(keys[:, :1])), by_head(pool.k_proj(keys)), by_head(pool.v_proj(keys))
+        )
+        return attended.transpose(1, 2).flatten(1)

@@ -1,0 +1,94 @@
+"""CLIP's text transformer, without its projection."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from clipzoo.types import Features
+
+
+class ClipTextTower(nn.Module):
+    """Token ids [b, L] -> Features: causal transformer, pooled at the end-of-text token, tokens after the final norm.
+
+    The blocks, their parameter names and initialisation are open_clip's; the forward pass is ours, because a causal
+    flag instead of a mask tensor lets the attention kernel skip half of the work, and because L may be shorter than
+    the context: in a causal tower what follows the end token changes nothing before it.
+
+    end_token: found by its id; every position behind its first occurrence is padding, whatever id it holds.
+    distinct_pads: the k-th position behind the end token has its own embedding, row vocabulary - 1 + k (WPSE, KME-CLIP,
+    where padding tokens are points). norm_eps: of the layer norms.
+    checkpoint: recompute activations in the backward pass.
+    """
+
+    def __init__(
+        self,
+        context_length: int,
+        vocabulary: int,
+        width: int,
+        layers: int,
+        heads: int,
+        quick_gelu: bool,
+        distinct_pads: bool,
+        end_token: int,
+        norm_eps: float,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        from open_clip.transformer import QuickGELU, TextTransformer
+
+        self.width = width
+        self.context_length = context_length
+        self.end_token = end_token
+        self.first_pad = vocabulary if distinct_pads else None
+        self.checkpoint = checkpoint
+        self.trunk = TextTransformer(
+            context_length=context_length,
+            vocab_size=vocabulary + (context_length - 1 if distinct_pads else 0),
+            width=width,
+            layers=layers,
+            heads=heads,
+            act_layer=QuickGELU if quick_gelu else nn.GELU,
+            norm_layer=lambda normalized: nn.LayerNorm(normalized, eps=norm_eps),
+            proj_type="none",
+            pool_type="none",
+        )
+        # open_clip keeps a mask tensor; the causal flag replaces it.
+        self.trunk.attn_mask = None
+
+    def forward(self, text: Tensor) -> Features:
+        behind = torch.arange(text.shape[1], device=text.device) - end_positions(text, self.end_token)[:, None]
+        mask = behind <= 0  # [b, L]
+        pads = torch.zeros_like(text) if self.first_pad is None else self.first_pad - 1 + behind
+        tokens = self._transform(torch.where(mask, text, pads))
+        pooled = (tokens * (behind == 0).unsqueeze(-1)).sum(dim=1)
+        return Features(pooled, tokens, mask)
+
+    def _transform(self, text: Tensor) -> Tensor:
+        """Ids [b, L] -> [b, L, w] after the final norm."""
+        trunk = self.trunk
+        states = trunk.token_embedding(text) + trunk.positional_embedding[: text.shape[1]]
+        for block in trunk.transformer.resblocks:
+            if self.checkpoint and self.training:
+                states = checkpoint(_causal_block, block, states, use_reentrant=False)
+            else:
+                states = _causal_block(block, states)
+        return trunk.ln_final(states)
+
+
+def end_positions(text: Tensor, end_token: int) -> Tensor:
+    """[b, L] -> [b], the position of each caption's first end token; the last position where there is none."""
+    found = text == end_token
+    return torch.where(found.any(dim=1), found.int().argmax(dim=1), text.shape[1] - 1)
+
+
+def _causal_block(block: nn.Module, states: Tensor) -> Tensor:
+    """open_clip's residual attention block with a causal flag in place of a mask. [b, L, w] -> [b, L, w]."""
+    attention = block.attn
+    projected = functional.linear(block.ln_1(states), attention.in_proj_weight, attention.in_proj_bias)
+    query, key, value = projected.unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    states = states + attention.out_proj(attended.transpose(1, 2).flatten(2))
+    return states + block.mlp(block.ln_2(states))
