@@ -19,7 +19,7 @@ from clipzoo.types import Features
 class TimmTower(nn.Module):
     """Any timm trunk. Tokens: all of them after the final norm (CLS first), or the positions of a feature map.
 
-    name: timm's model name. width: the trunk's feature width. image_size: H = W; null for trunks that take any.
+    name: timm's model name. image_size: H = W; null for trunks that take any.
     pretrained: load timm's weights. options: further arguments of timm.create_model (drop_path_rate, ...).
     checkpoint: recompute activations in the backward pass instead of keeping them.
     """
@@ -27,7 +27,6 @@ class TimmTower(nn.Module):
     def __init__(
         self,
         name: str,
-        width: int,
         image_size: int | None,
         pretrained: bool,
         options: dict[str, Any],
