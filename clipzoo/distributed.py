@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from clipzoo.types import Embedding, PointSet
+from clipzoo.types import EmbeddingKind, PointSet
 
 
 def start(device: torch.device, timeout_seconds: float) -> None:
@@ -75,7 +75,7 @@ def gather(tensor: Tensor) -> Tensor:
     return _all_gather(tensor)
 
 
-def gather_embedding(embedding: Embedding) -> Embedding:
+def gather_embedding(embedding: EmbeddingKind) -> EmbeddingKind:
     """All ranks' embeddings in rank order, differentiable; point sets may differ in their number of points."""
     if world_size() == 1:
         return embedding

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
@@ -67,6 +68,7 @@ class Features:
         return Features(function(self.pooled), None if self.tokens is None else function(self.tokens), self.mask)
 
 
+@final
 @dataclass(frozen=True)
 class PointSet:
     """Weighted points: sum_i exp(log_weights_i) delta(points_i).
@@ -94,6 +96,8 @@ class PointSet:
 
 
 Embedding = Tensor | PointSet
+EmbeddingKind = TypeVar("EmbeddingKind", Tensor, PointSet)
+"""Which of the two a head makes: `class ClipHead(Head[Tensor])`, `class KmeHead(Head[PointSet])`."""
 
 
 def map_embedding(function: Callable[[Tensor], Tensor], embedding: Embedding) -> Embedding:

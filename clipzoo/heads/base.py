@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Generic
 
 import torch
 from torch import Tensor, nn
 
 from clipzoo import distributed
 from clipzoo.similarity.dense import DenseScores
-from clipzoo.types import Embedding, Features, Similarity
+from clipzoo.types import EmbeddingKind, Features, Similarity
 
 
-class Head(nn.Module):
+class Head(nn.Module, Generic[EmbeddingKind]):
     """Owns projections, weights and temperature; turns two modalities' features into similarities.
 
     A subclass defines `embed_image`, `embed_text`, `score`, `ensemble` and `probe`, and states the facts below.
@@ -37,19 +38,19 @@ class Head(nn.Module):
         """Bounds of `score` over all inputs and all values that the parameters may take; +-inf where there is none."""
 
     @abstractmethod
-    def embed_image(self, features: Features) -> Embedding:
+    def embed_image(self, features: Features) -> EmbeddingKind:
         """[b, ...] -> a row per image."""
 
     @abstractmethod
-    def embed_text(self, features: Features) -> Embedding:
+    def embed_text(self, features: Features) -> EmbeddingKind:
         """[b, ...] -> a row per caption."""
 
     @abstractmethod
-    def score(self, image: Embedding, text: Embedding) -> Tensor:
+    def score(self, image: EmbeddingKind, text: EmbeddingKind) -> Tensor:
         """n image and k text embeddings -> [n, k], the logits that the objective sees. Blocks equal the whole."""
 
     @abstractmethod
-    def ensemble(self, prompts: Embedding) -> Embedding:
+    def ensemble(self, prompts: EmbeddingKind) -> EmbeddingKind:
         """The p text embeddings of one class's prompts -> one row. One prompt comes back unchanged."""
 
     @abstractmethod
@@ -60,7 +61,7 @@ class Head(nn.Module):
         """Features of the b local pairs -> similarities against the global batch: embed, gather, score."""
         return self.similarity(self.embed_image(image), self.embed_text(text))
 
-    def similarity(self, image: Embedding, text: Embedding) -> Similarity:
+    def similarity(self, image: EmbeddingKind, text: EmbeddingKind) -> Similarity:
         """Local embeddings -> similarities against the global batch."""
         all_images, all_texts = distributed.gather_embedding(image), distributed.gather_embedding(text)
         first = distributed.rank() * len(image)

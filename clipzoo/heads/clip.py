@@ -7,13 +7,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from clipzoo.heads.base import Head
-from clipzoo.types import Embedding, Features
+from clipzoo.heads.vector import UnitVectorHead
 
 
-class ClipHead(Head):
+class ClipHead(UnitVectorHead):
     """logits = exp(log_scale) * unit(x P) . unit(y Q).
 
     image_width, text_width: widths of the pooled features. embed_width: d.
@@ -21,7 +19,10 @@ class ClipHead(Head):
     learnable_temperature: False freezes tau (a fixed temperature of 1 gives plain cosines).
     """
 
-    published_with = ("infonce", "siglip", "dcl", "cyclip", "nuclr", "sogclr", "isogclr")
+    published_with = (
+        *("infonce", "infoloob", "siglip", "dcl", "cyclip", "nuclr", "sogclr", "isogclr"),
+        *("conditional", "joint", "mmd_conditional", "mmd_joint"),
+    )
 
     def __init__(
         self,
@@ -32,9 +33,7 @@ class ClipHead(Head):
         max_scale: float,
         learnable_temperature: bool,
     ) -> None:
-        super().__init__()
-        self.image_projection = nn.Parameter(torch.randn(image_width, embed_width) * image_width**-0.5)
-        self.text_projection = nn.Parameter(torch.randn(text_width, embed_width) * text_width**-0.5)
+        super().__init__(image_width, text_width, embed_width)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable_temperature)
         self.learnable_temperature = learnable_temperature
         self._max_scale = max_scale
@@ -44,21 +43,8 @@ class ClipHead(Head):
         bound = self._max_scale if self.learnable_temperature else float(self.log_scale.exp())
         return -bound, bound
 
-    def embed_image(self, features: Features) -> Embedding:
-        return functional.normalize(features.pooled @ self.image_projection, dim=-1)
-
-    def embed_text(self, features: Features) -> Embedding:
-        return functional.normalize(features.pooled @ self.text_projection, dim=-1)
-
-    def score(self, image: Embedding, text: Embedding) -> Tensor:
-        return self.log_scale.exp() * image @ text.mT
-
-    def ensemble(self, prompts: Embedding) -> Embedding:
-        """[p, d] unit vectors -> [1, d], their mean brought back to unit length."""
-        return functional.normalize(prompts.mean(dim=0, keepdim=True), dim=-1)
-
-    def probe(self, features: Features, where: str) -> Tensor:
-        return features.pooled if where == "before" else self.embed_image(features)
+    def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        return self.log_scale.exp() * image, text
 
     @torch.no_grad()
     def clamp_(self) -> None:

@@ -1,0 +1,54 @@
+"""Heads whose score is an inner product of two vectors, however it is dressed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clipzoo.heads.base import Head
+from clipzoo.types import Features
+
+
+class VectorHead(Head[Tensor]):
+    """One vector a sample: an embedding is a Tensor [b, d], and a score is left . right after a map of each side."""
+
+    @abstractmethod
+    def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, d] and [k, d] -> [n, f] and [k, f] whose product left @ right.mT is the score, scale included.
+
+        Each side depends on its own rows alone, so that both may be cut in blocks or gathered.
+        """
+
+    def score(self, image: Tensor, text: Tensor) -> Tensor:
+        left, right = self.factors(image, text)
+        return left @ right.mT
+
+
+class UnitVectorHead(VectorHead):
+    """The pooled features projected without bias and brought to unit length: scores are functions of a cosine."""
+
+    def __init__(self, image_width: int, text_width: int, embed_width: int) -> None:
+        super().__init__()
+        self.image_projection = projection(image_width, embed_width)
+        self.text_projection = projection(text_width, embed_width)
+
+    def embed_image(self, features: Features) -> Tensor:
+        return functional.normalize(features.pooled @ self.image_projection, dim=-1)
+
+    def embed_text(self, features: Features) -> Tensor:
+        return functional.normalize(features.pooled @ self.text_projection, dim=-1)
+
+    def ensemble(self, prompts: Tensor) -> Tensor:
+        """[p, d] unit vectors -> [1, d], their mean brought back to unit length."""
+        return functional.normalize(prompts.mean(dim=0, keepdim=True), dim=-1)
+
+    def probe(self, features: Features, where: str) -> Tensor:
+        return features.pooled if where == "before" else self.embed_image(features)
+
+
+def projection(width: int, embed_width: int) -> nn.Parameter:
+    """[w, d], normal with deviation w^-1/2 (CLIP's initialisation)."""
+    return nn.Parameter(torch.randn(width, embed_width) * width**-0.5)
