@@ -36,12 +36,11 @@ class ClipHead(UnitVectorHead):
         super().__init__(image_width, text_width, embed_width)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable_temperature)
         self.learnable_temperature = learnable_temperature
-        self._max_scale = max_scale
+        self._max_scale = max_scale if learnable_temperature else 1 / temperature
 
     @property
     def score_range(self) -> tuple[float, float]:
-        bound = self._max_scale if self.learnable_temperature else float(self.log_scale.exp())
-        return -bound, bound
+        return -self._max_scale, self._max_scale
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self.log_scale.exp() * image, text

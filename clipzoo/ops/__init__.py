@@ -1,0 +1,1 @@
+"""Score kernels, each beside its slow twin."""
