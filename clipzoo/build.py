@@ -1,0 +1,42 @@
+"""From a checked configuration to the parts of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from torch import nn
+
+from clipzoo.heads.base import Head
+from clipzoo.model import Model
+from clipzoo.objectives.base import Objective
+
+
+def part(node: Mapping[str, Any]) -> Any:
+    """The object that one `_target_` node describes, built from plain values."""
+    return instantiate(node, _convert_="all")
+
+
+def build_head(plain: Mapping[str, Any]) -> Head:
+    return _seeded(plain, "head")
+
+
+def build_objective(plain: Mapping[str, Any]) -> Objective:
+    return _seeded(plain, "objective")
+
+
+def build_model(plain: Mapping[str, Any], head: Head | None = None) -> Model:
+    """Encoder and head with the initial weights of `seed`; on the meta device under `torch.device("meta")`."""
+    return Model(_seeded(plain, "encoder"), head or build_head(plain))
+
+
+def _seeded(plain: Mapping[str, Any], name: str) -> Any:
+    """Each part's initial weights depend on the seed alone, not on what was built before it."""
+    torch.manual_seed(plain["seed"])
+    return part(plain[name])
+
+
+def parameters_of(module: nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters())

@@ -1,0 +1,119 @@
+"""What a run writes down while it trains: metrics.jsonl always; W&B and TensorBoard when asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from clipzoo import distributed
+from clipzoo.run import write_whole
+
+log = logging.getLogger(__name__)
+
+
+class Logger:
+    """Writes on the first rank only. metrics.jsonl is the source of truth; the others are copies for the eye.
+
+    wandb: "online", "offline" (sync later with `wandb sync`) or "off". project, entity, group: W&B's names.
+    tensorboard: write event files beside metrics.jsonl with torch's own writer.
+    """
+
+    def __init__(
+        self,
+        wandb: Literal["online", "offline", "off"],
+        project: str,
+        entity: str | None,
+        group: str | None,
+        tensorboard: bool,
+    ) -> None:
+        self._wandb_mode = wandb
+        self._names = {"project": project, "entity": entity, "group": group}
+        self._tensorboard = tensorboard
+        self._file: Any = None
+        self._copies: list[Callable[[int, Mapping[str, Any]], None]] = []
+        self._closers: list[Callable[[], None]] = []
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        """Begin, or go on at `step`: lines of later steps, which a killed run left behind, are dropped."""
+        if not distributed.is_first():
+            return
+        path = folder / "metrics.jsonl"
+        if path.exists():
+            write_whole(path, "".join(_lines_until(path, step)))
+        self._file = path.open("a", buffering=1)
+        if self._wandb_mode != "off":
+            self._guarded(lambda: self._open_wandb(folder, config))
+        if self._tensorboard:
+            self._guarded(lambda: self._open_tensorboard(folder))
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        for copy in list(self._copies):
+            self._guarded(lambda copy=copy: copy(step, numbers), copy)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        for closer in self._closers:
+            self._guarded(closer)
+        self._copies, self._closers = [], []
+
+    def _guarded(self, action: Callable[[], None], copy: Callable | None = None) -> None:
+        """A copy that fails is named once and left out; training goes on."""
+        try:
+            action()
+        except Exception as error:
+            log.warning("logging continues without it: %s: %s", type(error).__name__, error)
+            if copy in self._copies:
+                self._copies.remove(copy)
+
+    def _open_wandb(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        path = folder / "wandb_id"
+        if not path.exists():
+            path.write_text(uuid.uuid4().hex[:8])
+        run = wandb.init(
+            id=path.read_text(), name=folder.name, resume="allow", mode=self._wandb_mode, dir=str(folder),
+            config=dict(config), **self._names, settings=wandb.Settings(silent=True),
+        )  # fmt: skip
+        self._copies.append(lambda step, values: run.log(dict(values), step=step))
+        self._closers.append(run.finish)
+
+    def _open_tensorboard(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(folder / "tensorboard"))
+        self._copies.append(lambda step, values: [writer.add_scalar(key, each, step) for key, each in values.items()])
+        self._closers.append(writer.close)
+
+
+def _lines_until(path: Path, step: int) -> list[str]:
+    """The whole lines of steps up to `step`; a line that a kill cut short is dropped."""
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except (json.JSONDecodeError, KeyError):
+            continue
+    return kept
+
+
+def quiet_libraries() -> None:
+    """Messages of this package on the terminal; of other libraries only warnings."""
+    logging.basicConfig(format="%(levelname)s %(message)s" if _rank() == 0 else f"rank {_rank()}: %(message)s")
+    logging.getLogger("clipzoo").setLevel(logging.INFO if _rank() == 0 else logging.ERROR)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))

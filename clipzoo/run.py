@@ -1,0 +1,101 @@
+"""The folder of a run: its configuration, its results, whether it is finished. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clipzoo import config as configuration
+from clipzoo.errors import ConfigError
+
+PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
+
+
+def claim(folder: Path, plain: Mapping[str, Any]) -> None:
+    """Take the folder for this configuration; refuse one that holds a run of another."""
+    path = folder / "config.yaml"
+    if path.exists():
+        stored = yaml.safe_load(path.read_text())
+        before, now = configuration.identity(stored), configuration.identity(plain)
+        different = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        if different:
+            shown = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
+            more = f" and {len(different) - 6} more" if len(different) > 6 else ""
+            raise ConfigError(
+                f"{folder} holds a run of another configuration ({shown}{more}): give another name=..., "
+                "or remove the folder"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(path, yaml.safe_dump(dict(plain), sort_keys=False))
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / "results.json").exists()
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+def write_results(
+    folder: Path,
+    plain: Mapping[str, Any],
+    experiment: str | None,
+    overrides: list[str],
+    training: Mapping[str, Any],
+    metrics: Mapping[str, float],
+) -> None:
+    """results.json: what was run, with what, and what came out. Written last; its presence says the run is finished."""
+    content = {
+        "experiment": experiment,
+        "row": plain["row"],
+        "overrides": overrides,
+        "seed": plain["seed"],
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "revision": revision(),
+        "training": dict(training),
+        "metrics": dict(metrics),
+    }
+    write_whole(folder / "results.json", json.dumps(content, indent=1))
+
+
+def revision() -> str | None:
+    """The git revision of the code, with "+" behind it when files differ from it; None outside a checkout."""
+    where = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a small file at once: a reader sees the old text or the new."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def say(text: str) -> None:
+    """A line to the terminal, from the first rank only."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr, flush=True)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,75 @@
+"""Train a model: compose, check, build, fit, evaluate, report. `python train.py --help` lists what may be chosen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from clipzoo import config as configuration
+from clipzoo import run
+from clipzoo.errors import ConfigError
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+def main(config: DictConfig) -> None:
+    try:
+        configuration.check(config)
+        train(config)
+    except ConfigError as error:
+        configuration.leave(error)
+
+
+def train(config: DictConfig) -> None:
+    plain = configuration.resolved(config)
+    experiment = HydraConfig.get().runtime.choices.get("experiment")
+    folder = Path(plain["runs"]) / configuration.run_name(plain, experiment)
+    if run.is_finished(folder):
+        run.say(run.summary(folder))
+        return
+
+    # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
+    from clipzoo import distributed, legality, logger
+    from clipzoo.build import build_head, build_model, build_objective, part
+    from clipzoo.report.run import write_report
+    from clipzoo.trainer import Parts
+
+    logger.quiet_libraries()
+    trainer = part(plain["trainer"])
+    head, objective = build_head(plain), build_objective(plain)
+    legality.require(head, objective)
+    distributed.start(trainer.device, trainer.timeout)
+    try:
+        distributed.first_rank_does(lambda: run.claim(folder, plain))
+        data = part(plain["data"])
+        data.open(folder)
+        suite = part(plain["eval"])
+        suite.open()
+        model = build_model(plain, head)
+        run.say(f"{folder}: {data.samples} samples, {trainer.global_batch} a step, {distributed.world_size()} ranks")
+        parts = Parts(
+            model, objective, data, part(plain["optim"]), suite, part(plain["logger"]), folder, plain["seed"], plain
+        )
+        cost = trainer.fit(parts)
+        metrics = suite.run(model, folder / "evaluation")
+        parts.logger.log(cost["steps"], {"event": "evaluation", **metrics})
+        parts.logger.close()
+        if distributed.is_first():
+            overrides = list(HydraConfig.get().overrides.task)
+            run.write_results(folder, plain, experiment, overrides, cost, metrics)
+            write_report(folder)
+            run.say(run.summary(folder))
+        distributed.barrier()
+    finally:
+        distributed.stop()
+
+
+if __name__ == "__main__":
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and {"-m", "--multirun"} & set(sys.argv):
+        configuration.leave(ConfigError("-m starts one process a point: run it without torchrun"))
+    configuration.check_command_line(sys.argv[1:])
+    main()
