@@ -68,6 +68,16 @@ def write_results(
     write_whole(folder / "results.json", json.dumps(content, indent=1))
 
 
+def summary(folder: Path) -> str:
+    """What a finished run came to, for the terminal."""
+    content = results(folder)
+    lines = [f"{folder} is finished after {content['training']['steps']} steps; another name=... trains again."]
+    lines += [f"  {key:<52} {value:8.2f}" for key, value in content["metrics"].items()]
+    if (folder / "report.md").exists():
+        lines.append(f"report: {folder / 'report.md'}")
+    return "\n".join(lines)
+
+
 def revision() -> str | None:
     """The git revision of the code, with "+" behind it when files differ from it; None outside a checkout."""
     where = Path(__file__).parent

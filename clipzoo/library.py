@@ -1,0 +1,61 @@
+"""Trained models for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from clipzoo import checkpoint
+from clipzoo.build import build_model
+from clipzoo.errors import ConfigError
+from clipzoo.model import Model
+
+
+class LoadedModel(Model):
+    """A trained model in evaluation mode.
+
+    encode_image, encode_text: an embedding a row. similarity(image, text): [n, k] logits.
+    transform: a PIL image -> uint8 [3, S, S], as zero-shot evaluation does it. tokenizer: captions -> [n, L] int64.
+    """
+
+    def __init__(self, model: Model, config: Mapping[str, Any]) -> None:
+        super().__init__(model.encoder, model.head)
+        self.config = config
+        self.tokenizer: Callable[[list[str]], Tensor] = model.encoder.tokenizer
+        self.transform = evaluation_transform(config)
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
+    """The model of a run's folder (its newest whole checkpoint) or of one checkpoint file inside a run."""
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent.parent
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(f"{path} is no run: there is no {folder / 'config.yaml'}")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    if path.is_dir():
+        found = checkpoint.load_newest(folder / "checkpoints")
+        if found is None:
+            raise ConfigError(f"{folder / 'checkpoints'} holds no whole checkpoint: train first")
+        state = found[0]
+    else:
+        state = checkpoint.read(path)
+    model = build_model(config)
+    model.load_state_dict(state["model"])
+    return LoadedModel(model, config).to(device).eval()
+
+
+def evaluation_transform(config: Mapping[str, Any]) -> Callable[[Any], Tensor]:
+    """Resize the shorter side to the encoder's image size, crop the centre: PIL image -> uint8 [3, S, S]."""
+    from torchvision.transforms import v2
+    from torchvision.transforms.functional import InterpolationMode
+
+    size = config["encoder"]["image_size"]
+    mode = InterpolationMode(config["data"].get("interpolation", "bicubic"))
+    return v2.Compose(
+        [v2.Lambda(lambda image: image.convert("RGB")), v2.Resize(size, mode), v2.CenterCrop(size), v2.PILToTensor()]
+    )

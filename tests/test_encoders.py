@@ -1,0 +1,117 @@
+"""Towers against open_clip's own forward passes, and the facts that heads and loaders rely on."""
+
+from __future__ import annotations
+
+import open_clip
+import pytest
+import torch
+from open_clip.modified_resnet import ModifiedResNet
+from open_clip.transformer import TextTransformer
+
+from clipzoo.encoders.image import ClipResNet, ClipViT, TimmTower
+from clipzoo.encoders.text import ClipTextTower
+from clipzoo.encoders.towers import TwoTowers
+from clipzoo.errors import ConfigError
+
+CAPTIONS = ["a red circle", "two small blue squares above a striped triangle", ""]
+
+
+def text_tower(**changes) -> ClipTextTower:
+    torch.manual_seed(0)
+    arguments = dict(
+        context_length=77, vocabulary=49408, width=32, layers=2, heads=2, quick_gelu=False, distinct_pads=False,
+        end_token=49407, norm_eps=1e-5,
+    )  # fmt: skip
+    return ClipTextTower(**{**arguments, **changes}).double()
+
+
+def test_text_tower_equals_open_clips_with_the_same_weights():
+    ours = text_tower()
+    peer = TextTransformer(width=32, layers=2, heads=2, output_dim=None, proj_type="none", output_tokens=True).double()
+    peer.load_state_dict(ours.trunk.state_dict())
+    ids = open_clip.tokenize(CAPTIONS)
+    features = ours(ids)
+    pooled, tokens = peer(ids)
+    torch.testing.assert_close(features.pooled, pooled, rtol=0, atol=1e-12)
+    real = features.mask
+    torch.testing.assert_close(features.tokens[real], tokens[real], rtol=0, atol=1e-12)
+
+
+def test_trimming_padding_changes_no_pooled_feature():
+    tower, ids = text_tower(), open_clip.tokenize(CAPTIONS)
+    longest = int(tower(ids).mask.sum(dim=1).max())
+    torch.testing.assert_close(tower(ids[:, :longest]).pooled, tower(ids).pooled, rtol=0, atol=1e-12)
+
+
+def test_mask_ends_at_the_first_end_token_whatever_follows():
+    tower = text_tower()
+    ids = torch.tensor([[49406, 5, 49407, 0, 0], [49406, 49407, 49407, 7, 7], [49406, 1, 2, 3, 49407]])
+    expected = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    assert torch.equal(tower(ids).mask, expected)
+
+
+def test_the_exclamation_mark_is_not_padding():
+    """Its BPE id is 0, the id that CLIP's tokenizer pads with."""
+    tower = text_tower()
+    ids = torch.tensor([[49406, 0, 5, 49407, 0]])
+    assert tower(ids).mask.tolist() == [[True, True, True, True, False]]
+
+
+def test_distinct_pads_use_a_row_each_counted_from_the_end_token():
+    tower = text_tower(distinct_pads=True, context_length=6)
+    assert tower.trunk.token_embedding.num_embeddings == 49408 + 5
+    seen = []
+    tower.trunk.token_embedding.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    tower(torch.tensor([[49406, 49407, 0, 0, 0, 0], [49406, 5, 6, 49407, 0, 9]]))
+    assert seen[0].tolist() == [[49406, 49407, 49408, 49409, 49410, 49411], [49406, 5, 6, 49407, 49408, 49409]]
+
+
+def test_clip_vit_pools_as_open_clip_does():
+    torch.manual_seed(0)
+    tower = ClipViT(image_size=32, patch_size=8, width=32, layers=2, heads=2, quick_gelu=True).double()
+    image = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    features = tower(image)
+    torch.testing.assert_close(features.pooled, tower.trunk(image), rtol=0, atol=1e-12)
+    assert features.tokens.shape == (2, 17, 32)
+
+
+def test_clip_resnet_pools_as_open_clips_with_an_identity_projection():
+    torch.manual_seed(0)
+    tower = ClipResNet(image_size=64, layers=[1, 1, 1, 1], stem_width=4, heads=4).double().eval()
+    peer = ModifiedResNet([1, 1, 1, 1], 128, 4, 64, 4).double().eval()
+    identity = {"attnpool.c_proj.weight": torch.eye(128), "attnpool.c_proj.bias": torch.zeros(128)}
+    peer.load_state_dict({**tower.trunk.state_dict(), **identity})
+    image = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    torch.testing.assert_close(tower(image).pooled, peer(image), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "size", "tokens"), [("vit_tiny_patch16_224", 32, 5), ("resnet18", None, 1)])
+def test_timm_towers_give_pooled_features_and_tokens(name, size, tokens):
+    tower = TimmTower(name, size, pretrained=False, options={})
+    features = tower(torch.randn(2, 3, 32, 32))
+    assert features.pooled.shape == (2, tower.width)
+    assert features.tokens.shape == (2, tokens, tower.width)
+
+
+def test_checkpointed_activations_change_no_gradient():
+    gradients = []
+    for recompute in (False, True):
+        tower = text_tower(checkpoint=recompute).train()
+        tower(open_clip.tokenize(CAPTIONS)).pooled.square().sum().backward()
+        gradients.append(tower.trunk.token_embedding.weight.grad)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=1e-12)
+
+
+def test_uint8_images_are_normalised_as_their_float_form():
+    mean, std = [0.48, 0.45, 0.40], [0.26, 0.25, 0.27]
+    image_tower = ClipViT(image_size=32, patch_size=8, width=32, layers=1, heads=2, quick_gelu=False)
+    encoder = TwoTowers(image_tower, text_tower(), 32, 32, 32, 77, open_clip.tokenize, mean, std).double()
+    pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    by_hand = (pixels.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    torch.testing.assert_close(encoder.image(pixels).pooled, encoder.image(by_hand).pooled, rtol=0, atol=1e-5)
+
+
+def test_a_stated_width_that_is_not_the_towers_is_refused():
+    image_tower = ClipViT(image_size=32, patch_size=8, width=32, layers=1, heads=2, quick_gelu=False)
+    with pytest.raises(ConfigError, match="encoder.image_width is 64, but the tower's width is 32"):
+        TwoTowers(image_tower, text_tower(), 64, 32, 32, 77, open_clip.tokenize, [0.5] * 3, [0.5] * 3)
