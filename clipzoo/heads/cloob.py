@@ -1,0 +1,70 @@
+"""CLOOB: scores of patterns retrieved from modern Hopfield networks over the batch (Fuerst et al. 2022)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from clipzoo import distributed
+from clipzoo.heads.vector import UnitVectorHead
+from clipzoo.similarity.dense import DenseScores
+from clipzoo.types import Similarity
+
+
+class CloobHead(UnitVectorHead):
+    """logits = inverse_temperature * cosine; in training, of retrieved patterns. The memories are the global batch.
+
+    With images X, texts Y and R(q; memory) = unit(softmax(beta q memory^T) memory), the two directions are
+    U_x U_y^T, U = R(.; X), and V_y V_x^T, V = R(.; Y): two matrices that are not each other's transpose.
+    Evaluation compares the plain embeddings, never retrieved ones.
+
+    image_width, text_width: widths of the pooled features. embed_width: d.
+    inverse_temperature: fixed. hopfield: False trains on the plain embeddings (the ablation of table 2).
+    beta: inverse temperature of the retrieval.
+    """
+
+    published_with = ("infoloob", "infonce")
+
+    def __init__(
+        self,
+        image_width: int,
+        text_width: int,
+        embed_width: int,
+        inverse_temperature: float,
+        hopfield: bool,
+        beta: float,
+    ) -> None:
+        super().__init__(image_width, text_width, embed_width)
+        self._inverse_temperature = inverse_temperature
+        self._hopfield = hopfield
+        self._beta = beta
+
+    @property
+    def score_range(self) -> tuple[float, float]:
+        return -self._inverse_temperature, self._inverse_temperature
+
+    def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        return self._inverse_temperature * image, text
+
+    def similarity(self, image: Tensor, text: Tensor) -> Similarity:
+        """[b, d] embeddings -> the scores of what they retrieve, with the full gradient through every rank's memory."""
+        if not self._hopfield:
+            return super().similarity(image, text)
+        images, texts = distributed.gather(image), distributed.gather(text)
+        image_of_image, image_of_text = self._retrieve(image, images), self._retrieve(text, images)  # U_x, U_y
+        text_of_image, text_of_text = self._retrieve(image, texts), self._retrieve(text, texts)  # V_x, V_y
+        return Similarity(
+            self._scores(image_of_image, image_of_text),
+            self._scores(text_of_text, text_of_image),
+            within_image=lambda: self._scores(image_of_image, image_of_image),
+            within_text=lambda: self._scores(text_of_text, text_of_text),
+        )
+
+    def _retrieve(self, query: Tensor, memory: Tensor) -> Tensor:
+        """[b, d] and [N, d] -> [b, d], one update of the Hopfield network (eq. 9 and 10), brought to unit length."""
+        return functional.normalize(torch.softmax(self._beta * query @ memory.mT, dim=1) @ memory, dim=-1)
+
+    def _scores(self, anchors: Tensor, contrasts: Tensor) -> DenseScores:
+        """Local anchors against every rank's contrasts."""
+        return DenseScores(self.score(anchors, distributed.gather(contrasts)), distributed.rank() * len(anchors))

@@ -1,0 +1,98 @@
+"""KME-CLIP: the log of an inner product of positive kernel mean embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clipzoo.heads.base import Head
+from clipzoo.heads.points import TokenPoints, weighted_sum
+from clipzoo.ops.kme_reference import kme_score
+from clipzoo.types import Features, PointSet
+
+
+class KmeHead(Head[PointSet]):
+    """logit = log sum_ij w_i w'_j exp(-gamma |v_i - u_j|^2) (eq. 3), w = softplus(token . p), v unit vectors.
+
+    image_width, text_width: widths of the tokens. embed_width: d.
+    gamma: initial 1 / (2 sigma^2); with one point of weight 1 the logit is (cosine - 1) / temperature for
+        gamma = 1 / (2 temperature) (proposition 2).
+    image_points: only the first so many image tokens; null: all.
+    text_points: all positions, padding too, or those of the caption.
+    """
+
+    needs_tokens = True
+    learnable_temperature = True
+    published_with = ("infonce",)
+    score_range = (-math.inf, math.inf)
+
+    def __init__(
+        self,
+        image_width: int,
+        text_width: int,
+        embed_width: int,
+        gamma: float,
+        image_points: int | None,
+        text_points: Literal["all", "caption"],
+    ) -> None:
+        super().__init__()
+        self.needs_padding = text_points == "all"
+        self.image = TokenPoints(image_width, embed_width, "head.image_points", image_points, padding=False)
+        self.text = TokenPoints(text_width, embed_width, "head.text_points", None, padding=self.needs_padding)
+        # The inverse of softplus.
+        self.raw_gamma = nn.Parameter(torch.tensor(gamma + math.log(-math.expm1(-gamma))))
+
+    @property
+    def gamma(self) -> Tensor:
+        """softplus: always positive, and above 1 its steps are those of the paper's own parameter gamma."""
+        return _softplus(self.raw_gamma)
+
+    def embed_image(self, features: Features) -> PointSet:
+        return _point_set(self.image, features)
+
+    def embed_text(self, features: Features) -> PointSet:
+        return _point_set(self.text, features)
+
+    def score(self, image: PointSet, text: PointSet) -> Tensor:
+        return kme_score(image.points, image.log_weights, text.points, text.log_weights, self.gamma)
+
+    def ensemble(self, prompts: PointSet) -> PointSet:
+        """[p, M, d] -> [1, p M, d], the mean of the mean embeddings: its score is the log-mean-exp of the prompts'."""
+        log_weights = prompts.log_weights - math.log(len(prompts))
+        return PointSet(prompts.points.flatten(0, 1)[None], log_weights.flatten()[None])
+
+    def probe(self, features: Features, where: str) -> Tensor:
+        """The weighted sum of the tokens before the projection, or of the points after it.
+
+        The paper probes before the projection only: the embedding itself has infinitely many dimensions.
+        """
+        tokens, present = self.image.select(features)
+        weights = _softplus(self.image.raw_weights(tokens)).masked_fill(~present, 0.0)
+        return weighted_sum(weights, tokens if where == "before" else self.image.points(tokens))
+
+    def logs(self) -> Mapping[str, Tensor]:
+        return {"gamma": self.gamma.detach()}
+
+
+def _point_set(side: TokenPoints, features: Features) -> PointSet:
+    tokens, present = side.select(features)
+    log_weights = log_softplus(side.raw_weights(tokens)).masked_fill(~present, -math.inf)
+    return PointSet(side.points(tokens), log_weights)
+
+
+def log_softplus(raw: Tensor) -> Tensor:
+    """log log(1 + e^a), elementwise, exact for any a; naively it is -inf below a = -104 in float32."""
+    low = -20.0
+    # Far below, log(1 + t) = t - t^2 / 2 with t = e^a. Clamping keeps each branch finite where the other is chosen.
+    tail = raw - raw.clamp(max=low).exp() / 2
+    return torch.where(raw < low, tail, _softplus(raw.clamp(min=low)).log())
+
+
+def _softplus(raw: Tensor) -> Tensor:
+    """torch takes the identity above a threshold of 20, an error of 2e-9; above 40 none is left."""
+    return functional.softplus(raw, threshold=40)

@@ -1,0 +1,57 @@
+"""Tokens as weighted points: what WPSE and KME-CLIP share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clipzoo.errors import ConfigError
+from clipzoo.heads.vector import projection
+from clipzoo.types import Features
+
+EPSILON = 1e-6
+"""unit(v) = v / max(|v|, EPSILON), as WPSE's released code has it."""
+
+
+class TokenPoints(nn.Module):
+    """One modality's tokens -> unit points and raw weights, linear maps without bias (WPSE, section 5.3).
+
+    width: w. embed_width: d. key: the head's argument that chooses the tokens, for messages.
+    first: only the first so many tokens are points; None: all.
+    padding: tokens that the mask calls padding are points like the others, instead of points of weight zero.
+    """
+
+    def __init__(self, width: int, embed_width: int, key: str, first: int | None, padding: bool) -> None:
+        super().__init__()
+        self.projection = projection(width, embed_width)
+        self.weight_projection = projection(width, 1)
+        self._key = key
+        self._first = first
+        self._padding = padding
+
+    def select(self, features: Features) -> tuple[Tensor, Tensor]:
+        """-> tokens [b, M, w] and, [b, M], whether each is a point."""
+        if features.tokens is None:
+            raise ConfigError(
+                "head: its points are the tokens of an encoder, and this encoder has none; choose another"
+            )
+        tokens = features.tokens[:, : self._first]
+        if self._first is not None and tokens.shape[1] < self._first:
+            raise ConfigError(f"{self._key} is {self._first}, but the encoder has {tokens.shape[1]} tokens: lower it")
+        if features.mask is None or self._padding:
+            return tokens, torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        return tokens, features.mask[:, : self._first]
+
+    def points(self, tokens: Tensor) -> Tensor:
+        """[b, M, w] -> [b, M, d], unit vectors."""
+        return functional.normalize(tokens @ self.projection, dim=-1, eps=EPSILON)
+
+    def raw_weights(self, tokens: Tensor) -> Tensor:
+        """[b, M, w] -> [b, M], before the head's activation."""
+        return (tokens @ self.weight_projection).squeeze(-1)
+
+
+def weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:
+    """[b, M] and [b, M, w] -> [b, w]."""
+    return (weights.unsqueeze(1) @ vectors).squeeze(1)

@@ -1,0 +1,72 @@
+"""Tiltings without normalisation ("A mathematical perspective on contrastive learning", Baptista et al., 3.3)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clipzoo.errors import ConfigError
+from clipzoo.heads.vector import VectorHead, projection
+from clipzoo.types import Features
+
+
+class InnerProductHead(VectorHead):
+    """logits = <g_u, g_v> / temperature (eq. 25).
+
+    image_width, text_width: widths of the pooled features.
+    embed_width: of the linear maps G and H; null takes the pooled features as they are, when the encoder is all of g.
+    temperature: fixed.
+    """
+
+    published_with = ("conditional", "joint", "mmd_conditional", "mmd_joint", "infonce")
+    score_range = (-math.inf, math.inf)
+
+    def __init__(self, image_width: int, text_width: int, embed_width: int | None, temperature: float) -> None:
+        super().__init__()
+        if embed_width is None and image_width != text_width:
+            raise ConfigError(
+                f"head.embed_width is null, but the encoder's widths differ (image {image_width}, text {text_width}): "
+                "give head.embed_width a number"
+            )
+        self.image_projection = None if embed_width is None else projection(image_width, embed_width)
+        self.text_projection = None if embed_width is None else projection(text_width, embed_width)
+        self._temperature = temperature
+
+    def embed_image(self, features: Features) -> Tensor:
+        return _projected(features.pooled, self.image_projection)
+
+    def embed_text(self, features: Features) -> Tensor:
+        return _projected(features.pooled, self.text_projection)
+
+    def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        return image / self._temperature, text
+
+    def ensemble(self, prompts: Tensor) -> Tensor:
+        """[p, d] -> [1, d], the mean."""
+        return prompts.mean(dim=0, keepdim=True)
+
+    def probe(self, features: Features, where: str) -> Tensor:
+        return features.pooled if where == "before" else self.embed_image(features)
+
+
+class DistanceHead(InnerProductHead):
+    """logits = -|g_u - g_v|^2 / (2 temperature) (eq. 26); arguments as for the inner product."""
+
+    score_range = (-math.inf, 0.0)
+
+    def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        """-|u - v|^2 / 2 = u.v - |u|^2 / 2 - |v|^2 / 2 is a product of vectors with two more entries."""
+        left = torch.cat([image, _half_norm(image), torch.ones_like(image[:, :1])], dim=1)
+        right = torch.cat([text, torch.ones_like(text[:, :1]), _half_norm(text)], dim=1)
+        return left / self._temperature, right
+
+
+def _projected(pooled: Tensor, matrix: Tensor | None) -> Tensor:
+    return pooled if matrix is None else pooled @ matrix
+
+
+def _half_norm(vectors: Tensor) -> Tensor:
+    """[b, d] -> [b, 1], -|v|^2 / 2."""
+    return -vectors.square().sum(dim=1, keepdim=True) / 2

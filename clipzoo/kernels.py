@@ -1,0 +1,54 @@
+"""Shift-invariant kernels: the exact value, and a sampler of the frequencies whose cosines average to it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Generator, Tensor
+
+
+class Kernel(ABC):
+    """k(u, v), a function of |u - v| with k(u, u) = 1."""
+
+    @abstractmethod
+    def value(self, squared_distance: Tensor) -> Tensor:
+        """|u - v|^2 -> k(u, v), elementwise."""
+
+    @abstractmethod
+    def frequencies(self, features: int, dimensions: int, generator: Generator) -> Tensor:
+        """[D, d] float32 draws of omega from the spectral law: E cos(omega . (u - v)) = k(u, v)."""
+
+
+class GaussianKernel(Kernel):
+    """exp(-r^2 / 2 width^2); omega ~ N(0, width^-2)."""
+
+    def __init__(self, width: float) -> None:
+        self._width = width
+
+    def value(self, squared_distance: Tensor) -> Tensor:
+        return torch.exp(-squared_distance / (2 * self._width**2))
+
+    def frequencies(self, features: int, dimensions: int, generator: Generator) -> Tensor:
+        return _normal(features, dimensions, generator) / self._width
+
+
+class InverseMultiquadricKernel(Kernel):
+    """width / sqrt(width^2 + r^2); omega = (g / width) h with one g ~ N(0, 1) and h ~ N(0, I) a feature.
+
+    The kernel is a mixture of Gaussian kernels of width `width / |g|`, since E exp(-t g^2) = (1 + 2 t)^-1/2. So this is
+    its spectral law in any dimension, without the tabulated Bessel density of WPSE's released code.
+    """
+
+    def __init__(self, width: float) -> None:
+        self._width = width
+
+    def value(self, squared_distance: Tensor) -> Tensor:
+        return (1 + squared_distance / self._width**2).rsqrt()
+
+    def frequencies(self, features: int, dimensions: int, generator: Generator) -> Tensor:
+        return _normal(features, 1, generator) / self._width * _normal(features, dimensions, generator)
+
+
+def _normal(rows: int, columns: int, generator: Generator) -> Tensor:
+    return torch.randn(rows, columns, generator=generator, device="cpu", dtype=torch.float32)
