@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["export_open_clip", "import_open_clip", "load"]
+__all__ = ["export", "from_open_clip", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from clipzoo import checkpoint
+from clipzoo import checkpoint, interchange
 from clipzoo.build import build_model
 from clipzoo.errors import ConfigError
+from clipzoo.interchange import to_open_clip
 from clipzoo.model import Model
 
 
@@ -46,6 +47,17 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
         state = checkpoint.read(path)
     model = build_model(config)
     model.load_state_dict(state["model"])
+    return LoadedModel(model, config).to(device).eval()
+
+
+def export(model: LoadedModel, folder: str | Path) -> None:
+    """Write a CLIP-head model as an open_clip model: `open_clip.create_model("local-dir:FOLDER")` loads it."""
+    to_open_clip(model, model.config, Path(folder))
+
+
+def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
+    """An open_clip model by name and tag, a checkpoint file as tag, or an exported folder as "local-dir:FOLDER"."""
+    model, config = interchange.from_open_clip(name, pretrained)
     return LoadedModel(model, config).to(device).eval()
 
 
