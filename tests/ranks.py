@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import traceback
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def _receive(pipe: Connection, rank: int, seconds: float) -> tuple[bool, Any]:
     if not pipe.poll(seconds):
         return False, f"rank {rank} did not answer within {seconds} s"
     try:
-        return pipe.recv()
+        return pickle.loads(pipe.recv_bytes())
     except EOFError:
         return False, f"rank {rank} died without an answer"
 
@@ -64,7 +65,8 @@ def _rank(sender: Connection, rank: int, world_size: int, port: int, function: C
         outcome = True, function(*arguments)
     except BaseException:
         outcome = False, f"rank {rank}:\n{traceback.format_exc()}"
-    sender.send(outcome)
+    # By value: tensors sent as shared memory would die with this process.
+    sender.send_bytes(pickle.dumps(outcome))
     # Nobody leaves before all have answered: a rank that goes early breaks the others' last collective.
     if world_size > 1 and outcome[0]:
         dist.barrier()
