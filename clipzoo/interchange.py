@@ -47,7 +47,7 @@ def to_open_clip(model: Model, config: Mapping[str, Any], folder: Path) -> None:
 
 
 def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, Any]]:
-    """The model that open_clip knows as `name` (with its tag `pretrained`, or a checkpoint file), and its configuration.
+    """The model that open_clip knows as `name` (with tag or checkpoint file `pretrained`), and its configuration.
 
     Needs the weights on this machine, or a network for open_clip to get them.
     """
@@ -210,4 +210,3 @@ def _configuration(described: Mapping[str, Any], peer: Any) -> dict[str, Any]:
         "embed_width": described["embed_dim"], "temperature": 0.07, "max_scale": 100.0, "learnable_temperature": True,
     }  # fmt: skip
     return {"seed": 0, "encoder": encoder, "head": head, "data": {"interpolation": "bicubic"}}
-

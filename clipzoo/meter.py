@@ -53,9 +53,16 @@ class Meter:
 
     def line(self, step: int, values: Mapping[str, Any]) -> str:
         """What the terminal shows of a reading."""
-        return (
-            f"step {step}/{self._total}  epoch {values['epoch']:.2f}  loss {values['loss']:.4f}  lr {values['lr']:.2e}  "
-            f"{values['samples_per_second']:.0f} samples/s  data wait {values['data_wait']:.0%}  left {self._left(step)}"
+        return "  ".join(
+            [
+                f"step {step}/{self._total}",
+                f"epoch {values['epoch']:.2f}",
+                f"loss {values['loss']:.4f}",
+                f"lr {values['lr']:.2e}",
+                f"{values['samples_per_second']:.0f} samples/s",
+                f"data wait {values['data_wait']:.0%}",
+                f"left {self._left(step)}",
+            ]
         )
 
     def summary(self, device: torch.device) -> dict[str, float]:

@@ -48,7 +48,7 @@ class TimmTower(nn.Module):
 
 
 class ClipViT(nn.Module):
-    """open_clip's vision transformer (as OpenAI trained it: a norm before the blocks). Tokens: CLS first, after ln_post.
+    """open_clip's vision transformer, with its norm before the blocks. Tokens: CLS first, after ln_post.
 
     quick_gelu: x sigmoid(1.702 x) instead of GELU. checkpoint: recompute activations in the backward pass.
     """

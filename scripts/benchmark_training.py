@@ -1,0 +1,131 @@
+"""Training speed beside open_clip's own training program: same weights, shards, batch, precision, machine.
+
+    python scripts/benchmark_training.py --shards 'data/demo/train/{00000..00003}.tar' --samples 4000
+
+Both programs run as a user runs them, one after the other, in turn; of each run the median of its own samples/s
+readings counts, without the first; the ratio is that of the medians over the rounds. The peer needs an older webdataset
+(and pandas), which `make bench` puts into .peer without touching the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PEER = ROOT / ".peer"
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory() as scratch:
+        result = compare(options, Path(scratch))
+    text = json.dumps(result, indent=1)
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text)
+    print(text)
+
+
+def compare(options: argparse.Namespace, scratch: Path) -> dict:
+    """Interleaved rounds of both programs -> medians, ranges and their ratio."""
+    weights = scratch / "model"
+    _export_initial_weights(options, weights)
+    readings: dict[str, list[float]] = {"clipzoo": [], "open_clip": []}
+    for turn in range(options.rounds):
+        for name, run in (("clipzoo", _ours), ("open_clip", _theirs)):
+            readings[name].append(run(options, scratch / f"{name}{turn}", weights))
+            print(f"round {turn}: {name} {readings[name][-1]:.1f} samples/s", file=sys.stderr, flush=True)
+    medians = {name: statistics.median(values) for name, values in readings.items()}
+    return {
+        "what": "training, samples/s",
+        "encoder": options.encoder,
+        "batch": options.batch,
+        "precision": "float32",
+        "threads": options.threads,
+        "workers": options.workers,
+        "steps": options.steps,
+        "readings": readings,
+        "medians": medians,
+        "ratio": medians["clipzoo"] / medians["open_clip"],
+    }
+
+
+def _export_initial_weights(options: argparse.Namespace, folder: Path) -> None:
+    """The model that both train, as open_clip reads it."""
+    import clipzoo
+    from clipzoo import config as configuration
+    from clipzoo.build import build_model
+    from clipzoo.library import LoadedModel
+
+    plain = configuration.resolved(configuration.composed(_overrides(options, Path("unused"))))
+    clipzoo.export(LoadedModel(build_model(plain), plain), folder)
+
+
+def _overrides(options: argparse.Namespace, folder: Path) -> list[str]:
+    return [
+        f"encoder={options.encoder}", "head=clip", "objective=infonce", f"data.shards='{options.shards}'",
+        "data.crop_scale=[0.9,1.0]", f"data.workers={options.workers}", f"trainer.global_batch={options.batch}",
+        f"trainer.steps={options.steps}", "trainer.epochs=null", "trainer.precision=float32", "trainer.log_every=5",
+        "trainer.save_every=100000", "optim.schedule.warmup_epochs=null", "optim.schedule.warmup_steps=10",
+        "optim.schedule.start=0.0", f"runs={folder}", "name=run",
+    ]  # fmt: skip
+
+
+def _ours(options: argparse.Namespace, folder: Path, weights: Path) -> float:
+    command = [sys.executable, str(ROOT / "train.py"), *_overrides(options, folder)]
+    _run(command, options, {})
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    shutil.rmtree(folder)
+    return statistics.median([line["samples_per_second"] for line in lines if "samples_per_second" in line][1:])
+
+
+def _theirs(options: argparse.Namespace, folder: Path, weights: Path) -> float:
+    command = [
+        sys.executable, "-m", "open_clip_train.main", "--model", f"local-dir:{weights}", "--train-data", options.shards,
+        "--dataset-type", "webdataset", "--train-num-samples", str(options.steps * options.batch),
+        "--batch-size", str(options.batch), "--workers", str(options.workers), "--precision", "fp32", "--epochs", "1",
+        "--warmup", "10", "--lr", "5e-4", "--wd", "0.5", "--beta2", "0.98", "--eps", "1e-8", "--device", "cpu",
+        "--log-every-n-steps", "5", "--logs", str(folder), "--name", "run", "--save-frequency", "0",
+        "--dataset-resampled",
+    ]  # fmt: skip
+    output = _run(command, options, {"PYTHONPATH": str(PEER)})
+    seconds = [float(each) for each in re.findall(r"Batch \(t\): ([0-9.]+)", output)]
+    if len(seconds) < 3:
+        raise SystemExit(f"open_clip's training printed no readings:\n{output[-3000:]}")
+    return statistics.median([options.batch / each for each in seconds[1:]])
+
+
+def _run(command: list[str], options: argparse.Namespace, environment: dict[str, str]) -> str:
+    threads = {"OMP_NUM_THREADS": str(options.threads), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **threads, **environment}
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout + done.stderr
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", default="data/demo/train/{00000..00003}.tar")
+    parser.add_argument("--encoder", default="bench_vit")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--output", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

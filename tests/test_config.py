@@ -1,0 +1,81 @@
+"""What the command line answers to mistakes: one clear message, exit code 2, before anything slow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clipzoo import config as configuration
+from clipzoo.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARDS = "data.shards='x/{00..01}.tar'"
+
+
+def message(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        configuration.composed([SHARDS, *overrides])
+    return str(raised.value)
+
+
+def test_the_default_configuration_needs_only_shards():
+    with pytest.raises(ConfigError, match="data.shards has no value: give data.shards=..."):
+        configuration.composed([])
+    assert configuration.composed([SHARDS]).head.embed_width == 512
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("head.temprature=0.1", "there is no key head.temprature; did you mean head.temperature?"),
+        ("+head.gama=0.1", "head.gama: ClipHead has no such argument"),
+        ("head.temperature=hot", "head.temperature must be float, not 'hot' (str)"),
+        ("trainer.global_batch=1.5", "trainer.global_batch must be int, not 1.5 (float)"),
+        ("trainer.precision=fp8", "trainer.precision must be Literal['bf16', 'fp16', 'float32', 'float64'], not 'fp8'"),
+        ("head=klip", "there is no head=klip; did you mean clip?"),
+        ("heads=clip", "there is no key heads; did you mean head?"),
+        ("experiment=demo/klip", "there is no experiment=demo/klip; did you mean demo/clip?"),
+        ("sede=1", "there is no key sede; did you mean seed?"),
+        ("seed=one", "seed must be int, not 'one'"),
+        ("head.embed_width=${encoder.widht}", "encoder.widht"),
+        ("head.temperature=???", "head.temperature has no value"),
+        ("head.temperature=[", "mismatched input"),
+    ],
+)
+def test_a_mistake_is_named_with_its_key_and_the_nearest_valid_one(override, expected):
+    assert expected in message(override)
+
+
+def test_all_faults_are_named_at_once():
+    text = message("head.temperature=hot", "seed=one")
+    assert "head.temperature" in text and "seed" in text
+
+
+def test_a_mistake_leaves_with_code_2_before_torch_is_imported():
+    code = (
+        "import sys, runpy; sys.argv = ['train.py', 'head=klip']\n"
+        "try: runpy.run_path('train.py', run_name='__main__')\n"
+        "except SystemExit as error: print(error.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "False"]
+    assert done.stderr.strip().startswith("clipzoo: there is no head=klip; did you mean clip?")
+
+
+def test_every_value_of_a_sweep_is_checked():
+    with pytest.raises(SystemExit):
+        configuration.check_command_line([SHARDS, "-m", "head.temperature=0.1,hot"])
+    configuration.check_command_line([SHARDS, "-m", "head.temperature=0.1,0.2", "seed=0,1,2"])
+
+
+def test_a_run_is_named_after_what_shapes_its_result():
+    def name(*overrides: str) -> str:
+        return configuration.run_name(configuration.resolved(configuration.composed([SHARDS, *overrides])), None)
+
+    assert name() == name("trainer.log_every=3", "data.workers=7", "logger.wandb=offline")
+    assert name() != name("seed=1")
+    assert name() != name("head.temperature=0.1")
+    assert name("name=mine") == "mine"

@@ -1,0 +1,97 @@
+"""The gradient of a batch: whole, in micro-batches, on several ranks - always the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.ranks import run_ranks
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from clipzoo import distributed
+from clipzoo.encoders.base import Encoder
+from clipzoo.heads.clip import ClipHead
+from clipzoo.model import Model
+from clipzoo.objectives.infonce import InfoNCE
+from clipzoo.step import Contrast, Replay, backward
+from clipzoo.types import Batch, Features, Progress
+
+SAMPLES = 8
+
+
+class DropoutEncoder(Encoder):
+    """Two linear towers with dropout and tokens that the CLIP head does not read."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.image_width, self.text_width = 6, 5
+        self.image_layer, self.text_layer = nn.Linear(12, 6), nn.Embedding(20, 5)
+        self.dropout = nn.Dropout(dropout)
+
+    def image(self, image: Tensor) -> Features:
+        pooled = self.dropout(self.image_layer(image.flatten(1)).tanh())
+        return Features(pooled, pooled[:, None] * 2)
+
+    def text(self, text: Tensor) -> Features:
+        return Features(self.dropout(self.text_layer(text)).mean(dim=1))
+
+
+def gradients(micro_batch: int | None, dropout: float = 0.0) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of one fixed batch in float64; on several ranks each takes its slice."""
+    torch.manual_seed(0)
+    head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
+    contrast = Contrast(Model(DropoutEncoder(dropout), head).double(), InfoNCE(0.5, 0.5), None)
+    image, text = torch.randn(SAMPLES, 3, 2, 2, dtype=torch.float64), torch.randint(0, 20, (SAMPLES, 4))
+    local = SAMPLES // distributed.world_size()
+    batch = Batch(image, text, torch.arange(SAMPLES)).split(local)[distributed.rank()]
+    module: nn.Module = Replay(contrast)
+    if distributed.world_size() > 1:
+        module = DistributedDataParallel(module, broadcast_buffers=False)
+    torch.manual_seed(1)
+    for _ in range(2):  # twice: DDP rebuilds its buckets after the first
+        module.zero_grad()
+        torch.manual_seed(1)
+        loss = backward(module, batch, Progress(0, 10, 100, SAMPLES), micro_batch, 1.0)
+    found = {name: parameter.grad.clone() for name, parameter in contrast.named_parameters()}
+    return float(distributed.mean(loss.total)), found
+
+
+def assert_same(first, second):
+    assert first[0] == pytest.approx(second[0], abs=1e-12)
+    for name, gradient in first[1].items():
+        torch.testing.assert_close(gradient, second[1][name], rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
+def test_micro_batches_change_no_gradient(micro_batch):
+    assert_same(gradients(micro_batch), gradients(None))
+
+
+def test_micro_batches_replay_their_dropout():
+    """The gradient is that of the features which the loss saw: with each sample's dropout drawn in the same order."""
+    loss, found = gradients(2, dropout=0.5)
+    again = gradients(2, dropout=0.5)
+    assert_same((loss, found), again)
+    assert_same(by_hand(2, dropout=0.5), (loss, found))
+
+
+def by_hand(micro_batch: int, dropout: float) -> tuple[float, dict[str, Tensor]]:
+    """One graph over all micro-batches, encoded one after the other without any caching."""
+    torch.manual_seed(0)
+    head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
+    contrast = Contrast(Model(DropoutEncoder(dropout), head).double(), InfoNCE(0.5, 0.5), None)
+    image, text = torch.randn(SAMPLES, 3, 2, 2, dtype=torch.float64), torch.randint(0, 20, (SAMPLES, 4))
+    batch = Batch(image, text, torch.arange(SAMPLES))
+    torch.manual_seed(1)
+    parts = [contrast.encode(part) for part in batch.split(micro_batch)]
+    features = [Features(torch.cat([pair[side].pooled for pair in parts])) for side in (0, 1)]
+    loss = contrast.judge((features[0], features[1]), batch, Progress(0, 10, 100, SAMPLES))
+    loss.total.backward()
+    return float(loss.total), {name: each.grad for name, each in contrast.named_parameters()}
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_two_ranks_have_the_gradients_of_one(micro_batch):
+    alone = gradients(None)
+    for outcome in run_ranks(2, gradients, micro_batch):
+        assert_same(outcome, alone)
