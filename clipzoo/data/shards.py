@@ -1,0 +1,177 @@
+"""Image-caption pairs from WebDataset shards: every sample exactly once an epoch, in an order known beforehand."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from clipzoo import distributed
+from clipzoo.data.files import ShardFiles
+from clipzoo.data.health import Finding, Health
+from clipzoo.data.images import ImageReader
+from clipzoo.data.index import FOLDER, ShardIndex, load_or_build
+from clipzoo.data.plan import Plan
+from clipzoo.data.samples import SampleReader
+from clipzoo.data.sources import is_remote, parse_sources
+from clipzoo.data.tokenizer import Tokenizer, trimmed
+from clipzoo.errors import ConfigError
+from clipzoo.types import Batch
+
+
+class ShardData:
+    """Batches of a set of shards.
+
+    shards: see `sources.parse_sources`. tokenizer: captions -> ids. image_size: S of the square crops.
+    crop_scale: least and greatest share of an image's area in a crop. flip: probability of a mirror image.
+    rand_augment: [operations, magnitude] or null. decode: "exact" decodes every pixel, "fast" lets the JPEG decoder
+    scale down by 2, 4 or 8 where the crop stays larger than image_size. max_pixels: larger images are not decoded.
+    caption_key: the key of the .json that holds the caption or captions; null for the .txt.
+    shuffle_window: samples are shuffled among this many shards at a time. max_bad_fraction: of the samples seen.
+    workers: processes that decode, on each rank; 0 decodes in the training process. prefetch: batches a worker
+    prepares ahead. index_folder: where the index is kept; null for beside the shards, or else the run's folder.
+    """
+
+    def __init__(
+        self,
+        shards: str | list[Any],
+        tokenizer: Tokenizer,
+        image_size: int,
+        crop_scale: list[float],
+        interpolation: Literal["bicubic", "bilinear"],
+        flip: float,
+        rand_augment: list[int] | None,
+        decode: Literal["exact", "fast"],
+        max_pixels: int,
+        caption_key: str | None,
+        shuffle_window: int,
+        max_bad_fraction: float,
+        workers: int,
+        prefetch: int,
+        index_folder: str | None,
+    ) -> None:
+        self._sources = parse_sources(shards)
+        self._tokenizer = tokenizer
+        self._images = ImageReader(
+            image_size,
+            list(crop_scale),
+            interpolation,
+            flip,
+            list(rand_augment) if rand_augment else None,
+            decode,
+            max_pixels,
+        )
+        self._caption_key = caption_key
+        self._window = shuffle_window
+        self._max_bad_fraction = max_bad_fraction
+        self._workers, self._prefetch = workers, prefetch
+        self._index_folder = index_folder
+        self._files = ShardFiles()
+        self._run: Path | None = None
+        self._indexes: list[ShardIndex] = []
+        self.samples = 0
+
+    def open(self, cache: Path | None) -> None:
+        """Load the index, or build it on the first rank: beside the shards, or under `cache`, the run's folder."""
+        self._run = cache
+        self._indexes = distributed.first_rank_does(self._load)
+        self.samples = sum(index.samples for index in self._indexes)
+        self._health = Health(self.samples, self._max_bad_fraction)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the shards' names and samples and of their order's arguments: a run resumes only on the same."""
+        facts = [(index.fingerprint, source.weight) for index, source in zip(self._indexes, self._sources, strict=True)]
+        return f"{facts}{self._window}"
+
+    def counters(self) -> dict[str, int]:
+        """Samples that could not be used or had to be converted, by kind, as seen by this rank since it started."""
+        return dict(self._health.counts)
+
+    def batches(
+        self,
+        *,
+        seed: int,
+        global_batch: int,
+        rank: int,
+        world_size: int,
+        start_step: int,
+        stop_step: int,
+        trim_text: bool,
+    ) -> Iterator[Batch]:
+        """This rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1, on the CPU.
+
+        trim_text: cut the padding that all captions of the batch share (the width stays a multiple of 8).
+        """
+        if global_batch % world_size:
+            raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world_size} ranks")
+        if self._run is not None:
+            self._health.write_to(self._run / f"bad_samples.rank{rank}.jsonl")
+        counts = [index.counts.tolist() for index in self._indexes]
+        plan = Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
+        reader = SampleReader(self._indexes, self._files, self._images, self._caption_key, seed)
+        local = global_batch // world_size
+        steps = _Steps(plan, reader, self._tokenizer, slice(rank * local, (rank + 1) * local), trim_text)
+        loader = DataLoader(
+            steps,
+            batch_size=None,
+            sampler=range(start_step, stop_step),
+            num_workers=self._workers,
+            prefetch_factor=self._prefetch if self._workers else None,
+            pin_memory=torch.cuda.is_available(),
+            worker_init_fn=_start_worker,
+        )
+        for batch, findings, failure in loader:
+            if failure is not None:
+                raise ConfigError(failure)
+            self._health.record(len(batch), findings)
+            yield batch
+
+    def _load(self) -> list[ShardIndex]:
+        return [load_or_build(source.shards, self._files, self._folders(source.shards)) for source in self._sources]
+
+    def _folders(self, shards: tuple[str, ...]) -> list[Path]:
+        if self._index_folder is not None:
+            return [Path(self._index_folder)]
+        beside = [] if is_remote(shards[0]) else [Path(shards[0]).parent / FOLDER]
+        return beside + ([self._run / FOLDER] if self._run else [])
+
+
+class _Steps(Dataset):
+    """Step -> (Batch, findings, failure): a worker's task. A failure is a value, raised where it can be seen."""
+
+    def __init__(self, plan: Plan, reader: SampleReader, tokenizer: Tokenizer, mine: slice, trim_text: bool) -> None:
+        self._plan, self._reader, self._tokenizer, self._mine, self._trim = plan, reader, tokenizer, mine, trim_text
+
+    def __getitem__(self, step: int) -> tuple[Batch | None, list[Finding], str | None]:
+        rows = self._plan.rows(step)
+        ids, epochs = rows.sample_id[self._mine], rows.epoch[self._mine]
+        images: torch.Tensor | None = None
+        captions: list[str] = []
+        findings: list[Finding] = []
+        for position, (sample_id, epoch) in enumerate(zip(ids.tolist(), epochs.tolist(), strict=True)):
+            try:
+                row = self._reader.row(sample_id, epoch)
+            except ConfigError as error:
+                return None, findings, str(error)
+            if images is None:
+                images = torch.empty(len(ids), *row.image.shape, dtype=torch.uint8)
+            images[position] = row.image
+            captions.append(row.caption)
+            findings += row.findings
+        assert images is not None
+        text = self._tokenizer(captions)
+        if self._trim:
+            text = trimmed(text, self._tokenizer.end_token)
+        return Batch(images, text, torch.from_numpy(ids.copy())), findings, None
+
+
+def _start_worker(_: int) -> None:
+    # The scheduler signals every process of a job; only the training process acts, and then ends its workers.
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(each, signal.SIG_IGN)
+    torch.set_num_threads(1)

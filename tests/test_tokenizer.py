@@ -1,0 +1,71 @@
+"""The CLIP tokenizer."""
+
+import pickle
+
+import pytest
+import torch
+
+from clipzoo.data.tokenizer import ClipTokenizer, caption_lengths, trimmed
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return ClipTokenizer(77)
+
+
+CAPTIONS = [
+    "a photo of a cat",
+    "  A  PHOTO\tof\n a cat.  ",
+    "it's the dog's 1st birthday, isn't it? they've 2,000 &amp; more",
+    "Caf\u00e9 \u2014 na\u00efve \u201cquotes\u201d \U0001f600 \u65e5\u672c\u8a9e",
+    "schÃ¶n broken encoding",
+    "&lt;b&gt;html&lt;/b&gt; &amp;amp;",
+    "###$$$ ... --- 'S 'T",
+    "x" * 300,
+    "\x1b[36;44mterminal\x1b[m",
+    "line\r\nline",
+    "",
+    " ".join(["word"] * 200),
+]
+
+
+def test_ids_are_those_of_open_clip(tokenizer):
+    from open_clip.tokenizer import SimpleTokenizer
+
+    assert torch.equal(tokenizer(CAPTIONS), SimpleTokenizer()(CAPTIONS, 77))
+
+
+def test_printable_ascii_needs_no_repair(tokenizer):
+    import numpy as np
+    from open_clip.tokenizer import SimpleTokenizer
+
+    letters = [chr(code) for code in (9, 10, *range(32, 127)) if chr(code) != "&"]
+    random = np.random.default_rng(0)
+    captions = ["".join(random.choice(letters, 40)) for _ in range(300)]
+    assert torch.equal(tokenizer(captions), SimpleTokenizer()(captions, 77))
+
+
+def test_long_captions_end_with_end_of_text_and_empty_ones_are_start_and_end(tokenizer):
+    long, empty = tokenizer([" ".join(["word"] * 200), ""])
+    assert long[-1] == tokenizer.end_token and (long[:-1] != tokenizer.end_token).all()
+    assert empty.tolist() == [tokenizer.start_token, tokenizer.end_token] + [0] * 75
+
+
+def test_text_that_spells_a_control_token_stays_text(tokenizer):
+    row = tokenizer(["one <end_of_text> two <START_OF_TEXT> three"])[0]
+    assert (row == tokenizer.end_token).sum() == 1 and (row == tokenizer.start_token).sum() == 1
+    assert row[0] == tokenizer.start_token
+    assert caption_lengths(row[None], tokenizer.end_token) > 12
+
+
+def test_it_travels_to_other_processes(tokenizer):
+    tokenizer(["load the vocabulary"])
+    assert torch.equal(pickle.loads(pickle.dumps(tokenizer))(CAPTIONS), tokenizer(CAPTIONS))
+
+
+def test_trimming_drops_padding_alone(tokenizer):
+    ids = tokenizer(["a cat", "a somewhat longer caption about a dog in a park"])
+    short = trimmed(ids, tokenizer.end_token)
+    assert short.shape == (2, 16)
+    assert (ids[:, 16:] == 0).all() and torch.equal(short, ids[:, :16])
+    assert trimmed(tokenizer(["word " * 100]), tokenizer.end_token).shape == (1, 77)
