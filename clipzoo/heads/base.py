@@ -29,6 +29,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """Draws random features: `resample` changes the scores."""
     learnable_temperature: bool = False
     """Some parameter scales the scores; an objective with a temperature of its own cannot use them."""
+    compares_within: bool = True
+    """`similarity` offers `within_image` and `within_text`."""
     published_with: tuple[str, ...] = ()
     """Names of the objectives (`Objective.name`) that the papers trained this head with."""
 

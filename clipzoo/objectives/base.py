@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from clipzoo.heads.base import Head
 from clipzoo.types import Batch, Loss, Progress, Similarity
@@ -34,3 +35,7 @@ class Objective(nn.Module):
 
     def allocate(self, samples: int) -> None:
         """Make the per-sample state for a data set of `samples` samples. Stateless objectives have none."""
+
+    def sample_statistics(self) -> Mapping[str, Tensor]:
+        """What the state says of the samples, a [n] tensor each, nan for a sample not seen. Empty without state."""
+        return {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
 from clipzoo.objectives.base import Objective
+from clipzoo.objectives.directions import direction_weights, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 
 
@@ -18,15 +19,12 @@ class InfoNCE(Objective):
 
     def __init__(self, image_to_text: float, text_to_image: float) -> None:
         super().__init__()
-        self._weights = image_to_text, text_to_image
+        self._weights = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        losses = torch.stack([_cross_entropy(scores) for scores in similarity.directions])
-        weights = losses.new_tensor(self._weights)
-        image_to_text, text_to_image = losses.detach()
-        logs = {"loss_image_to_text": image_to_text, "loss_text_to_image": text_to_image}
-        return Loss((weights * losses).sum(), logs)
+        return weighted_loss(similarity, self._weights, cross_entropy)
 
 
-def _cross_entropy(scores: Scores):
+def cross_entropy(scores: Scores) -> Tensor:
+    """Mean over the local anchors of -log softmax at the positive."""
     return (scores.log_sum_exp() - scores.positives()).mean()

@@ -1,0 +1,64 @@
+"""CyCLIP: InfoNCE with consistent geometry across and inside the modalities (Goel et al. 2022)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from clipzoo.heads.base import Head
+from clipzoo.objectives.base import Objective
+from clipzoo.objectives.infonce import cross_entropy
+from clipzoo.objectives.logit_scale import LogitScale
+from clipzoo.objectives.requirements import plain_cosines
+from clipzoo.similarity.dense import DenseScores
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+
+
+class CyCLIP(Objective):
+    """CLIP's loss + cross_modal * 1/N sum_ij (s(x_i, y_j) - s(x_j, y_i))^2
+    + in_modal * 1/N sum_ij (s(x_i, x_j) - s(y_i, y_j))^2, s the cosine.
+
+    temperature: of CLIP's loss, the start of it where `learnable_temperature`. max_scale: bound of 1 / temperature.
+    """
+
+    name = "cyclip"
+
+    def __init__(
+        self, temperature: float, learnable_temperature: bool, max_scale: float, in_modal: float, cross_modal: float
+    ) -> None:
+        super().__init__()
+        self.scale = LogitScale(1 / temperature, learnable_temperature, max_scale)
+        self._in_modal = in_modal
+        self._cross_modal = cross_modal
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        image_to_text, text_to_image = similarity.directions
+        scale = self.scale()
+        contrastive = (_scaled_loss(image_to_text, scale) + _scaled_loss(text_to_image, scale)) / 2
+        cross_modal = _disagreement(image_to_text, text_to_image)
+        assert similarity.within_image is not None and similarity.within_text is not None, "check() refuses such heads"
+        in_modal = _disagreement(similarity.within_image(), similarity.within_text())
+        logs = {
+            "loss_contrastive": contrastive.detach(),
+            "loss_cross_modal": cross_modal.detach(),
+            "loss_in_modal": in_modal.detach(),
+            "logit_scale": scale.detach(),
+        }
+        return Loss(contrastive + self._cross_modal * cross_modal + self._in_modal * in_modal, logs)
+
+    def check(self, head: Head) -> list[str]:
+        reasons = plain_cosines(head, self.name)
+        if not head.compares_within:
+            reasons.append(
+                f"objective cyclip compares images with images, which head {type(head).__name__} does not: "
+                "take head=cosine"
+            )
+        return reasons
+
+
+def _scaled_loss(scores: Scores, scale: Tensor) -> Tensor:
+    return cross_entropy(DenseScores(scale * scores.dense(), scores.first_positive))
+
+
+def _disagreement(first: Scores, second: Scores) -> Tensor:
+    """The squared differences of an anchor's N scores, summed, averaged over the local anchors."""
+    return (first.dense() - second.dense()).square().sum(dim=1).mean()

@@ -1,0 +1,60 @@
+"""DCL, debiased contrastive learning: negatives corrected for the positives among them (Chuang et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clipzoo.heads.base import Head
+from clipzoo.objectives.base import Objective
+from clipzoo.objectives.directions import direction_weights, weighted_loss
+from clipzoo.objectives.requirements import plain_cosines
+from clipzoo.similarity.dense import DenseScores
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+
+
+class DCL(Objective):
+    """-log( p / (p + g) ), p = exp(s_ii / tau), averaged over anchors and weighted over the directions.
+
+    g = max( (sum_{j != i} exp(s_ij / tau) - (N-1) tau_plus p) / (1 - tau_plus), (N-1) exp(-1 / tau) ).
+    temperature: tau, fixed, on cosines. tau_plus: the share of a sample's negatives that are of its own kind.
+    """
+
+    name = "dcl"
+
+    def __init__(self, temperature: float, tau_plus: float, image_to_text: float, text_to_image: float) -> None:
+        super().__init__()
+        self._temperature = temperature
+        self._tau_plus = tau_plus
+        self._weights = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        return weighted_loss(similarity, self._weights, self._debiased)
+
+    def check(self, head: Head) -> list[str]:
+        return plain_cosines(head, self.name)
+
+    def _debiased(self, scores: Scores) -> Tensor:
+        scaled = DenseScores(scores.dense() / self._temperature, scores.first_positive)
+        positives = scaled.positives()
+        negatives = scaled.log_sum_exp(exclude_positive=True)
+        count = scores.columns - 1
+        log_floor = math.log(count) - 1 / self._temperature
+        if self._tau_plus == 0:
+            corrected = negatives
+        else:
+            corrected = _log_difference(negatives, positives + math.log(count * self._tau_plus))
+        # maximum, not clamp: below the floor the gradient passes through the positive alone.
+        corrected = torch.maximum(corrected - math.log1p(-self._tau_plus), corrected.new_tensor(log_floor))
+        return (torch.logaddexp(positives, corrected) - positives).mean()
+
+
+def _log_difference(larger: Tensor, smaller: Tensor) -> Tensor:
+    """log(exp(larger) - exp(smaller)), -inf (and no gradient) where that is not positive."""
+    gap = smaller - larger
+    positive = gap < 0
+    # The untaken branch must stay finite, or its zero gradient becomes nan.
+    difference = larger + torch.log(-torch.expm1(torch.where(positive, gap, -1.0)))
+    return torch.where(positive, difference, float("-inf"))

@@ -1,0 +1,53 @@
+"""InfoLOOB, the leave-one-out bound: InfoNCE without the positive in the denominator (CLOOB, eq. 8)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from clipzoo.heads.base import Head
+from clipzoo.objectives.base import Objective
+from clipzoo.objectives.directions import direction_weights, weighted_loss
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+
+
+class InfoLOOB(Objective):
+    """scale * sum over the two directions of weight * mean_i [ log sum_{j != i} exp s_ij - s_ii ].
+
+    scale: a factor on the whole; CLOOB trains tau * (sum of two terms), so scale = tau = 1/30 with weights 1, 1.
+    image_to_text, text_to_image: the directions' weights. For a Hopfield head the first is CLOOB's U term, anchored on
+    images, the second its V term, anchored on texts.
+    """
+
+    name = "infoloob"
+
+    def __init__(self, scale: float, image_to_text: float, text_to_image: float) -> None:
+        super().__init__()
+        first, second = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
+        self._weights = scale * first, scale * second
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        return weighted_loss(similarity, self._weights, leave_one_out)
+
+    def check(self, head: Head) -> list[str]:
+        if all(math.isfinite(bound) for bound in head.score_range):
+            return []
+        return [
+            f"objective infoloob has no minimum under scores without bounds (head {type(head).__name__} gives "
+            f"{head.score_range}): use head=clip, or objective=infonce"
+        ]
+
+    def warnings(self, head: Head) -> list[str]:
+        found = super().warnings(head)
+        if head.learnable_temperature:
+            found.append(
+                "objective infoloob does not saturate, so a learnable temperature runs to its bound; "
+                "CLOOB fixes it (head.learnable_temperature=false)"
+            )
+        return found
+
+
+def leave_one_out(scores: Scores) -> Tensor:
+    """Mean over the local anchors of log sum_{j != i} exp s_ij - s_ii."""
+    return (scores.log_sum_exp(exclude_positive=True) - scores.positives()).mean()

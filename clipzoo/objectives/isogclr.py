@@ -1,0 +1,84 @@
+"""iSogCLR: the global contrastive loss with a temperature for each sample (Qiu et al. 2023)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from clipzoo import distributed
+from clipzoo.objectives.moving_average import (
+    MovingAverageObjective,
+    both_anchors,
+    differences,
+    local_rows,
+    surrogate,
+    without_positive,
+)
+from clipzoo.objectives.per_sample import IMAGE, TEXT
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+
+
+class ISogCLR(MovingAverageObjective):
+    """1/n sum_i tau_i [ log mean_{j != i} exp((s_ij - s_ii) / tau_i) + rho ], both directions added, tau_i learned.
+
+    temperature: where every tau_i starts; it stays in [minimum_temperature, maximum_temperature].
+    gamma: weight of the new value in the moving average. rho: radius of the robust objective.
+    eta: rate of the temperatures. momentum: weight of the new gradient in theirs, which starts at zero.
+    gradient_clip: bound of a temperature's gradient.
+    """
+
+    name = "isogclr"
+    tau: Tensor
+    tau_momentum: Tensor
+
+    def __init__(
+        self,
+        temperature: float,
+        gamma: float,
+        rho: float,
+        eta: float,
+        momentum: float,
+        gradient_clip: float,
+        minimum_temperature: float,
+        maximum_temperature: float,
+    ) -> None:
+        super().__init__(gamma, tau=temperature, tau_momentum=0.0)
+        self._rho = rho
+        self._eta = eta
+        self._momentum = momentum
+        self._gradient_clip = gradient_clip
+        self._range = minimum_temperature, maximum_temperature
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        ids = self.global_ids(batch)
+        loss = both_anchors(similarity, lambda anchor, scores: self._direction(anchor, scores, ids))
+        means = self.tau[:, ids].mean(dim=1)
+        logs = {"temperature_image_mean": means[IMAGE], "temperature_text_mean": means[TEXT]}
+        return Loss(loss.total, {**loss.logs, **logs})
+
+    def sample_statistics(self) -> Mapping[str, Tensor]:
+        """The temperatures."""
+        return self.only_seen("temperature", self.tau)
+
+    def _direction(self, anchor: int, scores: Scores, ids: Tensor) -> tuple[Tensor, Tensor]:
+        difference = differences(scores)
+        all_tau = self.tau[anchor, ids].to(difference.dtype)  # [N]
+        tau = all_tau[local_rows(scores)]  # [b]
+        exponents = difference.detach() / tau[:, None]
+        log_terms = without_positive(exponents - math.log(len(ids) - 1), scores)
+        log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1))[local_rows(scores)]
+        log_weights = log_terms - log_u[:, None]
+        if self.training:
+            gradient = log_u + self._rho - (log_weights.exp() * exponents).sum(dim=1)
+            self._move_tau(anchor, ids, distributed.gather(gradient), all_tau)
+        return surrogate(log_weights, difference), (tau * (log_u + self._rho)).mean()
+
+    def _move_tau(self, modality: int, ids: Tensor, gradient: Tensor, tau: Tensor) -> None:
+        """One step of SGD with momentum. gradient: [N], of the objective with respect to each temperature."""
+        before = self.tau_momentum[modality, ids].to(gradient.dtype)
+        clipped = gradient.clamp(-self._gradient_clip, self._gradient_clip)
+        step = (1 - self._momentum) * before + self._momentum * clipped
+        self.tau_momentum[modality, ids] = step.to(self.tau_momentum.dtype)
+        self.tau[modality, ids] = (tau - self._eta * step).clamp(*self._range).to(self.tau.dtype)

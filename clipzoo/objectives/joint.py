@@ -1,0 +1,30 @@
+"""Matching the joint distribution (A mathematical perspective on contrastive learning, problem 3.7)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from clipzoo import distributed
+from clipzoo.objectives.base import Objective
+from clipzoo.objectives.directions import weighted_loss
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+
+
+class Joint(Objective):
+    """-E S + log E e^S, the second expectation over all N^2 pairs of the global batch.
+
+    The mean of both directions: equal for a head with one matrix, and fair to one with two.
+    """
+
+    name = "joint"
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        return weighted_loss(similarity, (0.5, 0.5), negative_log_density)
+
+
+def negative_log_density(scores: Scores) -> Tensor:
+    """Mean over the local pairs of -log rho(u, v). The partition function of all ranks' rows carries its gradient."""
+    log_partition = distributed.gather(scores.log_sum_exp()).logsumexp(dim=0) - 2 * math.log(scores.columns)
+    return log_partition - scores.positives().mean()

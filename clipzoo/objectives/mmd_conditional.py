@@ -1,0 +1,60 @@
+"""Matching the conditionals in maximum mean discrepancy (A mathematical perspective ..., appendix B)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from clipzoo.kernels import Kernel
+from clipzoo.objectives.base import Objective
+from clipzoo.objectives.directions import direction_weights, weighted_loss
+from clipzoo.objectives.raw_views import kernel_matrix
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+
+
+class MMDConditional(Objective):
+    """lambda_u L(u|v) + lambda_v L(v|u), u the image and v the text.
+
+    L(u|v) = E[ 1/2 sum_jk p_j p_k k(u_j, u_k) - sum_k p_k k(u_i, u_k) ] over the texts v_i, p the softmax of their
+    scores: half the squared discrepancy between p and the positive's point mass, up to a constant. The paper's appendix
+    prints it with the opposite signs.
+
+    image_kernel, text_kernel: on raw inputs. median_unit: their widths are in units of the batch's median distance.
+    exclude_diagonal: leave out j = k and k = i and average over the rest, the appendix's unbiased estimate.
+    """
+
+    name = "mmd_conditional"
+
+    def __init__(
+        self,
+        lambda_u: float,
+        lambda_v: float,
+        image_kernel: Kernel,
+        text_kernel: Kernel,
+        median_unit: bool,
+        exclude_diagonal: bool,
+    ) -> None:
+        super().__init__()
+        u_given_v, v_given_u = direction_weights(lambda_u=lambda_u, lambda_v=lambda_v)
+        self._weights = v_given_u, u_given_v
+        self._kernels = image_kernel, text_kernel
+        self._median_unit = median_unit
+        self._exclude_diagonal = exclude_diagonal
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        image_kernel, text_kernel = self._kernels
+        of_texts = partial(self._discrepancy, view=batch.text, kernel=text_kernel)
+        of_images = partial(self._discrepancy, view=batch.image, kernel=image_kernel)
+        return weighted_loss(similarity, self._weights, of_texts, of_images)
+
+    def _discrepancy(self, scores: Scores, view: Tensor, kernel: Kernel) -> Tensor:
+        """view: the raw inputs that the scores' columns stand for."""
+        log_probabilities = scores.dense() - scores.log_sum_exp()[:, None]
+        probabilities = log_probabilities.exp()
+        values = kernel_matrix(view, kernel, self._median_unit, probabilities.dtype)
+        if self._exclude_diagonal:
+            values = values.fill_diagonal_(0) * (scores.columns / (scores.columns - 1))
+        smoothed = probabilities @ values  # [b, N]
+        return (torch.linalg.vecdot(probabilities, smoothed) / 2 - smoothed.diagonal(scores.first_positive)).mean()

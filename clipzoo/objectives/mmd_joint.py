@@ -1,0 +1,50 @@
+"""Matching the joint distribution in maximum mean discrepancy (A mathematical perspective ..., problem 3.11)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from clipzoo import distributed
+from clipzoo.kernels import Kernel
+from clipzoo.objectives.base import Objective
+from clipzoo.objectives.directions import weighted_loss
+from clipzoo.objectives.raw_views import kernel_matrix
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+
+
+class MMDJoint(Objective):
+    """-2 E k(x, y) + E k(y, y'), x a true pair, y and y' pairs (u_i, v_j) drawn with P_ij = exp S_ij / sum exp S.
+
+    k((u, v), (u', v')) = image_kernel(u, u') text_kernel(v, v'), on raw inputs. The mean of both directions: equal for
+    a head with one matrix. Costs 2 N^3 multiplications over all ranks.
+
+    median_unit: the kernels' widths are in units of the batch's median distance.
+    """
+
+    name = "mmd_joint"
+
+    def __init__(self, image_kernel: Kernel, text_kernel: Kernel, median_unit: bool) -> None:
+        super().__init__()
+        self._kernels = image_kernel, text_kernel
+        self._median_unit = median_unit
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        dtype = similarity.image_to_text.positives().dtype
+        views = zip((batch.image, batch.text), self._kernels, strict=True)
+        images, texts = [kernel_matrix(view, kernel, self._median_unit, dtype) for view, kernel in views]
+        from_images = partial(_discrepancy, anchors=images, contrasts=texts)
+        from_texts = partial(_discrepancy, anchors=texts, contrasts=images)
+        return weighted_loss(similarity, (0.5, 0.5), from_images, from_texts)
+
+
+def _discrepancy(scores: Scores, anchors: Tensor, contrasts: Tensor) -> Tensor:
+    """anchors, contrasts: [N, N], the kernels among what rows and columns stand for."""
+    log_partition = distributed.gather(scores.log_sum_exp()).logsumexp(dim=0)
+    local = (scores.dense() - log_partition).exp()  # [b, N], this rank's rows of P
+    rows = slice(scores.first_positive, scores.first_positive + len(local))
+    smoothed = anchors[rows] @ distributed.gather(local) @ contrasts  # [b, N]
+    fit = smoothed.diagonal(scores.first_positive).mean()
+    # This rank's rows of a sum over all: times N / b, so that the mean over ranks is the sum.
+    return (local * smoothed).sum() * (scores.columns / len(local)) - 2 * fit

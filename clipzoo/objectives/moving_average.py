@@ -1,0 +1,90 @@
+"""The moving-average estimator that SogCLR, iSogCLR and NUCLR share, in the log domain.
+
+A global contrastive loss has the log of a sum over all n samples inside. Its gradient divides a batch's terms by that
+sum, which each anchor tracks as a moving average u of its batches' estimates (SogCLR, Yuan et al. 2022). At tau = 0.01
+exp(. / tau) overflows fp32, log u does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from clipzoo import distributed
+from clipzoo.heads.base import Head
+from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, PerSampleObjective
+from clipzoo.objectives.requirements import plain_cosines
+from clipzoo.types import Loss, Scores, Similarity
+
+
+class MovingAverageObjective(PerSampleObjective):
+    """Keeps log u of every anchor of both modalities, beside what else a subclass names in `initial`.
+
+    gamma: weight of a batch's estimate in u; the first one is taken whole.
+    """
+
+    log_u: Tensor
+
+    def __init__(self, gamma: float, **initial: float) -> None:
+        super().__init__(log_u=NEVER, **initial)
+        self._gamma = gamma
+
+    def check(self, head: Head) -> list[str]:
+        return plain_cosines(head, self.name)
+
+    def track(self, modality: int, ids: Tensor, log_estimates: Tensor) -> Tensor:
+        """log of the local anchors' batch estimates, [b] -> log u of all ranks' anchors, [N]; kept when training."""
+        log_new = distributed.gather(log_estimates)
+        log_old = self.log_u[modality, ids].to(log_new.dtype)
+        log_u = torch.where(log_old == NEVER, log_new, _log_blend(log_old, log_new, self._gamma))
+        if self.training:
+            self.log_u[modality, ids] = log_u.to(self.log_u.dtype)
+        return log_u
+
+    def only_seen(self, name: str, values: Tensor) -> dict[str, Tensor]:
+        """[2, n] -> name_image and name_text, [n], nan for a sample not seen."""
+        seen = values.masked_fill(self.log_u == NEVER, math.nan)
+        return {f"{name}_image": seen[IMAGE], f"{name}_text": seen[TEXT]}
+
+
+def both_anchors(similarity: Similarity, direction: Callable[[int, Scores], tuple[Tensor, Tensor]]) -> Loss:
+    """Add the losses of image anchors and text anchors.
+
+    direction: the anchors' modality and their scores -> the surrogate loss and the objective's own value.
+    """
+    image_loss, image_objective = direction(IMAGE, similarity.image_to_text)
+    text_loss, text_objective = direction(TEXT, similarity.text_to_image)
+    logs = {"objective_image_anchors": image_objective, "objective_text_anchors": text_objective}
+    return Loss(image_loss + text_loss, logs)
+
+
+def differences(scores: Scores) -> Tensor:
+    """[b, N], s_ij - s_ii."""
+    return scores.dense() - scores.positives()[:, None]
+
+
+def local_rows(scores: Scores) -> slice:
+    """This rank's anchors among those of all ranks."""
+    return slice(scores.first_positive, scores.first_positive + len(scores.positives()))
+
+
+def without_positive(logs: Tensor, scores: Scores) -> Tensor:
+    """A copy of logs [b, N] with -inf at the positives."""
+    copy = logs.clone()
+    copy.diagonal(scores.first_positive).fill_(float("-inf"))
+    return copy
+
+
+def surrogate(log_weights: Tensor, differences: Tensor) -> Tensor:
+    """mean_i sum_j weight_ij (s_ij - s_ii): its gradient is the estimator's, its value means little."""
+    return (log_weights.exp() * differences).sum(dim=1).mean()
+
+
+def _log_blend(log_old: Tensor, log_new: Tensor, weight: float) -> Tensor:
+    """log( (1 - weight) old + weight new )."""
+    if weight == 1:
+        return log_new
+    return torch.logaddexp(log_old + math.log1p(-weight), log_new + math.log(weight))

@@ -1,0 +1,145 @@
+"""NUCLR: a global contrastive loss whose negatives have learned margins, their popularity (Wang et al. 2025)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clipzoo import distributed
+from clipzoo.objectives.moving_average import (
+    MovingAverageObjective,
+    both_anchors,
+    differences,
+    local_rows,
+    surrogate,
+    without_positive,
+)
+from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+
+
+class NUCLR(MovingAverageObjective):
+    """Algorithm 1, for anchors of both modalities and added: a surrogate whose gradient is the estimator (15).
+
+    Each sample and modality has log u (the moving average of its negatives' sum), zeta (its popularity's logarithm
+    times tau, when it is a negative) and zeta's momentum; each modality one xi, which weakens the positive's push.
+
+    temperature: tau, fixed, on cosines. gamma: weight of the new value in u.
+    zeta, xi: where they start. eta: zeta's rate at its start; eta_image_factor: times this for images' zeta.
+    momentum: weight of the new gradient in zeta's momentum (0.9 in the released code).
+    frozen_epochs: whole epochs at the start in which zeta rests; 0 is the paper's spade variant.
+    learn_zeta: false is the dagger variant.
+    positive: what the positive's strength is exp(-. / tau) of in the model's gradient; "zeta" is the diamond variant.
+    xi_update: "epoch", max(xi, signed maximum of zeta) at each epoch's end as in the released code, or "step", the
+        running maximum of |zeta| of Algorithm 1.
+    """
+
+    name = "nuclr"
+    zeta: Tensor
+    zeta_momentum: Tensor
+    xi: Tensor
+
+    def __init__(
+        self,
+        temperature: float,
+        gamma: float,
+        zeta: float,
+        xi: float,
+        eta: float,
+        eta_image_factor: float,
+        momentum: float,
+        frozen_epochs: int,
+        learn_zeta: bool,
+        positive: Literal["xi", "zeta"],
+        xi_update: Literal["epoch", "step"],
+    ) -> None:
+        super().__init__(gamma, zeta=zeta, zeta_momentum=NEVER)
+        self.register_buffer("xi", torch.full((2,), xi))
+        self._temperature = temperature
+        self._first_xi = xi
+        self._eta = eta
+        self._eta_factors = eta_image_factor, 1.0
+        self._momentum = momentum
+        self._frozen_epochs = frozen_epochs
+        self._learn_zeta = learn_zeta
+        self._positive_by_xi = positive == "xi"
+        self._xi_each_step = xi_update == "step"
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        ids = self.global_ids(batch)
+        if self.training and not self._xi_each_step and _begins_epoch(progress):
+            self.xi.copy_(self.zeta.amax(dim=1).clamp(min=self._first_xi))
+        rate = zeta_rate(progress, self._eta, self._frozen_epochs) if self._learn_zeta else 0.0
+        loss = both_anchors(similarity, lambda anchor, scores: self._direction(anchor, scores, ids, rate))
+        if self.training and self._xi_each_step:
+            low, high = self.zeta.aminmax(dim=1)
+            self.xi.copy_(torch.maximum(self.xi, torch.maximum(-low, high)))
+        return Loss(loss.total, {**loss.logs, **self._logs(ids, rate)})
+
+    def sample_statistics(self) -> Mapping[str, Tensor]:
+        """log popularity, zeta / tau."""
+        return self.only_seen("log_popularity", self.zeta / self._temperature)
+
+    def _direction(self, anchor: int, scores: Scores, ids: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+        contrast = 1 - anchor
+        rows = local_rows(scores)
+        difference = differences(scores)
+        zeta = self.zeta[contrast, ids].to(difference.dtype)  # [N]
+        exponents = (difference.detach() - zeta) / self._temperature  # [b, N]
+        log_ratio = math.log(self.samples - 1) - math.log(len(ids) - 1)
+        log_terms = without_positive(exponents + log_ratio, scores)
+        log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1))[rows]
+        own_strength = -zeta[rows] / self._temperature
+        xi_strength = -self.xi[contrast].to(log_u.dtype) / self._temperature
+        log_denominator = torch.logaddexp(xi_strength if self._positive_by_xi else own_strength, log_u)
+        if self.training and rate > 0:
+            # The popularity's own gradient always weighs the positive by its zeta, and keeps the diagonal.
+            log_pull = exponents - torch.logaddexp(own_strength, log_u)[:, None]
+            self._move_zeta(contrast, ids, log_pull, zeta, rate * self._eta_factors[contrast])
+        loss = surrogate(log_terms - log_denominator[:, None], difference)
+        return loss, self._temperature * log_denominator.mean()
+
+    def _move_zeta(self, modality: int, ids: Tensor, log_pull: Tensor, zeta: Tensor, rate: float) -> None:
+        """One step of SGD with momentum along n times the gradient (14), for the contrasts of the global batch.
+
+        log_pull: [b, N], log of exp((s_ij - s_ii - zeta_j) / tau) / (exp(-zeta_i / tau) + u_i), anchors i of this rank.
+        """
+        pull = distributed.gather(log_pull.logsumexp(dim=0)[None]).logsumexp(dim=0)  # [N]
+        gradient = 1 - (pull + math.log(self.samples / len(ids))).exp()
+        before = self.zeta_momentum[modality, ids].to(gradient.dtype)
+        blended = (1 - self._momentum) * before + self._momentum * gradient
+        step = torch.where(before == NEVER, gradient, blended)
+        self.zeta_momentum[modality, ids] = step.to(self.zeta_momentum.dtype)
+        self.zeta[modality, ids] = (zeta - rate * step).to(self.zeta.dtype)
+
+    def _logs(self, ids: Tensor, rate: float) -> dict[str, Tensor]:
+        logs = {"zeta_rate": self.zeta.new_tensor(rate)}
+        for modality, name in ((IMAGE, "image"), (TEXT, "text")):
+            zeta = self.zeta[modality, ids]
+            logs |= {f"zeta_{name}_mean": zeta.mean(), f"zeta_{name}_min": zeta.min(), f"zeta_{name}_max": zeta.max()}
+            logs[f"xi_{name}"] = self.xi[modality].clone()
+        return logs
+
+
+def zeta_rate(progress: Progress, eta: float, frozen_epochs: int) -> float:
+    """A cosine from eta to 0 over the epochs after the frozen ones; / 10 from half of training, / 100 from 3/4 of it.
+
+    It changes at epoch boundaries, as in the released code. Training that ends before the freeze leaves zeta alone.
+    """
+    epoch, epochs = math.floor(progress.epoch), math.ceil(progress.total_epochs - 1e-9)
+    if epoch < frozen_epochs:
+        return 0.0
+    fraction = min(1.0, (epoch - frozen_epochs) / max(1, epochs - 1 - frozen_epochs))
+    cosine = eta * (1 + math.cos(math.pi * fraction)) / 2
+    if epoch >= epochs * 3 // 4:
+        return cosine / 100
+    return cosine / 10 if epoch >= epochs // 2 else cosine
+
+
+def _begins_epoch(progress: Progress) -> bool:
+    steps_per_epoch = progress.samples / progress.global_batch
+    return progress.step > 0 and math.floor(progress.epoch) > math.floor((progress.step - 1) / steps_per_epoch)

@@ -1,0 +1,48 @@
+"""Kernels between the samples of the global batch, on their raw inputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from clipzoo import distributed
+from clipzoo.kernels import Kernel
+
+
+def kernel_matrix(view: Tensor, kernel: Kernel, median_unit: bool, dtype: torch.dtype) -> Tensor:
+    """One view of the b local samples, [b, ...] -> [N, N], the kernel between all ranks' samples.
+
+    Floats are compared as they are, uint8 images as fractions of 255, token ids as bags (counts of each id, 0 left out
+    as padding). median_unit: distances are measured in the median distance of two different samples of the batch.
+    """
+    entries = _entries(_gathered(view), dtype)
+    # Distances do not change, but far from the origin they would be differences of large numbers.
+    entries = entries - entries.mean(dim=0)
+    norms = entries.square().sum(dim=1)
+    squared = (norms[:, None] + norms - 2 * entries @ entries.mT).clamp(min=0).fill_diagonal_(0)
+    if median_unit:
+        rows, columns = torch.triu_indices(len(squared), len(squared), offset=1, device=squared.device)
+        squared = squared / squared[rows, columns].median().clamp(min=torch.finfo(dtype).tiny)
+    return kernel.value(squared)
+
+
+def _gathered(view: Tensor) -> Tensor:
+    """All ranks' rows. Captions may be trimmed to another length on each rank, and 0 is no entry."""
+    if view.ndim == 2 and view.dtype == torch.int64:
+        longest = int(distributed.maximum(torch.tensor(view.shape[1], device=view.device)))
+        view = functional.pad(view, (0, longest - view.shape[1]))
+    return distributed.gather(view)
+
+
+def _entries(view: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, ...] -> [N, e], one vector a sample."""
+    flat = view.flatten(1)
+    if flat.is_floating_point():
+        return flat.to(dtype)
+    if flat.dtype == torch.uint8:
+        return flat.to(dtype) / 255
+    ids, position = flat.unique(return_inverse=True)
+    counts = torch.zeros(len(flat), len(ids), dtype=dtype, device=flat.device)
+    counts.scatter_add_(1, position, (flat != 0).to(dtype))
+    return counts

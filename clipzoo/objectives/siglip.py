@@ -1,0 +1,54 @@
+"""SigLIP: every pair a binary decision (Zhai et al. 2023)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clipzoo.heads.base import Head
+from clipzoo.objectives.base import Objective
+from clipzoo.objectives.directions import direction_weights, weighted_loss
+from clipzoo.objectives.logit_scale import LogitScale
+from clipzoo.objectives.requirements import plain_cosines
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+
+
+class SigLIP(Objective):
+    """sum over the directions of weight * 1/N sum_ij -log sigmoid( y_ij (t s_ij + bias) ), y = 1 for i = j, else -1.
+
+    initial_scale: start of the objective's own learnable t on cosines (10 in the paper); null takes the head's logits.
+    initial_bias: start of the learnable bias (-10 in the paper).
+    image_to_text, text_to_image: the directions' weights. Where one is the other's transpose their losses are equal.
+    """
+
+    name = "siglip"
+
+    def __init__(
+        self, initial_scale: float | None, initial_bias: float, image_to_text: float, text_to_image: float
+    ) -> None:
+        super().__init__()
+        self.scale = None if initial_scale is None else LogitScale(initial_scale, learnable=True, maximum=None)
+        self.bias = nn.Parameter(torch.tensor(float(initial_bias)))
+        self._weights = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        scale = self.bias.new_ones(()) if self.scale is None else self.scale()
+        loss = weighted_loss(similarity, self._weights, lambda scores: pairwise_sigmoid(scores, scale, self.bias))
+        logs = {"logit_bias": self.bias.detach()}
+        if self.scale is not None:
+            logs["logit_scale"] = scale.detach()
+        return Loss(loss.total, {**loss.logs, **logs})
+
+    def check(self, head: Head) -> list[str]:
+        if self.scale is None:
+            return []
+        return [f"{each}, or set objective.initial_scale=null" for each in plain_cosines(head, self.name)]
+
+
+def pairwise_sigmoid(scores: Scores, scale: Tensor, bias: Tensor) -> Tensor:
+    """The sum over a local anchor's N pairs, averaged over the local anchors."""
+    logits = scale * scores.dense() + bias
+    labels = torch.full_like(logits, -1.0)
+    labels.diagonal(scores.first_positive).fill_(1.0)
+    return -functional.logsigmoid(labels * logits).sum(dim=1).mean()

@@ -1,0 +1,52 @@
+"""SogCLR, the global contrastive loss by moving averages (Yuan et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from clipzoo.objectives.moving_average import (
+    MovingAverageObjective,
+    both_anchors,
+    differences,
+    local_rows,
+    surrogate,
+    without_positive,
+)
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+
+
+class SogCLR(MovingAverageObjective):
+    """tau/n sum_i log( [1 +] sum_{j != i} exp((s_ij - s_ii) / tau) ) over all n samples, both directions added.
+
+    temperature: tau, fixed, on cosines. gamma: weight of the new value in the moving average.
+    positive_in_denominator: the 1 above. NUCLR's paper states the loss with it; SogCLR's released code has it not.
+    """
+
+    name = "sogclr"
+
+    def __init__(self, temperature: float, gamma: float, positive_in_denominator: bool) -> None:
+        super().__init__(gamma)
+        self._temperature = temperature
+        self._positive_in_denominator = positive_in_denominator
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        ids = self.global_ids(batch)
+
+        def direction(anchor: int, scores: Scores) -> tuple[Tensor, Tensor]:
+            difference = differences(scores)
+            log_ratio = math.log(self.samples - 1) - math.log(len(ids) - 1)
+            log_terms = without_positive(difference.detach() / self._temperature + log_ratio, scores)
+            log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1))[local_rows(scores)]
+            log_denominator = torch.logaddexp(log_u, log_u.new_zeros(())) if self._positive_in_denominator else log_u
+            loss = surrogate(log_terms - log_denominator[:, None], difference)
+            return loss, self._temperature * log_denominator.mean()
+
+        return both_anchors(similarity, direction)
+
+    def sample_statistics(self) -> Mapping[str, Tensor]:
+        """The moving averages' logs: high for a sample that its negatives resemble."""
+        return self.only_seen("log_negatives", self.log_u)
