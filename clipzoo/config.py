@@ -68,10 +68,10 @@ def composed(overrides: list[str], name: str = "train") -> DictConfig:
 
 def check(config: DictConfig) -> None:
     """Raise a ConfigError that names every missing value, unknown key and wrong type."""
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise ConfigError("; ".join(f"{key} has no value: give {key}=..." for key in missing))
     try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            raise ConfigError("; ".join(f"{key} has no value: give {key}=..." for key in missing))
         plain = resolved(config)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from None
@@ -150,16 +150,19 @@ def _explained(error: Exception, overrides: list[str], name: str) -> str:
     if unknown := re.search(r"Could not override '([^']+)'", text):
         return f"there is no key {unknown[1]}{schema.nearest(unknown[1], _known_keys(overrides, name))}"
     if unknown := re.search(r"Could not find '([^']+)'", text):
-        group, _, option = unknown[1].rpartition("/")
-        options = sorted(path.stem for path in (CONF / group).glob("*.yaml") if not path.stem.startswith("_"))
-        options += sorted(
-            str(path.relative_to(CONF / group).with_suffix(""))
-            for path in (CONF / group).glob("*/*.yaml")
-            if not path.stem.startswith("_")
-        )
+        experiment = unknown[1].startswith("experiment/")
+        group, _, option = unknown[1].partition("/") if experiment else unknown[1].rpartition("/")
+        options = _options(group)
         listed = ", ".join(options)
         return f"there is no {group}={option}{schema.nearest(option, options)} (options: {listed})"
     return _first_line(error)
+
+
+def _options(group: str) -> list[str]:
+    """The options of a group; experiments are sorted into folders."""
+    pattern = "**/*.yaml" if group == "experiment" else "*.yaml"
+    found = (path.relative_to(CONF / group).with_suffix("") for path in (CONF / group).glob(pattern))
+    return sorted(str(path) for path in found if not path.name.startswith("_"))
 
 
 def _known_keys(overrides: list[str], name: str) -> list[str]:

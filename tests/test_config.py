@@ -42,7 +42,7 @@ def test_the_default_configuration_needs_only_shards():
         ("seed=one", "seed must be int, not 'one'"),
         ("head.embed_width=${encoder.widht}", "encoder.widht"),
         ("head.temperature=???", "head.temperature has no value"),
-        ("head.temperature=[", "mismatched input"),
+        ("head.temperature=[", "no viable alternative"),
     ],
 )
 def test_a_mistake_is_named_with_its_key_and_the_nearest_valid_one(override, expected):
