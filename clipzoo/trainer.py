@@ -104,6 +104,7 @@ class Trainer:
         meter = Meter(total, self.global_batch, start)
         parts.logger.open(parts.folder, parts.config, start)
         interruption = Interruption()
+        module.train()
         batches = data.batches(
             seed=parts.seed,
             global_batch=self.global_batch,
@@ -130,7 +131,7 @@ class Trainer:
                 parts.logger.close()
                 interruption.leave(done)
             if done < total and parts.suite.due(progress.epoch, Progress(done, *_rest(progress)).epoch):
-                self._evaluate(parts, done)
+                self._evaluate(parts, module, done)
         return meter.summary(self.device)
 
     def _update(
@@ -139,7 +140,6 @@ class Trainer:
         """One optimiser step."""
         # All randomness of a step is a function of seed, step and rank: a resumed run needs no saved generator state.
         torch.manual_seed(_mixed(parts.seed, progress.step, distributed.rank()))
-        module.train()
         parts.model.head.resample(progress.step)
         optimizer.zero_grad(set_to_none=True)
         scale = scaler.scale(torch.ones((), device=self.device)) if scaler.is_enabled() else 1.0
@@ -176,10 +176,10 @@ class Trainer:
         parts.logger.log(step, values)
         say(meter.line(step, values))
 
-    def _evaluate(self, parts: Parts, step: int) -> None:
+    def _evaluate(self, parts: Parts, module: nn.Module, step: int) -> None:
         metrics = parts.suite.run(parts.model, parts.folder / "evaluation")
         parts.logger.log(step, {"event": "evaluation", **metrics})
-        parts.model.train()
+        module.train()
 
     def _wrapped(self, model: Model, objective: Objective) -> nn.Module:
         replay = Replay(Contrast(model, objective, PRECISIONS[self.precision]))
@@ -254,4 +254,3 @@ def _mixed(*numbers: int) -> int:
     for byte in b"".join(number.to_bytes(8, "little", signed=True) for number in numbers):
         value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
     return value >> 1
-
