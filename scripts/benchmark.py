@@ -1,0 +1,44 @@
+"""Every benchmark, side by side with peers: `make bench`, or `python scripts/benchmark.py training loader ops`.
+
+Each writes docs/benchmarks/<name>.json. They are ratios of interleaved medians: a busy machine slows both sides.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PEER = ROOT / ".peer"
+PEER_PACKAGES = ("webdataset==0.2.86", "pandas")
+BENCHMARKS = {
+    "training": "benchmark_training.py",
+    "loader": "benchmark_loader.py",
+    "ops": "benchmark_ops.py",
+}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        sys.exit(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    _prepare()
+    for name in names:
+        print(f"== {name}", file=sys.stderr, flush=True)
+        output = ROOT / "docs" / "benchmarks" / f"{name}.json"
+        script = ROOT / "scripts" / BENCHMARKS[name]
+        subprocess.run([sys.executable, str(script), "--output", str(output)], cwd=ROOT, check=True)
+
+
+def _prepare() -> None:
+    """The demo's shards, and the packages that open_clip's own training program needs, apart from the environment."""
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "make_world.py")], cwd=ROOT, check=True)
+    if not PEER.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, "--target", str(PEER), *PEER_PACKAGES], check=True)
+
+
+if __name__ == "__main__":
+    main()
