@@ -120,7 +120,7 @@ class Trainer:
             loss, norm = self._update(module, optimizer, scaler, batch.to(self.device), progress, parts)
             done = step + 1
             if done % self.log_every == 0 or done == total:
-                values = {"epoch": progress.epoch, "loss": loss.total, "lr": rate, **loss.logs, **model.head.logs()}
+                values = {"epoch": done * self.global_batch / data.samples, "loss": loss.total, "lr": rate, **loss.logs, **model.head.logs()}
                 if norm is not None:
                     values["gradient_norm"] = norm
                 self._log(parts, meter, done, values)
