@@ -1,9 +1,9 @@
 """clipzoo: contrastive image-text pretraining with any encoder, similarity head and objective.
 
-    model = clipzoo.load("runs/demo")
-    image = model.encode_image(model.transform(picture).unsqueeze(0))
-    text = model.encode_text(model.tokenizer(["a red circle"]))
-    model.similarity(image, text)
+model = clipzoo.load("runs/demo")
+image = model.encode_image(model.transform(picture).unsqueeze(0))
+text = model.encode_text(model.tokenizer(["a red circle"]))
+model.similarity(image, text)
 """
 
 from __future__ import annotations

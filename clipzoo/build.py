@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from torch import nn
 
+from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -16,7 +18,16 @@ from clipzoo.objectives.base import Objective
 
 def part(node: Mapping[str, Any]) -> Any:
     """The object that one `_target_` node describes, built from plain values."""
-    return instantiate(node, _convert_="all")
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        # Hydra wraps what a constructor raises; a message meant for the user comes out as it is.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ConfigError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def build_head(plain: Mapping[str, Any]) -> Head:

@@ -43,7 +43,7 @@ def faults(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
 
 
 def nearest(key: str, known: list[str]) -> str:
-    """", did you mean ...?" or nothing."""
+    """The words "did you mean" with the nearest known key, or nothing."""
     tail = {each.rsplit(".", 1)[-1]: each for each in reversed(known)}
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if not close:

@@ -49,13 +49,19 @@ class Replay(nn.Module):
             return self.contrast(batch, progress)
         assert upstream is not None
         outputs = _tensors(self.contrast.encode(batch))
-        terms = [(output * gradient).sum() for output, gradient in zip(outputs, upstream, strict=True) if gradient is not None]
+        terms = [
+            (output * gradient).sum()
+            for output, gradient in zip(outputs, upstream, strict=True)
+            if gradient is not None
+        ]
         # Head and objective have their gradients already; zeros let DDP see them take part in this backward pass.
         others = (*self.contrast.model.head.parameters(), *self.contrast.objective.parameters())
         return sum(terms) + sum((each * 0).sum() for each in others if each.requires_grad)
 
 
-def backward(module: nn.Module, batch: Batch, progress: Progress, micro_batch: int | None, scale: float | Tensor) -> Loss:
+def backward(
+    module: nn.Module, batch: Batch, progress: Progress, micro_batch: int | None, scale: float | Tensor
+) -> Loss:
     """Add the gradient of `scale` times the batch's loss to the parameters of `module`, a Replay or DDP around one.
 
     With micro-batches the encoders first run without gradient, the loss of the whole batch is taken on their cached
