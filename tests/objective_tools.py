@@ -1,0 +1,42 @@
+"""Small similarities and data for the tests of objectives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clipzoo.objectives.base import Objective
+from clipzoo.similarity.dense import DenseScores
+from clipzoo.types import Batch, Loss, Progress, Similarity
+
+
+def similarity(
+    image_to_text: Tensor, text_to_image: Tensor | None = None, within: tuple[Tensor, Tensor] | None = None
+) -> Similarity:
+    """The similarity of one rank from its matrices; the second is the first's transpose unless given."""
+    second = image_to_text.mT if text_to_image is None else text_to_image
+    if within is None:
+        return Similarity(DenseScores(image_to_text), DenseScores(second))
+    images, texts = (DenseScores(each) for each in within)
+    return Similarity(DenseScores(image_to_text), DenseScores(second), lambda: images, lambda: texts)
+
+
+def batch(ids: list[int] | Tensor, image: Tensor | None = None, text: Tensor | None = None) -> Batch:
+    ids = torch.as_tensor(ids)
+    nothing = torch.zeros(len(ids), 1)
+    return Batch(nothing if image is None else image, nothing if text is None else text, ids)
+
+
+def progress(step: int = 0, steps: int = 10, samples: int = 10, global_batch: int = 5) -> Progress:
+    return Progress(step, steps, samples, global_batch)
+
+
+def random_cosines(seed: int, rows: int, columns: int | None = None) -> Tensor:
+    """Values in [-1, 1], float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.rand(rows, columns or rows, generator=generator, dtype=torch.float64) - 1
+
+
+def loss_of(objective: Objective, scores: Similarity, of: Batch | None = None, at: Progress | None = None) -> Loss:
+    count = len(scores.image_to_text.positives())
+    return objective(scores, batch(list(range(count))) if of is None else of, progress() if at is None else at)
