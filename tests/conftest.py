@@ -11,7 +11,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The pattern of four shards of different sizes, 100 small JPEGs with captions in all: an argument of data.shards."""
+    """Pattern of four shards of different sizes with 100 small JPEGs and captions in all, for data.shards."""
     folder = tmp_path_factory.mktemp("shards")
     number = 0
     for shard, count in enumerate((30, 26, 24, 20)):
