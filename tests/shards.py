@@ -95,5 +95,7 @@ def shard_data(shards: Any, **changes: Any) -> ShardData:
         "workers": 0,
         "prefetch": 2,
         "index_folder": None,
+        "cache_folder": None,
+        "cache_gigabytes": 1.0,
     }
     return ShardData(**(arguments | changes))

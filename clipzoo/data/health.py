@@ -25,7 +25,8 @@ class BadSampleError(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of bad_samples.jsonl. replaced_by: the key of the sample that took its place; None if it was kept."""
+    """One line of bad_samples.jsonl. sample_id: -1 for a whole shard. replaced_by: shard and key of what took the
+    sample's place; None if it was kept."""
 
     sample_id: int
     shard: str
@@ -46,7 +47,7 @@ class Health:
         self._floor = min(samples, _FIRST_SAMPLES)
         self._limit = max_bad_fraction
         self._seen = self._bad = 0
-        self._named: dict[str, set[int]] = {}
+        self._named: dict[str, set[tuple[int, str]]] = {}
         self._examples: list[Finding] = []
         self._file: TextIO | None = None
         self._path: Path | None = None
@@ -60,7 +61,7 @@ class Health:
             for line in path.read_text().splitlines():
                 if line.endswith("}"):
                     entry = json.loads(line)
-                    self._named.setdefault(entry["kind"], set()).add(entry["sample_id"])
+                    self._named.setdefault(entry["kind"], set()).add((entry["sample_id"], entry["shard"]))
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a")  # noqa: SIM115 - open as long as the run
 
@@ -82,9 +83,10 @@ class Health:
 
     def _name(self, finding: Finding) -> None:
         named = self._named.setdefault(finding.kind, set())
-        if self._file is None or finding.sample_id in named or len(named) >= _NAMED_OF_A_KIND:
+        place = finding.sample_id, finding.shard
+        if self._file is None or place in named or len(named) >= _NAMED_OF_A_KIND:
             return
-        named.add(finding.sample_id)
+        named.add(place)
         self._file.write(json.dumps(asdict(finding)) + "\n")
         self._file.flush()
 

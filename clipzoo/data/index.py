@@ -167,9 +167,9 @@ def _scan_all(locations: Sequence[str], files: ShardFiles, processes: int | None
 
 def _scan(files: ShardFiles, location: str) -> Scan:
     try:
-        path = files.path(location)
+        path = files.path(location, renew=True)
     except OSError as error:
-        return Scan(np.empty(0, RECORD), [], MISSING[0], flaw=f"missing or unreadable: {error}")
+        return Scan(np.empty(0, RECORD), [], MISSING[0], flaw=f"unreadable: {error}")
     return scan_shard(path)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +15,12 @@ from clipzoo.data.files import ShardFiles
 from clipzoo.data.health import Finding, Health
 from clipzoo.data.images import ImageReader
 from clipzoo.data.index import FOLDER, ShardIndex, load_or_build
+from clipzoo.data.lost import check_shards
 from clipzoo.data.plan import Plan
 from clipzoo.data.samples import SampleReader
 from clipzoo.data.sources import is_remote, parse_sources
 from clipzoo.data.tokenizer import Tokenizer, trimmed
+from clipzoo.data.workers import iterate, start_worker
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch
 
@@ -34,6 +36,7 @@ class ShardData:
     shuffle_window: samples are shuffled among this many shards at a time. max_bad_fraction: of the samples seen.
     workers: processes that decode, on each rank; 0 decodes in the training process. prefetch: batches a worker
     prepares ahead. index_folder: where the index is kept; null for beside the shards, or else the run's folder.
+    cache_folder, cache_gigabytes: of remote shards, see `files.ShardFiles`; it should hold two windows.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class ShardData:
         workers: int,
         prefetch: int,
         index_folder: str | None,
+        cache_folder: str | None,
+        cache_gigabytes: float,
     ) -> None:
         self._sources = parse_sources(shards)
         self._tokenizer = tokenizer
@@ -70,7 +75,7 @@ class ShardData:
         self._max_bad_fraction = max_bad_fraction
         self._workers, self._prefetch = workers, prefetch
         self._index_folder = index_folder
-        self._files = ShardFiles()
+        self._files = ShardFiles(cache_folder, cache_gigabytes)
         self._run: Path | None = None
         self._indexes: list[ShardIndex] = []
         self.samples = 0
@@ -78,15 +83,26 @@ class ShardData:
     def open(self, cache: Path | None) -> None:
         """Load the index, or build it on the first rank: beside the shards, or under `cache`, the run's folder."""
         self._run = cache
-        self._indexes = distributed.first_rank_does(self._load)
+        indexes, findings = distributed.first_rank_does(self._load_and_check)
+        # A node that keeps shards and index on a disk of its own has to build its own index.
+        if not all(index.data.is_file() for index in indexes):
+            self._indexes = self._load()
+        else:
+            self._indexes = indexes
+        fingerprints = distributed.gather_object(self.fingerprint)
+        if len(set(fingerprints)) > 1:
+            raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
         self.samples = sum(index.samples for index in self._indexes)
         self._health = Health(self.samples, self._max_bad_fraction)
+        if distributed.is_first():
+            self._write_findings(0)
+            self._health.record(0, findings)
 
     @property
     def fingerprint(self) -> str:
         """Of the shards' names and samples and of their order's arguments: a run resumes only on the same."""
         facts = [(index.fingerprint, source.weight) for index, source in zip(self._indexes, self._sources, strict=True)]
-        return f"{facts}{self._window}"
+        return hashlib.sha256(repr((facts, self._window)).encode()).hexdigest()
 
     def counters(self) -> dict[str, int]:
         """Samples that could not be used or had to be converted, by kind, as seen by this rank since it started."""
@@ -109,8 +125,7 @@ class ShardData:
         """
         if global_batch % world_size:
             raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world_size} ranks")
-        if self._run is not None:
-            self._health.write_to(self._run / f"bad_samples.rank{rank}.jsonl")
+        self._write_findings(rank)
         counts = [index.counts.tolist() for index in self._indexes]
         plan = Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
         reader = SampleReader(self._indexes, self._files, self._images, self._caption_key, seed)
@@ -123,13 +138,21 @@ class ShardData:
             num_workers=self._workers,
             prefetch_factor=self._prefetch if self._workers else None,
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_start_worker,
+            worker_init_fn=start_worker,
         )
-        for batch, findings, failure in loader:
+        for batch, findings, failure in iterate(loader):
             if failure is not None:
                 raise ConfigError(failure)
             self._health.record(len(batch), findings)
             yield batch
+
+    def _write_findings(self, rank: int) -> None:
+        if self._run is not None:
+            self._health.write_to(self._run / f"bad_samples.rank{rank}.jsonl")
+
+    def _load_and_check(self) -> tuple[list[ShardIndex], list[Finding]]:
+        indexes = self._load()
+        return indexes, check_shards(indexes, self._max_bad_fraction)
 
     def _load(self) -> list[ShardIndex]:
         return [load_or_build(source.shards, self._files, self._folders(source.shards)) for source in self._sources]
@@ -168,10 +191,3 @@ class _Steps(Dataset):
         if self._trim:
             text = trimmed(text, self._tokenizer.end_token)
         return Batch(images, text, torch.from_numpy(ids.copy())), findings, None
-
-
-def _start_worker(_: int) -> None:
-    # The scheduler signals every process of a job; only the training process acts, and then ends its workers.
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(each, signal.SIG_IGN)
-    torch.set_num_threads(1)

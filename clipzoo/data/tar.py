@@ -12,6 +12,7 @@ _BLOCK = 512
 _AHEAD = 8192
 _ZEROS = bytes(_BLOCK)
 _REGULAR = b"0\0"
+UNTERMINATED = "no end-of-archive block"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
                 contents.members.append(Member(name, start, length))
             long_name, pax = None, {}
     if not ended:
-        contents.flaw = "empty file" if size == 0 else "truncated: no end-of-archive block"
+        contents.flaw = "empty file" if size == 0 else UNTERMINATED
     return contents
 
 

@@ -1,0 +1,102 @@
+"""What a set lost before it was ever read: shards that are missing, cut short, damaged or empty."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from clipzoo.data.health import Finding
+from clipzoo.data.index import Shard, ShardIndex
+from clipzoo.data.scan import RECORD, ROLES
+from clipzoo.data.sources import is_remote
+from clipzoo.data.tar import UNTERMINATED
+from clipzoo.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_SHOWN = 3
+# As good as infinitely many samples.
+_UNKNOWN = 10**15
+
+
+def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list[Finding]:
+    """A finding for every shard with a flaw or repeated keys; ConfigError if too many samples went with them.
+
+    A shard that was whole when it was indexed has lost what lies beyond its end now. One that never was should have
+    as many samples as img2dataset's `<shard>_stats.json` says it wrote, or else as the median of the whole shards.
+    """
+    findings: list[Finding] = []
+    present = sum(index.samples for index in indexes)
+    cut = never = 0
+    for index in indexes:
+        usual = _usual_count(index)
+        for number, shard in enumerate(index.shards):
+            if shard.flaw is None and shard.count and not shard.duplicates:
+                continue
+            cut_here = _cut_samples(index, number)
+            never_here = 0 if cut_here else max(0, _expected(shard, index.locations[number], usual) - shard.count)
+            cut, never = cut + cut_here, never + never_here
+            findings += _findings(index, number, cut_here + never_here)
+    for finding in findings[: _SHOWN * 3]:
+        _log.warning("shard %s: %s", finding.shard, finding.reason)
+    shown = "; ".join(f"{each.shard}: {each.reason}" for each in findings[:_SHOWN])
+    if not present:
+        raise ConfigError(f"data.shards: none of the shards holds a sample. {shown}")
+    share = (cut + never) / (present + never)
+    if share > max_bad_fraction:
+        raise ConfigError(
+            f"data.shards lacks about {share:.2%} of its samples, more than data.max_bad_fraction {max_bad_fraction}: "
+            f"{len(findings)} shards are not whole. {shown}. Fetch them again, leave them out of data.shards, "
+            "or raise data.max_bad_fraction."
+        )
+    return findings
+
+
+def _findings(index: ShardIndex, number: int, lost: int) -> list[Finding]:
+    shard, found = index.shards[number], []
+    if shard.flaw is not None or not shard.count:
+        reason = f"{shard.flaw or 'no samples'}; about {lost} samples are lost"
+        found.append(Finding(-1, shard.name, "", _kind(shard), reason, None))
+    if shard.duplicates:
+        repeated = [key for key, times in Counter(index.keys(number)).items() if times > 1]
+        reason = f"keys that come more than once, every time as a sample: {', '.join(repeated[:_SHOWN])}, ..."
+        found.append(Finding(-1, shard.name, "", "duplicate_keys", reason, None))
+    return found
+
+
+def _kind(shard: Shard) -> str:
+    if shard.state[0] < 0:
+        return "missing_shard"
+    return "empty_shard" if not shard.count else "truncated_shard"
+
+
+def _usual_count(index: ShardIndex) -> int:
+    """The median of the shards that were listed to their end. Where there is none, that loses everything."""
+    whole = [shard.count for shard in index.shards if shard.count and shard.flaw in (None, UNTERMINATED)]
+    return int(np.median(whole)) if whole else _UNKNOWN
+
+
+def _expected(shard: Shard, location: str, usual: int) -> int:
+    if shard.flaw is None and shard.count:
+        return shard.count
+    if not is_remote(location):
+        stated = Path(location).with_name(f"{Path(location).stem}_stats.json")
+        if stated.is_file():
+            return int(json.loads(stated.read_text()).get("successes", usual))
+    return usual
+
+
+def _cut_samples(index: ShardIndex, number: int) -> int:
+    """Samples known to the index that reach beyond the file's present end."""
+    shard = index.shards[number]
+    if shard.state[0] >= shard.bytes:
+        return 0
+    start = int(index.starts[number])
+    records: np.ndarray = index.records[start : start + shard.count]
+    assert records.dtype == RECORD
+    ends = np.max([records[f"{role}_offset"] + records[f"{role}_size"] for role in ROLES], axis=0)
+    return int((ends.astype(np.int64) > shard.state[0]).sum())
