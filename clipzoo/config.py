@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -40,14 +41,21 @@ HARMLESS = (
 
 def check_command_line(arguments: list[str], name: str = "train") -> None:
     """Exit with code 2 and one clear message when the overrides make no valid configuration."""
-    if any(each in {"--help", "-h", "--hydra-help", "--version", "--info", "-i"} for each in arguments):
+    options = get_args_parser().parse_args(arguments)
+    if options.help or options.hydra_help or options.info:
         return
-    overrides = [each for each in arguments if not each.startswith("-")]
+    overrides = options.overrides
     try:
         for point in _sweep_points(overrides):
             composed(point, name)
     except ConfigError as error:
         leave(error)
+
+
+def quoted(arguments: list[str]) -> list[str]:
+    """The same command line with shard ranges in the quotes that Hydra wants: cc3m/{0..9}.tar -> "..."."""
+    ranges = re.compile(r"""[^\s,=\[\]"']*\{\d+\.\.\d+\}[^\s,\[\]"']*""")
+    return [each if {'"', "'"} & set(each) else ranges.sub(lambda found: f'"{found[0]}"', each) for each in arguments]
 
 
 def leave(error: ConfigError) -> None:

@@ -79,3 +79,19 @@ def test_a_run_is_named_after_what_shapes_its_result():
     assert name() != name("seed=1")
     assert name() != name("head.temperature=0.1")
     assert name("name=mine") == "mine"
+
+
+def test_shard_ranges_need_no_quotes_beyond_the_shells():
+    given = ["data.shards=/cc3m/{00000..00331}.tar", "-m", "seed=0,1", "data.shards=[/a/{0..3}.tar,/b/{0..3}.tar]"]
+    assert configuration.quoted(given) == [
+        'data.shards="/cc3m/{00000..00331}.tar"',
+        "-m",
+        "seed=0,1",
+        'data.shards=["/a/{0..3}.tar","/b/{0..3}.tar"]',
+    ]
+    assert configuration.composed(configuration.quoted(given[:1])).data.shards == "/cc3m/{00000..00331}.tar"
+    assert configuration.quoted([SHARDS]) == [SHARDS]
+
+
+def test_options_of_hydra_are_no_overrides():
+    configuration.check_command_line([SHARDS, "--cfg", "job", "--resolve"])
