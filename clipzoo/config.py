@@ -41,7 +41,7 @@ HARMLESS = (
 
 def check_command_line(arguments: list[str], name: str = "train") -> None:
     """Exit with code 2 and one clear message when the overrides make no valid configuration."""
-    options = get_args_parser().parse_args(arguments)
+    options = get_args_parser().parse_intermixed_args(arguments)
     if options.help or options.hydra_help or options.info:
         return
     overrides = options.overrides
