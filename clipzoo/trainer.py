@@ -170,7 +170,7 @@ class Trainer:
         )
 
     def _log(self, parts: Parts, meter: Meter, step: int, values: dict[str, Any]) -> None:
-        tensors = {key: value.detach().float() for key, value in values.items() if isinstance(value, Tensor)}
+        tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
         averaged = distributed.mean(torch.stack([each.to(self.device) for each in tensors.values()])).tolist()
         values = {**values, **dict(zip(tensors, averaged, strict=True)), **meter.read(step), **parts.data.counters()}
         parts.logger.log(step, values)
