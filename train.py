@@ -71,6 +71,6 @@ def train(config: DictConfig) -> None:
 if __name__ == "__main__":
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and {"-m", "--multirun"} & set(sys.argv):
         configuration.leave(ConfigError("-m starts one process a point: run it without torchrun"))
-    sys.argv[1:] = configuration.quoted(sys.argv[1:])
+    sys.argv[1:] = configuration.for_hydra(sys.argv[1:])
     configuration.check_command_line(sys.argv[1:])
     main()

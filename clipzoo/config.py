@@ -52,10 +52,12 @@ def check_command_line(arguments: list[str], name: str = "train") -> None:
         leave(error)
 
 
-def quoted(arguments: list[str]) -> list[str]:
-    """The same command line with shard ranges in the quotes that Hydra wants: cc3m/{0..9}.tar -> "..."."""
+def for_hydra(arguments: list[str]) -> list[str]:
+    """The same command line as Hydra wants it: options first, shard ranges in quotes of its own ("{0..9}.tar")."""
+    overrides = get_args_parser().parse_intermixed_args(arguments).overrides
     ranges = re.compile(r"""[^\s,=\[\]"']*\{\d+\.\.\d+\}[^\s,\[\]"']*""")
-    return [each if {'"', "'"} & set(each) else ranges.sub(lambda found: f'"{found[0]}"', each) for each in arguments]
+    quoted = [each if {'"', "'"} & set(each) else ranges.sub(lambda found: f'"{found[0]}"', each) for each in overrides]
+    return [each for each in arguments if each not in overrides] + quoted
 
 
 def leave(error: ConfigError) -> None:

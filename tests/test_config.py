@@ -82,16 +82,17 @@ def test_a_run_is_named_after_what_shapes_its_result():
 
 
 def test_shard_ranges_need_no_quotes_beyond_the_shells():
-    given = ["data.shards=/cc3m/{00000..00331}.tar", "-m", "seed=0,1", "data.shards=[/a/{0..3}.tar,/b/{0..3}.tar]"]
-    assert configuration.quoted(given) == [
+    given = ["data.shards=/cc3m/{00000..00331}.tar", "seed=0,1", "data.shards=[/a/{0..3}.tar,/b/{0..3}.tar]"]
+    assert configuration.for_hydra(given) == [
         'data.shards="/cc3m/{00000..00331}.tar"',
-        "-m",
         "seed=0,1",
         'data.shards=["/a/{0..3}.tar","/b/{0..3}.tar"]',
     ]
-    assert configuration.composed(configuration.quoted(given[:1])).data.shards == "/cc3m/{00000..00331}.tar"
-    assert configuration.quoted([SHARDS]) == [SHARDS]
+    assert configuration.composed(configuration.for_hydra(given[:1])).data.shards == "/cc3m/{00000..00331}.tar"
+    assert configuration.for_hydra([SHARDS]) == [SHARDS]
 
 
-def test_options_of_hydra_are_no_overrides():
-    configuration.check_command_line([SHARDS, "--cfg", "job", "--resolve"])
+def test_options_may_stand_among_overrides():
+    given = [SHARDS, "--cfg", "job", "seed=1", "-m"]
+    assert configuration.for_hydra(given) == ["--cfg", "job", "-m", SHARDS, "seed=1"]
+    configuration.check_command_line(given)
