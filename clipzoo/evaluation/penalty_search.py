@@ -1,0 +1,126 @@
+"""The linear probe's search for C, and its final fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clipzoo.evaluation.checks import check_classes, check_finite, check_labels
+from clipzoo.evaluation.classification import accuracies
+from clipzoo.evaluation.logistic import LogisticRegression, Solution
+from clipzoo.evaluation.ranking import exact_products, places
+
+GRID = torch.logspace(-6, 6, 97, dtype=torch.float64).tolist()
+"""The values of C."""
+STRIDES = (16, 8, 4, 2, 1)
+
+
+@dataclass(frozen=True)
+class Split:
+    """features [n, d] and labels [n]."""
+
+    features: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device, precision: torch.dtype) -> Split:
+        return Split(self.features.to(device, precision), self.labels.to(device))
+
+    def rows(self, chosen: Tensor) -> Split:
+        return Split(self.features[chosen], self.labels[chosen])
+
+    def join(self, other: Split) -> Split:
+        return Split(torch.cat([self.features, other.features]), torch.cat([self.labels, other.labels]))
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """metrics on test in percent; c: chosen; search: validation metric of every C tried; predictions [test]."""
+
+    metrics: dict[str, float]
+    c: float
+    search: dict[float, float]
+    predictions: Tensor
+    converged: bool
+
+
+def probe(
+    splits: dict[str, Split], class_names: list[str], metric: str, seed: int, name: str, say: Callable[[str], None]
+) -> ProbeResult:
+    """Choose C on validation, fit on train and validation, judge on test.
+
+    splits: train, test and perhaps validation; without it a tenth of train is held out, the same share of each class.
+    metric: "top1" or "mean_per_class", what the choice maximises; the smallest C wins a tie.
+    """
+    for split, part in splits.items():
+        check_labels(part.labels, class_names, name, split)
+        check_finite(part.features, f"{name}, {split}")
+        if split != "validation":
+            check_classes(part.labels, class_names, f"{name}, {split}")
+    train, validation = splits["train"], splits.get("validation")
+    if validation is None:
+        held = held_out(train.labels, seed)
+        train, validation = train.rows(~held), train.rows(held)
+    with exact_products():
+        search, nearest = _search(train, validation, class_names, metric, lambda text: say(f"{name}, {text}"))
+        best = min(search, key=lambda c: (-search[c], c))
+        whole = train.join(validation)
+        model = LogisticRegression(whole.features, whole.labels, len(class_names))
+        solution = model.solve(best)
+        logits = model.logits(solution, splits["test"].features)
+    del nearest
+    labels = splits["test"].labels
+    metrics = accuracies(labels, places(logits, labels), class_names, f"{name}, test")
+    return ProbeResult(metrics, best, search, logits.argmax(dim=1), solution.converged)
+
+
+def held_out(labels: Tensor, seed: int) -> Tensor:
+    """[n] -> [n] bool: int(n / 10) samples, every class by its share (largest remainders), drawn from `seed`."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    order = torch.randperm(len(labels), generator=generator)
+    sizes = torch.bincount(labels.cpu())
+    shares = sizes.double() / 10
+    quotas = shares.long()
+    rest = len(labels) // 10 - int(quotas.sum())
+    # A class of one sample stays in train.
+    remainders = torch.where(sizes > 1, shares - quotas, -1.0)
+    quotas[remainders.argsort(descending=True, stable=True)[:rest]] += 1
+    shuffled = labels.cpu()[order]
+    by_class = shuffled.argsort(stable=True)
+    starts = sizes.cumsum(0) - sizes
+    turn = torch.arange(len(labels)) - starts[shuffled[by_class]]
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    held[order[by_class[turn < quotas[shuffled[by_class]]]]] = True
+    return held.to(labels.device)
+
+
+def _search(
+    train: Split, validation: Split, class_names: list[str], metric: str, say: Callable[[str], None]
+) -> tuple[dict[float, float], dict[int, Solution]]:
+    """Strides of 16, 8, 4, 2, 1 over the grid, seven points each, centred on the best so far."""
+    model = LogisticRegression(train.features, train.labels, len(class_names))
+    solutions: dict[int, Solution] = {}
+    scores: dict[int, float] = {}
+    center = len(GRID) // 2
+    for stride in STRIDES:
+        for index in sorted({min(max(center + stride * turn, 0), len(GRID) - 1) for turn in range(-3, 4)}):
+            if index in scores:
+                continue
+            start = solutions[min(solutions, key=lambda known: abs(known - index))] if solutions else None
+            solutions[index] = model.solve(GRID[index], start)
+            scores[index] = _metric(model.logits(solutions[index], validation.features), validation.labels, metric)
+        center = min(scores, key=lambda index: (-scores[index], index))
+        say(f"stride {stride}: C {GRID[center]:.3g}, validation {scores[center]:.2f}")
+    return {GRID[index]: scores[index] for index in sorted(scores)}, solutions
+
+
+def _metric(logits: Tensor, labels: Tensor, metric: str) -> float:
+    """Of validation, where a class may have no sample: it does not count."""
+    right = (places(logits, labels) == 0).double()
+    if metric == "top1":
+        return 100 * right.mean().item()
+    sizes = torch.bincount(labels, minlength=logits.shape[1])
+    per_class = torch.zeros(logits.shape[1], dtype=torch.float64, device=logits.device).index_add(0, labels, right)
+    return 100 * (per_class[sizes > 0] / sizes[sizes > 0]).mean().item()

@@ -1,0 +1,192 @@
+"""A list of data sets and what to measure on them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from math import floor
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from clipzoo import distributed
+from clipzoo.data.tokenizer import Tokenizer
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation import artefacts
+from clipzoo.evaluation.encoding import Encoding
+from clipzoo.evaluation.penalty_search import probe
+from clipzoo.evaluation.probe_features import WHERE, read_features, write_features
+from clipzoo.evaluation.retrieval import retrieval
+from clipzoo.evaluation.zero_shot import zero_shot
+from clipzoo.model import Model
+from clipzoo.run import say, write_whole
+
+
+class Suite:
+    """Evaluates a model on the sets under `root`; each finished set is kept, so that a stopped evaluation goes on.
+
+    zero_shot, linear_probe, retrieval: names of sets. tokenizer, image_size: the encoder's.
+    interpolation: of the resized picture. probe_resize: the shorter side before the probe's central crop, as a
+    multiple of image_size (zero-shot and retrieval: 1). batch_size: pictures or captions at once on a rank.
+    workers: processes that decode, on each rank. precision: of the encoders. draws: of random features, for heads that
+    have them. paired: also the paired recall of KME-CLIP. every_epochs: also during training; null only at its end.
+    seed: of the validation samples held out where a set has none. keep_features: leave the probe's features on disk.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        zero_shot: list[str],
+        linear_probe: list[str],
+        retrieval: list[str],
+        tokenizer: Tokenizer,
+        image_size: int,
+        interpolation: Literal["bicubic", "bilinear"],
+        probe_resize: float,
+        batch_size: int,
+        workers: int,
+        precision: Literal["bf16", "fp16", "float32"],
+        draws: int,
+        paired: bool,
+        every_epochs: float | None,
+        seed: int,
+        keep_features: bool,
+    ) -> None:
+        for key, value in {"batch_size": batch_size, "draws": draws}.items():
+            if value < 1:
+                raise ConfigError(f"eval.{key} must be at least 1, not {value}")
+        if probe_resize < 1:
+            raise ConfigError(f"eval.probe_resize={probe_resize} would crop beyond the picture: it must be at least 1")
+        if every_epochs is not None and every_epochs <= 0:
+            raise ConfigError(f"eval.every_epochs must be above 0, not {every_epochs}: null evaluates at the end only")
+        self._root = Path(root)
+        self._names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
+        self._encoding = Encoding(tokenizer, image_size, interpolation, batch_size, workers, precision)
+        self._probe_resize = round(probe_resize * image_size)
+        self._draws, self._paired, self._seed = draws, paired, seed
+        self._every = every_epochs
+        self._keep_features = keep_features
+        self._sets: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Find all sets, before anything slow; a ConfigError names those that are missing."""
+        from clipzoo.data.downstream import open_set
+
+        for name in sorted({name for names in self._names.values() for name in names}):
+            self._sets[name] = open_set(self._root, name)
+
+    def due(self, before: float, now: float) -> bool:
+        """Whether training that went from epoch `before` to `now` has passed an evaluation."""
+        return self._every is not None and floor(now / self._every) > floor(before / self._every)
+
+    @torch.no_grad()
+    def run(self, model: Model, output: Path) -> dict[str, float]:
+        """All metrics in percent, by flat keys; pictures and tables for the report go to `output`."""
+        if not self._sets:
+            self.open()
+        training = model.training
+        model.eval()
+        try:
+            return self._run(model, output, self._key(model))
+        finally:
+            model.train(training)
+
+    def _run(self, model: Model, output: Path, key: str) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for name in self._names["zero_shot"]:
+            path = output / "zero_shot" / f"{name}.json"
+            metrics |= _kept(path, key, lambda name=name: self._zero_shot(model, name, output))  # type: ignore[misc]
+        for name in self._names["linear_probe"]:
+            path = output / "linear_probe" / f"{name}.json"
+            metrics |= _kept(path, key, lambda name=name: self._linear_probe(model, name, output, key))  # type: ignore[misc]
+        for name in self._names["retrieval"]:
+            path = output / "retrieval" / f"{name}.json"
+            metrics |= _kept(path, key, lambda name=name: self._retrieval(model, name, output))  # type: ignore[misc]
+        return metrics
+
+    def _zero_shot(self, model: Model, name: str, output: Path) -> dict[str, float]:
+        data = self._sets[name]
+        result = zero_shot(model, data, "test", self._encoding, self._encoding.image_size, self._draws)
+        path = output / "zero_shot" / f"{name}.npz"
+        distributed.first_rank_does(lambda: artefacts.write_zero_shot(path, data, "test", result))
+        return {f"zero_shot/{name}/{metric}": value for metric, value in result.metrics.items()}
+
+    def _retrieval(self, model: Model, name: str, output: Path) -> dict[str, float]:
+        data = self._sets[name]
+        result = retrieval(model, data, self._encoding, self._draws, self._paired)
+        path = output / "retrieval" / f"{name}.npz"
+        distributed.first_rank_does(lambda: artefacts.write_retrieval(path, data, result))
+        metrics = {}
+        for metric, value in result.metrics.items():
+            set_name, metric = (f"{name}_paired", metric[7:]) if metric.startswith("paired/") else (name, metric)
+            metrics[f"retrieval/{set_name}/{metric}"] = value
+        return metrics
+
+    def _linear_probe(self, model: Model, name: str, output: Path, key: str) -> dict[str, float]:
+        data = self._sets[name]
+        folder = output / "features" / name
+        for split, samples in data.splits.items():
+            write_features(model, samples, name, split, self._encoding, self._probe_resize, folder, key)
+        # One rank a probe: the solver itself is not distributed.
+        found: dict[str, dict[str, Any]] = {}
+        for turn, where in enumerate(WHERE):
+            if turn % distributed.world_size() == distributed.rank():
+                found[where] = self._solve(data, where, folder, model.device)
+        merged = {where: each for part in distributed.gather_object(found) for where, each in part.items()}
+        if distributed.is_first():
+            write_whole(_made(output / "linear_probe" / f"{name}.search.json"), json.dumps(merged, indent=1))
+            if not self._keep_features:
+                shutil.rmtree(folder)
+        return {
+            f"linear_probe/{name}/{where}/{metric}": value
+            for where in WHERE
+            for metric, value in merged[where]["metrics"].items()
+        }
+
+    def _solve(self, data: Any, where: str, folder: Path, device: torch.device) -> dict[str, Any]:
+        precision = torch.float64 if device.type == "cpu" else torch.float32
+        splits = {split: read_features(folder, split, where).to(device, precision) for split in data.splits}
+        result = probe(splits, list(data.class_names), data.metric, self._seed, f"{data.name}, {where} projection", say)
+        return {"metrics": result.metrics, "C": result.c, "converged": result.converged, "search": result.search}
+
+    def _key(self, model: Model) -> str:
+        """Of the weights and of how pictures are shown: what is kept under another key is made again."""
+        digest = hashlib.sha256()
+        for name, value in model.state_dict().items():
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        facts = self._encoding
+        shown = (facts.image_size, facts.interpolation, facts.precision, self._probe_resize, self._draws, self._seed)
+        digest.update(f"{shown} {self._root} {self._paired}".encode())
+        return digest.hexdigest()
+
+
+def _kept(path: Path, key: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """The metrics in `path` when they were made under the same key; else `measure` them and keep them."""
+    begin = time.perf_counter()
+
+    def stored() -> dict[str, float] | None:
+        content = json.loads(path.read_text()) if path.exists() else {}
+        return content["metrics"] if content.get("key") == key else None
+
+    metrics = distributed.first_rank_does(stored)
+    if metrics is None:
+        metrics = measure()
+        content = json.dumps({"key": key, "metrics": metrics}, indent=1)
+        distributed.first_rank_does(lambda: write_whole(_made(path), content))
+    shown = ", ".join(f"{name.split('/', 2)[2]} {value:.2f}" for name, value in _headline(metrics))
+    say(f"evaluation: {path.parent.name} {path.stem}: {shown} ({time.perf_counter() - begin:.1f} s)")
+    return metrics
+
+
+def _headline(metrics: dict[str, float]) -> Sequence[tuple[str, float]]:
+    return [(key, value) for key, value in metrics.items() if key.endswith(("top1", "recall_at_1"))]
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
