@@ -89,8 +89,8 @@ def log_softplus(raw: Tensor) -> Tensor:
     """log log(1 + e^a), elementwise, exact for any a; naively it is -inf below a = -104 in float32."""
     low = -20.0
     # Far below, log(1 + t) = t - t^2 / 2 with t = e^a. Clamping keeps each branch finite where the other is chosen.
-    tail = raw - raw.clamp(max=low).exp() / 2
-    return torch.where(raw < low, tail, _softplus(raw.clamp(min=low)).log())
+    tail = raw - raw.clamp(max=0.0).exp() / 2
+    return torch.where(raw <= low, tail, _softplus(raw.clamp(min=low)).log())
 
 
 def _softplus(raw: Tensor) -> Tensor:
