@@ -1,0 +1,1 @@
+"""Pages made from what runs have written."""
