@@ -35,15 +35,15 @@ class InfoLOOB(Objective):
             return []
         return [
             f"objective infoloob has no minimum under scores without bounds (head {type(head).__name__} gives "
-            f"{head.score_range}): use head=clip, or objective=infonce"
+            f"{head.score_range}): take head=cloob, or objective=infonce"
         ]
 
     def warnings(self, head: Head) -> list[str]:
         found = super().warnings(head)
         if head.learnable_temperature:
             found.append(
-                "objective infoloob does not saturate, so a learnable temperature runs to its bound; "
-                "CLOOB fixes it (head.learnable_temperature=false)"
+                f"objective infoloob does not saturate, so the learnable temperature of head {type(head).__name__} "
+                "runs to its bound; CLOOB trains with a fixed one"
             )
         return found
 

@@ -11,7 +11,7 @@ def plain_cosines(head: Head, objective: str) -> list[str]:
     if head.learnable_temperature:
         reasons.append(
             f"objective {objective} has a temperature of its own, and head {type(head).__name__} learns another: "
-            "set head.learnable_temperature=false, or take head=cosine"
+            "take head=cosine"
         )
     low, high = head.score_range
     if low < -1 - TOLERANCE or high > 1 + TOLERANCE:
