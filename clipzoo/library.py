@@ -27,7 +27,7 @@ class LoadedModel(Model):
     def __init__(self, model: Model, config: Mapping[str, Any]) -> None:
         super().__init__(model.encoder, model.head)
         self.config = config
-        self.tokenizer: Callable[[list[str]], Tensor] = model.encoder.tokenizer
+        self.tokenizer = model.encoder.tokenizer
         self.transform = evaluation_transform(config)
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +32,8 @@ class Logger:
         group: str | None,
         tensorboard: bool,
     ) -> None:
-        self._wandb_mode = wandb
-        self._names = {"project": project, "entity": entity, "group": group}
+        self._wandb_mode: Any = wandb
+        self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}
         self._tensorboard = tensorboard
         self._file: Any = None
         self._copies: list[Callable[[int, Mapping[str, Any]], None]] = []
@@ -57,7 +58,7 @@ class Logger:
         self._file.write(json.dumps({"step": step, **values}) + "\n")
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
         for copy in list(self._copies):
-            self._guarded(lambda copy=copy: copy(step, numbers), copy)
+            self._guarded(partial(copy, step, numbers), copy)
 
     def close(self) -> None:
         if self._file is not None:
@@ -93,7 +94,11 @@ class Logger:
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(str(folder / "tensorboard"))
-        self._copies.append(lambda step, values: [writer.add_scalar(key, each, step) for key, each in values.items()])
+        def write(step: int, values: Mapping[str, Any]) -> None:
+            for key, value in values.items():
+                writer.add_scalar(key, value, step)
+
+        self._copies.append(write)
         self._closers.append(writer.close)
 
 

@@ -15,8 +15,8 @@ class Model(nn.Module):
 
     def __init__(self, encoder: Encoder, head: Head) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.head = head
+        self.encoder: Encoder = encoder
+        self.head: Head = head
 
     @property
     def device(self) -> torch.device:

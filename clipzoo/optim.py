@@ -46,7 +46,7 @@ class Cosine:
         step: float = progress.step
         if self.per_epoch:
             step = max(warmup, math.floor(step / steps_per_epoch) * steps_per_epoch)
-        length = progress.total_steps - warmup
+        length = float(progress.total_steps - warmup)
         done = step - warmup
         if self.restart_epochs is not None:
             length = min(length, self.restart_epochs * steps_per_epoch)

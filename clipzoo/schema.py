@@ -160,7 +160,8 @@ def _fits(value: Any, annotation: ast.expr) -> bool:
             return isinstance(value, Mapping)
         case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
             options = choices.elts if isinstance(choices, ast.Tuple) else [choices]
-            return any(value == each.value and type(value) is type(each.value) for each in options if _constant(each))
+            constants = [each.value for each in options if isinstance(each, ast.Constant)]
+            return any(value == each and type(value) is type(each) for each in constants)
         case ast.Subscript(value=ast.Name(id="list" | "Sequence"), slice=inner):
             return isinstance(value, list) and all(_fits(each, inner) for each in value)
         case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=inners)):
@@ -172,7 +173,3 @@ def _fits(value: Any, annotation: ast.expr) -> bool:
         case ast.Subscript(value=ast.Name(id="dict" | "Mapping"), slice=ast.Tuple(elts=[_, inner])):
             return isinstance(value, Mapping) and all(_fits(each, inner) for each in value.values())
     return isinstance(value, Mapping) and "_target_" in value
-
-
-def _constant(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant)

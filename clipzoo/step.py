@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,8 @@ class Replay(nn.Module):
         ]
         # Head and objective have their gradients already; zeros let DDP see them take part in this backward pass.
         others = (*self.contrast.model.head.parameters(), *self.contrast.objective.parameters())
-        return sum(terms) + sum((each * 0).sum() for each in others if each.requires_grad)
+        terms += [(each * 0).sum() for each in others if each.requires_grad]
+        return torch.stack([term.to(terms[0].dtype) for term in terms]).sum()
 
 
 def backward(
@@ -72,7 +74,7 @@ def backward(
         loss = module(batch, progress, None)
         (loss.total * scale).backward()
         return loss
-    contrast = (module.module if isinstance(module, DistributedDataParallel) else module).contrast
+    contrast: Any = (module.module if isinstance(module, DistributedDataParallel) else module).contrast
     parts = batch.split(micro_batch)
     states = []
     with torch.no_grad():

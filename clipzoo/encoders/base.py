@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -14,6 +15,8 @@ class Encoder(nn.Module):
 
     image_width: int
     text_width: int
+    tokenizer: Callable[[list[str]], Tensor]
+    image_size: int
 
     @abstractmethod
     def image(self, image: Tensor) -> Features:

@@ -24,6 +24,8 @@ class TimmTower(nn.Module):
     checkpoint: recompute activations in the backward pass instead of keeping them.
     """
 
+    trunk: Any
+
     def __init__(
         self,
         name: str,
@@ -35,10 +37,10 @@ class TimmTower(nn.Module):
         super().__init__()
         import timm
 
-        size = {} if image_size is None else {"img_size": image_size}
+        size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
         self.trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
         self.trunk.set_grad_checkpointing(checkpoint)
-        self.width = self.trunk.num_features
+        self.width: int = self.trunk.num_features
 
     def forward(self, image: Tensor) -> Features:
         features = self.trunk.forward_features(image)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -84,7 +86,7 @@ def end_positions(text: Tensor, end_token: int) -> Tensor:
     return torch.where(found.any(dim=1), found.int().argmax(dim=1), text.shape[1] - 1)
 
 
-def _causal_block(block: nn.Module, states: Tensor) -> Tensor:
+def _causal_block(block: Any, states: Tensor) -> Tensor:
     """open_clip's residual attention block with a causal flag in place of a mask. [b, L, w] -> [b, L, w]."""
     attention = block.attn
     projected = functional.linear(block.ln_1(states), attention.in_proj_weight, attention.in_proj_bias)

@@ -21,6 +21,9 @@ class TwoTowers(Encoder):
     tokenizer: captions -> ids. mean, std: normalisation of [0, 1] images, a number a channel.
     """
 
+    _scale: Tensor
+    _shift: Tensor
+
     def __init__(
         self,
         image_tower: nn.Module,
