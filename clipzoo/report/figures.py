@@ -148,12 +148,13 @@ def _curve(panel: Axes, steps: Sequence[float], values: Sequence[float]) -> None
         panel.plot(steps, line, color=INK, linewidth=1.6)
     else:
         panel.plot(steps, line, color=MUTED, linewidth=0.7)
-        # The mean of the values around each step, as many before as behind it.
+        # The mean of the values around each step, as many before as behind it; too few make no mean.
         window, places = len(line) // 30 + 1, np.arange(len(line))
         reach = np.minimum(window, np.minimum(places, len(line) - 1 - places))
         sums = np.concatenate([[0.0], line.cumsum()])
         mean = (sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1)
-        panel.plot(steps, mean, color=INK, linewidth=1.6)
+        enough = 2 * reach >= window
+        panel.plot(np.asarray(steps)[enough], mean[enough], color=INK, linewidth=1.6)
     _plain(panel)
 
 
