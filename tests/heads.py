@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ IMAGE_WIDTH, TEXT_WIDTH, EMBED_WIDTH = 12, 10, 8
 IMAGE_TOKENS, TEXT_TOKENS = 5, 6
 
 
+@cache
 def head_config(head: str, *overrides: str) -> dict[str, Any]:
     """The resolved node of conf/head/<name>.yaml with overrides, for a small encoder and d = 8."""
     name, *variant = head.split()

@@ -16,6 +16,7 @@ from clipzoo.encoders.text import ClipTextTower
 from clipzoo.model import Model
 from clipzoo.types import Batch, Features, concatenate, map_embedding
 from tests.heads import (
+    CONF,
     HEADS,
     IMAGE_TOKENS,
     IMAGE_WIDTH,
@@ -86,6 +87,16 @@ def test_forward_is_embed_then_similarity_and_rows_are_anchors(name):
         assert torch.equal(scores.positives(), scores.dense().diagonal())
     again = head.similarity(head.embed_image(image), head.embed_text(text))
     assert torch.equal(again.image_to_text.dense(), similarity.image_to_text.dense())
+
+
+@every_head
+def test_facts_name_real_objectives_and_the_scores_inside_a_modality(name):
+    head = build_head(name)
+    objectives = {path.stem for path in (CONF / "objective").glob("*.yaml")}
+    assert head.published_with and set(head.published_with) <= objectives
+    similarity = head(image_features(3), text_features(3))
+    for make in (similarity.within_image, similarity.within_text):
+        assert (make is not None) == head.compares_within
 
 
 @every_head
