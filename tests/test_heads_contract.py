@@ -93,7 +93,7 @@ def test_forward_is_embed_then_similarity_and_rows_are_anchors(name):
 def test_facts_name_real_objectives_and_the_scores_inside_a_modality(name):
     head = build_head(name)
     objectives = {path.stem for path in (CONF / "objective").glob("*.yaml")}
-    assert head.published_with and set(head.published_with) <= objectives
+    assert set(head.published_with) <= objectives
     similarity = head(image_features(3), text_features(3))
     for make in (similarity.within_image, similarity.within_text):
         assert (make is not None) == head.compares_within
