@@ -6,11 +6,12 @@ import logging
 
 import pytest
 
+from clipzoo import schema
 from clipzoo.errors import ConfigError
 from clipzoo.heads.clip import ClipHead
 from clipzoo.legality import check_pair, require
 from clipzoo.objectives.cyclip import CyCLIP
-from scripts.compatibility import PAGE, build_head, build_objective, options, page, verdicts
+from scripts.compatibility import PAGE, build_head, build_objective, composed, options, page, verdicts
 
 OWN_TEMPERATURE = ("nuclr", "sogclr", "isogclr", "dcl", "cyclip")
 
@@ -32,6 +33,11 @@ def test_the_name_of_an_objective_is_that_of_its_configuration():
     assert {name: build_objective(name).name for name in options("objective")} == {
         name: name for name in options("objective")
     }
+
+
+@pytest.mark.parametrize("objective", options("objective"))
+def test_yaml_gives_every_argument_with_its_type(objective):
+    assert list(schema.faults(composed(f"+objective={objective}"))) == []
 
 
 def test_infonce_trains_every_head_as_published(found):

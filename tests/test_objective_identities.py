@@ -151,9 +151,9 @@ def test_one_sided_optimum_of_a_gaussian_pair_is_the_conditional_covariance():
     The loss there is minus the mutual information, log(1 - (2/3)^2) / 2.
     """
     covariance = torch.tensor([[1.5, 1.0], [1.0, 1.5]], dtype=torch.float64)
-    pairs = _gaussian_pairs(2048, covariance)
+    pairs = _gaussian_pairs(1024, covariance)
     encoders = torch.tensor([0.5, 0.5], dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([encoders], max_iter=25, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([encoders], max_iter=15, line_search_fn="strong_wolfe")
     objective = Conditional(lambda_u=2.0, lambda_v=0.0)
 
     def loss() -> Tensor:

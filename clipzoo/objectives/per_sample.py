@@ -62,8 +62,8 @@ class PerSampleObjective(Objective):
             raise ConfigError(f"sample id {wrong} is outside the {self.samples} samples of the data set (data.shards)")
         twice = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
         raise ConfigError(
-            f"sample {twice} is twice in one global batch, and its state cannot be updated twice at once: give a "
-            f"trainer.global_batch (now {len(ordered)}) that divides the data set's {self.samples} samples"
+            f"sample {twice} is twice in one global batch of {len(ordered)}, and its state cannot be updated twice at "
+            "once: the data (data._target_) must not repeat a sample id within a step"
         )
 
 
