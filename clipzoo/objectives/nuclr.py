@@ -141,5 +141,5 @@ def zeta_rate(progress: Progress, eta: float, frozen_epochs: int) -> float:
 
 
 def _begins_epoch(progress: Progress) -> bool:
-    steps_per_epoch = progress.samples / progress.global_batch
-    return progress.step > 0 and math.floor(progress.epoch) > math.floor((progress.step - 1) / steps_per_epoch)
+    before = (progress.step - 1) * progress.global_batch / progress.samples
+    return progress.step > 0 and math.floor(progress.epoch) > math.floor(before)
