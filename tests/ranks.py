@@ -28,7 +28,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, se
     pipes, processes = [], []
     for rank in range(world_size):
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_rank, args=(sender, rank, world_size, port, function, arguments), daemon=True)
+        process = context.Process(target=_rank, args=(sender, rank, world_size, port, function, arguments))
         process.start()
         sender.close()
         pipes.append(receiver)

@@ -174,13 +174,14 @@ def _scan(files: ShardFiles, location: str) -> Scan:
 
 
 def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
-    """Whether the scan found the first of the samples known of this shard, and not all."""
+    """Whether the scan found nothing but the first of the samples known of this shard; its last may lack members."""
     count, start = len(scan.records), int(known.starts[number])
-    return (
-        count < known.shards[number].count
-        and np.array_equal(scan.records, known.records[start : start + count])
-        and scan.keys == known.keys(number)[:count]
-    )
+    if count > known.shards[number].count or scan.keys != known.keys(number)[:count]:
+        return False
+    before = known.records[start : start + count]
+    if not np.array_equal(scan.records[:-1], before[:-1]):
+        return False
+    return not count or all(new in (0, old) for new, old in zip(scan.records[-1], before[-1], strict=True))
 
 
 def _row(name: str, scan: Scan, state: tuple[int, int]) -> Shard:

@@ -138,7 +138,10 @@ class ShardData:
             num_workers=self._workers,
             prefetch_factor=self._prefetch if self._workers else None,
             pin_memory=torch.cuda.is_available(),
+            multiprocessing_context="fork" if self._workers else None,
             worker_init_fn=start_worker,
+            # Its own: the loader would draw a seed from the generator that training uses.
+            generator=torch.Generator(),
         )
         for batch, findings, failure in iterate(loader):
             if failure is not None:

@@ -39,6 +39,9 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
     `flaw`.
     """
     contents = Contents()
+    if 0 < size < _BLOCK:
+        contents.flaw = "not a tar archive" + _compression(read(_BLOCK, 0))
+        return contents
     headers = _Headers(read)
     position = 0
     long_name: bytes | None = None
@@ -74,7 +77,8 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
                 contents.members.append(Member(name, start, length))
             long_name, pax = None, {}
     if not ended:
-        contents.flaw = "empty file" if size == 0 else UNTERMINATED
+        cut = f"truncated: {size} bytes end inside a member"
+        contents.flaw = "empty file" if size == 0 else UNTERMINATED if position == size else cut
     return contents
 
 
