@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from clipzoo.heads.base import Head
 from clipzoo.heads.points import TokenPoints, weighted_sum
-from clipzoo.ops.kme_reference import kme_score
+from clipzoo.ops.kme import kme_score
 from clipzoo.types import Features, PointSet
 
 

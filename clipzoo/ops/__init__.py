@@ -1,1 +1,1 @@
-"""Score kernels, each beside its slow twin."""
+"""Fast score kernels, each beside a slow twin of the same signature."""

@@ -1,0 +1,69 @@
+"""Point sets without the points that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where n samples' points lie in a packed array of P points.
+
+    lengths: the samples' numbers of points. starts: n + 1 offsets. owner: [P] int64, the sample of each point.
+    """
+
+    lengths: list[int]
+    starts: list[int]
+    owner: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def blocks(self, points: int) -> Iterator[Block]:
+        """Consecutive runs of whole samples, as few and as even as may be with about `points` points each."""
+        total = self.starts[-1]
+        count = -(-total // points)
+        centre = [(start + end) / 2 for start, end in pairwise(self.starts)]
+        for _, samples in groupby(range(len(self)), key=lambda sample: int(centre[sample] * count / max(total, 1))):
+            run = list(samples)
+            if self.starts[run[-1] + 1] > self.starts[run[0]]:
+                yield Block(self, run[0], run[-1] + 1)
+
+
+class Block:
+    """Samples `first` to `last` of a layout: slices of its samples and of its points, and the segments inside."""
+
+    def __init__(self, layout: Layout, first: int, last: int) -> None:
+        start = layout.starts[first]
+        self.samples = slice(first, last)
+        self.points = slice(start, layout.starts[last])
+        self.owner = layout.owner[self.points] - first
+        self.count = last - first
+        lengths = layout.lengths[first:last]
+        self.length = lengths[0] if min(lengths) == max(lengths) else None
+        self.segments = [
+            (index, slice(layout.starts[first + index] - start, layout.starts[first + index + 1] - start))
+            for index in range(self.count)
+            if lengths[index]
+        ]
+
+
+def pack(points: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor, Layout]:
+    """[n, M, d], [n, M] -> the points with a log-weight above -inf, [P, d] and [P], differentiable, and their layout.
+
+    A NaN is kept: it must show in the score, not vanish as padding.
+    """
+    samples, count, width = points.shape
+    present = log_weights.detach() != float("-inf")
+    lengths = present.sum(dim=1).tolist()
+    owner = torch.arange(samples, device=points.device).repeat_interleave(count)
+    points, log_weights = points.reshape(-1, width), log_weights.reshape(-1)
+    if sum(lengths) < samples * count:
+        index = present.reshape(-1).nonzero().squeeze(1)
+        owner, points, log_weights = (each.index_select(0, index) for each in (owner, points, log_weights))
+    return points, log_weights, Layout(lengths, list(accumulate(lengths, initial=0)), owner)
