@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from clipzoo import config as configuration
 from clipzoo import run
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, TrainingError
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
@@ -20,7 +20,7 @@ def main(config: DictConfig) -> None:
     try:
         configuration.check(config)
         train(config)
-    except ConfigError as error:
+    except (ConfigError, TrainingError) as error:
         configuration.leave(error)
 
 
@@ -33,17 +33,19 @@ def train(config: DictConfig) -> None:
         return
 
     # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
-    from clipzoo import distributed, legality, logger
+    from clipzoo import distributed, legality, logger, watch
     from clipzoo.build import build_head, build_model, build_objective, part
+    from clipzoo.interruption import Interruption
     from clipzoo.report.run import write_report
     from clipzoo.trainer import Parts
 
+    interruption = Interruption()
     logger.quiet_libraries()
     trainer = part(plain["trainer"])
     head, objective = build_head(plain), build_objective(plain)
     legality.require(head, objective)
     distributed.start(trainer.device, trainer.timeout)
-    try:
+    with watch.Watch(trainer.timeout):
         distributed.first_rank_does(lambda: run.claim(folder, plain))
         data = part(plain["data"])
         data.open(folder)
@@ -51,21 +53,17 @@ def train(config: DictConfig) -> None:
         suite.open()
         model = build_model(plain, head)
         run.say(f"{folder}: {data.samples} samples, {trainer.global_batch} a step, {distributed.world_size()} ranks")
-        parts = Parts(
-            model, objective, data, part(plain["optim"]), suite, part(plain["logger"]), folder, plain["seed"], plain
-        )
-        cost = trainer.fit(parts)
-        metrics = suite.run(model, folder / "evaluation")
-        parts.logger.log(cost["steps"], {"event": "evaluation", **metrics})
-        parts.logger.close()
+        optim, log, seed = part(plain["optim"]), part(plain["logger"]), plain["seed"]
+        parts = Parts(model, objective, data, optim, suite, log, folder, seed, plain, interruption)
+        cost, metrics = trainer.fit(parts)
         if distributed.is_first():
             overrides = list(HydraConfig.get().overrides.task)
             run.write_results(folder, plain, experiment, overrides, cost, metrics)
             write_report(folder)
             run.say(run.summary(folder))
+        log.close()
         distributed.barrier()
-    finally:
-        distributed.stop()
+    distributed.stop()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo import schema
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, TrainingError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 """The configuration groups of the checkout."""
@@ -34,7 +34,8 @@ TOP_LEVEL: dict[str, tuple[type, ...]] = {
 
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "trainer.log_every", "trainer.save_every", "trainer.keep",
-    "trainer.micro_batch", "trainer.device", "trainer.timeout", "trainer.tile",
+    "trainer.micro_batch", "trainer.device", "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.loss_limit",
+    "trainer.best_metric", "trainer.save_in_background",
 )  # fmt: skip
 """Keys that change what a run costs or shows, not what it computes: a run may be resumed with others."""
 
@@ -60,10 +61,10 @@ def for_hydra(arguments: list[str]) -> list[str]:
     return [each for each in arguments if each not in overrides] + quoted
 
 
-def leave(error: ConfigError) -> None:
-    """Say what is wrong and exit with code 2."""
+def leave(error: ConfigError | TrainingError) -> None:
+    """Say what is wrong and exit, with code 2 where the user can change it."""
     print(f"clipzoo: {error}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
 def composed(overrides: list[str], name: str = "train") -> DictConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from clipzoo.errors import ConfigError
 from clipzoo.types import EmbeddingKind, PointSet
+
+BROKEN: tuple[type[Exception], ...] = (dist.DistError,)
+"""What the store of a lost rank raises."""
+
+_entered = 0
+_firsts = 0
+_wire: torch.dtype | None = None
 
 
 def start(device: torch.device, timeout_seconds: float) -> None:
@@ -20,7 +29,16 @@ def start(device: torch.device, timeout_seconds: float) -> None:
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     bound = device if device.type == "cuda" else None
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), device_id=bound)
+    # NCCL's own watchdog aborts the process without a word of ours: `clipzoo.watch` comes before it.
+    seconds = timeout_seconds + (60 if backend == "nccl" else 0)
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds), device_id=bound)
+    except BROKEN as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise ConfigError(
+            f"rank {os.environ.get('RANK')} did not meet all of {os.environ['WORLD_SIZE']} ranks at {where} within "
+            f"trainer.timeout={timeout_seconds:g} seconds: {error}"
+        ) from None
 
 
 def stop() -> None:
@@ -40,8 +58,35 @@ def is_first() -> bool:
     return rank() == 0
 
 
+def store(name: str) -> dist.Store:
+    """A connection of its own to the store of the process group; `name` is put before its keys."""
+    return dist.PrefixStore(name, dist.distributed_c10d._get_default_store().clone())
+
+
+def collectives() -> int:
+    """How many of this module's collectives this rank has entered: a rank that is behind keeps the others waiting."""
+    return _entered
+
+
+def is_broken_collective(error: BaseException) -> bool:
+    """Whether another rank is to blame for `error`. gloo raises a bare RuntimeError that names its own source."""
+    return isinstance(error, BROKEN) or (type(error) is RuntimeError and "/gloo/" in str(error))
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether the first rank raised `error` and this rank only repeats it."""
+    return getattr(error, "is_echo", False)
+
+
+def send_in(dtype: torch.dtype | None) -> None:
+    """The precision in which `gather_embedding` sends; None for that of the embedding."""
+    global _wire
+    _wire = dtype
+
+
 def barrier() -> None:
     if world_size() > 1:
+        _enter()
         dist.barrier()
 
 
@@ -54,25 +99,24 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, tensor: Tensor) -> Tensor:
+    def forward(context: Any, tensor: Tensor, wire: torch.dtype | None) -> Tensor:
         context.rows = len(tensor)
-        return _all_gather(tensor)
+        return _all_gather(tensor.to(wire or tensor.dtype)).to(tensor.dtype)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total)
-        start = rank() * context.rows
-        return total[start : start + context.rows]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        mine = gradient.new_empty((context.rows, *gradient.shape[1:]))
+        _enter()
+        dist.reduce_scatter_tensor(mine, gradient.contiguous())
+        return mine, None
 
 
-def gather(tensor: Tensor) -> Tensor:
-    """[b, ...] -> [N, ...] in rank order, differentiable. Every rank must bring the same shape."""
-    if world_size() == 1:
-        return tensor
-    if tensor.requires_grad:
-        return _Gather.apply(tensor)
-    return _all_gather(tensor)
+def gather(tensor: Tensor, wire: torch.dtype | None = None) -> Tensor:
+    """[b, ...] -> [N, ...] in rank order, differentiable. Every rank must bring the same shape.
+
+    wire: the precision in which the values travel, and to which they are rounded; gradients travel exact.
+    """
+    return tensor if world_size() == 1 else _Gather.apply(tensor, wire)
 
 
 def gather_embedding(embedding: EmbeddingKind) -> EmbeddingKind:
@@ -81,8 +125,39 @@ def gather_embedding(embedding: EmbeddingKind) -> EmbeddingKind:
         return embedding
     if isinstance(embedding, PointSet):
         count = int(maximum(torch.tensor(embedding.points.shape[1], device=embedding.points.device)))
-        return embedding.padded(count).map(gather)
-    return gather(embedding)
+        padded = embedding.padded(count)
+        # Log-weights stay exact: rounding them is a relative error of the weights.
+        return PointSet(gather(padded.points, _wire), gather(padded.log_weights))
+    return gather(embedding, _wire)
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all of equal parts: a permutation of all ranks' numbers, its own inverse and so its own gradient."""
+
+    @staticmethod
+    def forward(context: Any, parts: Tensor) -> Tensor:
+        source = parts.detach().contiguous()
+        received = torch.empty_like(source)
+        _enter()
+        dist.all_to_all_single(received, source)
+        return received
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return _Exchange.forward(context, gradient)
+
+
+def exchange(parts: Tensor) -> Tensor:
+    """[ranks, ...] -> [ranks, ...]: part r goes to rank r, part r of the answer came from rank r. Differentiable."""
+    return parts if world_size() == 1 else _Exchange.apply(parts)
+
+
+def transposed(rows: Tensor) -> Tensor:
+    """[b, N], this rank's rows of the global batch's matrix -> [b, N], its rows of the transpose. Differentiable."""
+    if world_size() == 1:
+        return rows.mT
+    parts = exchange(rows.unflatten(1, (world_size(), -1)).permute(1, 2, 0))  # [ranks, b texts, b images]
+    return parts.transpose(0, 1).flatten(1)
 
 
 def gather_object(value: Any) -> list[Any]:
@@ -90,6 +165,7 @@ def gather_object(value: Any) -> list[Any]:
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
+    _enter()
     dist.all_gather_object(values, value)
     return values
 
@@ -110,24 +186,44 @@ def maximum(tensor: Tensor) -> Tensor:
 
 
 def first_rank_does(action: Callable[[], Any]) -> Any:
-    """Run `action` on rank 0 alone and give its picklable result to all; an error there is raised everywhere."""
+    """Run `action` on rank 0 alone and give its picklable result to all; an error there is raised everywhere.
+
+    The others wait as long as it takes: the group's timeout is for collectives.
+    """
+    global _firsts
     if world_size() == 1:
         return action()
+    _firsts += 1
+    done = f"first{_firsts}"
+    board = dist.distributed_c10d._get_default_store()
     outcome: list[Any] = [None, None]
     if is_first():
         try:
             outcome[0] = action()
         except Exception as error:
             outcome[1] = error
+        board.set(done, "")
+    pause = 0.001
+    while not is_first() and not board.check([done]):
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
+    _enter()
     dist.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
+        outcome[1].is_echo = not is_first()
         raise outcome[1]
     return outcome[0]
+
+
+def _enter() -> None:
+    global _entered
+    _entered += 1
 
 
 def _reduced(tensor: Tensor, operation: Any) -> Tensor:
     copy = tensor.detach().clone()
     if world_size() > 1:
+        _enter()
         dist.all_reduce(copy, operation)
     return copy
 
@@ -135,5 +231,6 @@ def _reduced(tensor: Tensor, operation: Any) -> Tensor:
 def _all_gather(tensor: Tensor) -> Tensor:
     source = tensor.detach().contiguous()
     gathered = source.new_empty((world_size() * len(source), *source.shape[1:]))
+    _enter()
     dist.all_gather_into_tensor(gathered, source)
     return gathered

@@ -1,48 +1,55 @@
-"""SIGTERM, SIGUSR1 and SIGINT ask a run to save and leave at the next step, so that it can be requeued and go on."""
+"""SIGTERM, SIGUSR1 and SIGINT ask a run to save and leave, so that it can be requeued and go on."""
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
-import torch
-
-from clipzoo import distributed
-from clipzoo.run import say
+from clipzoo import watch
 
 EXIT_CODE = 75
 """EX_TEMPFAIL: stopped on request, the same command goes on."""
 
 
 class Interruption:
-    """A latch: SLURM may send its warning more than once."""
+    """Leaves at once where there is nothing to save; while steps are trained it is a latch that the trainer reads.
+
+    SLURM may send its warning more than once.
+    """
 
     def __init__(self) -> None:
-        self._asked: int | None = None
+        self.asked = False
+        self._latched = False
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, self._latch)
+            signal.signal(number, self._hear)
 
-    def _latch(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._asked == signal.SIGINT:
-            raise KeyboardInterrupt  # pressed twice: at once
-        self._asked = number
+    @contextmanager
+    def latched(self) -> Iterator[None]:
+        """Until the end of the block only `asked` is set; who was asked in its last step leaves behind it."""
+        self._latched = True
+        yield
+        self._latched = False
+        if self.asked:
+            self.leave("")
 
-    def asked_anywhere(self) -> bool:
-        """Whether any rank was asked: all ranks leave at the same step."""
-        if distributed.world_size() == 1:
-            return self._asked is not None
-        return bool(distributed.maximum(torch.tensor(int(self._asked is not None), device=_device())))
+    @contextmanager
+    def unlatched(self) -> Iterator[None]:
+        """Within a latched block: all is saved, so leave at once."""
+        self._latched = False
+        if self.asked:
+            self.leave("")
+        yield
+        self._latched = True
 
-    def leave(self, step: int) -> None:
-        """Say so and exit; call it after the checkpoint of `step` is written."""
-        say(f"asked to stop: saved after step {step}; the same command goes on from there")
-        distributed.stop()
-        sys.stderr.flush()
-        sys.stdout.flush()
-        os._exit(EXIT_CODE)
+    def leave(self, saved: str) -> None:
+        """End all ranks; the same command goes on."""
+        watch.leave(EXIT_CODE, f"clipzoo: asked to stop{saved}; the same command goes on from there")
 
-
-def _device() -> torch.device:
-    return torch.device("cuda") if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt  # pressed twice
+        self.asked = True
+        if not self._latched:
+            self.leave("")

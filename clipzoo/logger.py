@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,7 @@ class Logger:
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(str(folder / "tensorboard"))
+
         def write(step: int, values: Mapping[str, Any]) -> None:
             for key, value in values.items():
                 writer.add_scalar(key, value, step)
@@ -103,11 +105,12 @@ class Logger:
 
 
 def _lines_until(path: Path, step: int) -> list[str]:
-    """The whole lines of steps up to `step`; a line that a kill cut short is dropped."""
+    """The whole lines up to `step`, without its evaluation, which comes again, and without lines cut short."""
     kept = []
     for line in path.read_text().splitlines():
         try:
-            if json.loads(line)["step"] <= step:
+            content = json.loads(line)
+            if content["step"] < step or (content["step"] == step and "event" not in content):
                 kept.append(line + "\n")
         except (json.JSONDecodeError, KeyError):
             continue
@@ -117,6 +120,8 @@ def _lines_until(path: Path, step: int) -> list[str]:
 def quiet_libraries() -> None:
     """Messages of this package on the terminal; of other libraries only warnings."""
     logging.basicConfig(format="%(levelname)s %(message)s" if _rank() == 0 else f"rank {_rank()}: %(message)s")
+    # torch's own deprecations, of names that the oldest supported torch still needs.
+    warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
     logging.getLogger("clipzoo").setLevel(logging.INFO if _rank() == 0 else logging.ERROR)
 
 

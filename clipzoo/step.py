@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,13 +18,19 @@ Pair = tuple[Features, Features]
 
 
 class Contrast(nn.Module):
-    """Model and objective as one module, so that DDP sees every parameter's gradient."""
+    """Model and objective as one module, so that DDP sees every parameter's gradient.
 
-    def __init__(self, model: Model, objective: Objective, autocast: torch.dtype | None) -> None:
+    compile: run the encoders through torch.compile; evaluation does not.
+    """
+
+    def __init__(self, model: Model, objective: Objective, autocast: torch.dtype | None, compile: bool = False) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
         self._autocast = autocast
+        encoder = model.encoder
+        self._image = torch.compile(encoder.image) if compile else encoder.image
+        self._text = torch.compile(encoder.text) if compile else encoder.text
 
     def forward(self, batch: Batch, progress: Progress) -> Loss:
         """Encode, compare, judge."""
@@ -31,7 +38,7 @@ class Contrast(nn.Module):
 
     def encode(self, batch: Batch) -> Pair:
         with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
-            return self.model.encoder.image(batch.image), self.model.encoder.text(batch.text)
+            return self._image(batch.image), self._text(batch.text)
 
     def judge(self, features: Pair, batch: Batch, progress: Progress) -> Loss:
         return self.objective(self.model.compare(*features), batch, progress)
@@ -62,17 +69,25 @@ class Replay(nn.Module):
 
 
 def backward(
-    module: nn.Module, batch: Batch, progress: Progress, micro_batch: int | None, scale: float | Tensor
+    module: nn.Module,
+    batch: Batch,
+    progress: Progress,
+    micro_batch: int | None,
+    scale: float | Tensor,
+    mark: Callable[[str], None] = lambda part: None,
 ) -> Loss:
     """Add the gradient of `scale` times the batch's loss to the parameters of `module`, a Replay or DDP around one.
 
     With micro-batches the encoders first run without gradient, the loss of the whole batch is taken on their cached
     features, and each micro-batch is encoded again to carry its part of the gradient back: the same loss and gradient
     as the whole batch (random numbers are replayed) for a third more computation and a fraction of the memory.
+    mark: is told when "forward" and when "backward" is done.
     """
     if micro_batch is None or micro_batch >= len(batch):
         loss = module(batch, progress, None)
+        mark("forward")
         (loss.total * scale).backward()
+        mark("backward")
         return loss
     contrast: Any = (module.module if isinstance(module, DistributedDataParallel) else module).contrast
     parts = batch.split(micro_batch)
@@ -85,6 +100,7 @@ def backward(
     leaves = _joined(cached)
     with _unsynchronised(module):
         loss = contrast.judge(leaves, batch, progress)
+        mark("forward")
         (loss.total * scale).backward()
     after = _random_state(batch.image.device)
     upstream = [list(_split(tensor.grad, micro_batch, len(parts))) for tensor in _tensors(leaves)]
@@ -94,6 +110,7 @@ def backward(
         with nullcontext() if last else _unsynchronised(module):
             module(each, None, [gradients[index] for gradients in upstream]).backward()
     _set_random_state(batch.image.device, after)
+    mark("backward")
     return loss
 
 

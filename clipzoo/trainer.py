@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,22 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clipzoo import checkpoint, distributed
-from clipzoo.errors import ConfigError
+from clipzoo import distributed, watch
+from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.flops import peak_flops, step_flops
 from clipzoo.interruption import Interruption
 from clipzoo.logger import Logger
 from clipzoo.meter import Meter
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.run import say, write_whole
+from clipzoo.state import TrainingState
 from clipzoo.step import Contrast, Replay, backward
 from clipzoo.types import Batch, Loss, Progress
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None, "float64": None}
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on: the message says why and what is kept."""
 
 
 @dataclass
@@ -44,6 +42,7 @@ class Parts:
     folder: Path
     seed: int
     config: Mapping[str, Any]
+    interruption: Interruption = field(default_factory=Interruption)
 
 
 class Trainer:
@@ -52,8 +51,11 @@ class Trainer:
     global_batch: samples an optimiser step, over all ranks. epochs or steps: the length, the other null.
     micro_batch: samples that pass the encoders at once on a rank; null for the rank's whole share.
     precision: of the encoders; heads and objectives compute in the parameters' precision.
-    clip_gradient: largest norm of the gradient; null for none. device: "auto", "cpu" or "cuda".
-    log_every, save_every: steps. keep: checkpoints kept. timeout: seconds until a hung collective ends the run.
+    clip_gradient: largest norm of the gradient; null for none. loss_limit: a loss beyond it, up or down, is broken.
+    device: "auto", "cpu" or "cuda". compile: run the encoders through torch.compile.
+    gather: precision in which embeddings travel among ranks. log_every, save_every: steps. keep: checkpoints kept.
+    best_metric: of the evaluation, "zero_shot/cifar10/top1"; the checkpoint where it is highest is kept besides.
+    save_in_background: train on while a checkpoint is written. timeout: seconds until a hung collective ends the run.
     """
 
     def __init__(
@@ -64,10 +66,15 @@ class Trainer:
         micro_batch: int | None,
         precision: Literal["bf16", "fp16", "float32", "float64"],
         clip_gradient: float | None,
+        loss_limit: float,
         device: Literal["auto", "cpu", "cuda"],
+        compile: bool,
+        gather: Literal["exact", "bf16"],
         log_every: int,
         save_every: int,
         keep: int,
+        best_metric: str | None,
+        save_in_background: bool,
         timeout: float,
     ) -> None:
         if (epochs is None) == (steps is None):
@@ -83,27 +90,41 @@ class Trainer:
         self.epochs, self.steps = epochs, steps
         self.micro_batch = micro_batch
         self.precision = precision
-        self.clip_gradient = clip_gradient
+        self.clip_gradient, self.loss_limit = clip_gradient, loss_limit
+        self.compile, self.gather = compile, gather
         self.log_every, self.save_every, self.keep = log_every, save_every, keep
+        self.best_metric = best_metric
+        self.save_in_background = save_in_background
         self.timeout = timeout
         self.device = _device(device)
 
-    def fit(self, parts: Parts) -> dict[str, Any]:
-        """Train to the last step; what the training cost is returned. Raises Interruption's exit when asked to stop."""
+    def fit(self, parts: Parts) -> tuple[dict[str, Any], dict[str, float]]:
+        """Train to the last step and evaluate: what the training cost, and the metrics.
+
+        Leaves the process when asked to stop, with all saved.
+        """
         model, objective, data = parts.model, parts.objective, parts.data
         precision = torch.float64 if self.precision == "float64" else torch.float32
         model.to(self.device, precision)
         objective.to(self.device, precision)
         objective.allocate(data.samples)
         objective.to(self.device)
+        distributed.send_in(torch.bfloat16 if self.gather == "bf16" else None)
         optimizer = parts.optim.build(model, objective)
         scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        start = self._restore(parts, optimizer, scaler)
-        module = self._wrapped(model, objective)
         total = self._total_steps(data.samples)
-        meter = Meter(total, self.global_batch, start)
+        meter = Meter(total, self.global_batch, self.device)
+        state = TrainingState(
+            parts.folder,
+            {"model": model, "objective": objective, "optimizer": optimizer, "scaler": scaler},
+            {"samples": data.samples, "fingerprint": data.fingerprint},
+            meter,
+            self.keep,
+            self.save_in_background,
+        )
+        start = state.restore()
+        module = self._wrapped(model, objective)
         parts.logger.open(parts.folder, parts.config, start)
-        interruption = Interruption()
         module.train()
         batches = data.batches(
             seed=parts.seed,
@@ -114,59 +135,90 @@ class Trainer:
             stop_step=total,
             trim_text=not model.head.needs_padding,
         )
-        for step, batch in enumerate(meter.timed(batches), start=start):
-            progress = Progress(step, total, data.samples, self.global_batch)
-            rate = parts.optim.set_rate(optimizer, progress)
-            loss, norm = self._update(module, optimizer, scaler, batch.to(self.device), progress, parts)
-            done = step + 1
-            if done % self.log_every == 0 or done == total:
-                values = {"epoch": done * self.global_batch / data.samples, "loss": loss.total, "lr": rate, **loss.logs, **model.head.logs()}
-                if norm is not None:
-                    values["gradient_norm"] = norm
-                self._log(parts, meter, done, values)
-            stop = interruption.asked_anywhere()
-            if done % self.save_every == 0 or done == total or stop:
-                self._save(parts, optimizer, scaler, done)
-            if stop and done < total:
-                parts.logger.close()
-                interruption.leave(done)
-            if done < total and parts.suite.due(progress.epoch, Progress(done, *_rest(progress)).epoch):
-                self._evaluate(parts, module, done)
-        return meter.summary(self.device)
+        watch.at(start, "waits for data")
+        with parts.interruption.latched():
+            for step, batch in enumerate(meter.timed(batches), start=start):
+                progress = Progress(step, total, data.samples, self.global_batch)
+                if step and parts.suite.due(Progress(step - 1, *_rest(progress)).epoch, progress.epoch):
+                    state.save(step)
+                    with parts.interruption.unlatched():
+                        self._evaluate(parts, step, state)
+                watch.at(step, "computes")
+                batch = batch.to(self.device)
+                if meter.step_flops is None:
+                    self._count(meter, model, batch)
+                rate = parts.optim.set_rate(optimizer, progress)
+                loss, norm, stop = self._update(module, optimizer, scaler, batch, progress, parts, meter)
+                done = step + 1
+                if done % self.log_every == 0 or done == total:
+                    epoch = Progress(done, *_rest(progress)).epoch
+                    values = {"epoch": epoch, "loss": loss.total, "lr": rate, "gradient_norm": norm}
+                    self._log(parts, meter, done, {**values, **loss.logs, **model.head.logs()})
+                if done % self.save_every == 0 or done == total or stop:
+                    watch.at(done, "saves", bounded=False)
+                    state.save(done)
+                if stop and done < total:
+                    state.finish()
+                    parts.logger.close()
+                    parts.interruption.leave(f" and saved after step {done}")
+                watch.at(done, "waits for data", bounded=done < total)
+            state.finish()
+        cost = meter.summary(total)
+        return cost, self._evaluate(parts, total, state)
 
     def _update(
-        self, module: nn.Module, optimizer: Any, scaler: Any, batch: Batch, progress: Progress, parts: Parts
-    ) -> tuple[Loss, Tensor | None]:
-        """One optimiser step."""
+        self,
+        module: nn.Module,
+        optimizer: Any,
+        scaler: Any,
+        batch: Batch,
+        progress: Progress,
+        parts: Parts,
+        meter: Meter,
+    ) -> tuple[Loss, Tensor, bool]:
+        """One optimiser step: its loss, the norm of its gradient, and whether any rank was asked to stop."""
         # All randomness of a step is a function of seed, step and rank: a resumed run needs no saved generator state.
         torch.manual_seed(_mixed(parts.seed, progress.step, distributed.rank()))
         parts.model.head.resample(progress.step)
         optimizer.zero_grad(set_to_none=True)
         scale = scaler.scale(torch.ones((), device=self.device)) if scaler.is_enabled() else 1.0
-        loss = backward(module, batch, progress, self.micro_batch, scale)
-        self._refuse_broken(loss, batch, progress, parts.folder)
-        norm = None
+        loss = backward(module, batch, progress, self.micro_batch, scale, meter.mark)
+        scaler.unscale_(optimizer)
+        trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        norm = nn.utils.get_total_norm([each.grad for each in trained])
+        stop = self._any_rank_stops(loss, norm, scaler, batch, progress, parts)
         if self.clip_gradient is not None:
-            scaler.unscale_(optimizer)
-            trained = [each for group in optimizer.param_groups for each in group["params"]]
-            norm = nn.utils.clip_grad_norm_(trained, self.clip_gradient)
+            nn.utils.clip_grads_with_norm_(trained, self.clip_gradient, norm)
         scaler.step(optimizer)
         scaler.update()
         parts.model.head.clamp_()
-        return loss, norm
+        meter.mark("optimizer")
+        return loss, norm, stop
 
-    def _refuse_broken(self, loss: Loss, batch: Batch, progress: Progress, folder: Path) -> None:
-        """Stop on a loss that is not a number, before it reaches the weights; the batch's ids are kept."""
-        broken = distributed.maximum((~torch.isfinite(loss.total.detach())).int())
-        if not broken:
-            return
-        ids = [each for rank in distributed.gather_object(batch.sample_id.tolist()) for each in rank]
+    def _any_rank_stops(
+        self, loss: Loss, norm: Tensor, scaler: Any, batch: Batch, progress: Progress, parts: Parts
+    ) -> bool:
+        """Whether any rank was asked to stop. Raises on a broken loss or gradient before it reaches the weights."""
+        broken = ~torch.isfinite(loss.total.detach()) | (loss.total.detach().abs() > self.loss_limit)
+        if not scaler.is_enabled():  # with a scaler infinite gradients are ordinary: it skips them
+            broken = broken | ~torch.isfinite(norm)
+        asked = torch.full_like(broken, parts.interruption.asked)
+        anywhere, stop = distributed.maximum(torch.stack([broken, asked]).int()).tolist()
+        if anywhere:
+            self._refuse(float(loss.total), float(norm), batch, progress, parts.folder)
+        return bool(stop)
+
+    def _refuse(self, loss: float, norm: float, batch: Batch, progress: Progress, folder: Path) -> None:
+        """Stop the run; the batch's ids are kept."""
+        found = distributed.gather_object({"sample_id": batch.sample_id.tolist(), "loss": loss, "gradient_norm": norm})
         path = folder / f"broken_step_{progress.step}.json"
         if distributed.is_first():
-            write_whole(path, json.dumps({"step": progress.step, "sample_id": ids}))
+            write_whole(path, json.dumps({"step": progress.step, "ranks": found}))
+        losses = ", ".join(f"{each['loss']:g}" for each in found[:8])
         raise TrainingError(
-            f"the loss of step {progress.step} is {float(loss.total)}: the batch's sample ids are in {path}, the last "
-            "checkpoint is from before it. A smaller optim.schedule.peak or trainer.clip_gradient=1.0 may help"
+            f"step {progress.step} is broken (the ranks' losses: {losses}; gradient norm {norm:g}; "
+            f"trainer.loss_limit={self.loss_limit:g}): its sample ids are in {path}, and the last checkpoint is "
+            "untouched. A smaller optim.schedule.peak or trainer.clip_gradient=1.0 may help"
         )
 
     def _log(self, parts: Parts, meter: Meter, step: int, values: dict[str, Any]) -> None:
@@ -176,13 +228,23 @@ class Trainer:
         parts.logger.log(step, values)
         say(meter.line(step, values))
 
-    def _evaluate(self, parts: Parts, module: nn.Module, step: int) -> None:
+    def _evaluate(self, parts: Parts, step: int, state: TrainingState) -> dict[str, float]:
+        watch.at(step, "evaluates", bounded=False)
         metrics = parts.suite.run(parts.model, parts.folder / "evaluation")
         parts.logger.log(step, {"event": "evaluation", **metrics})
-        module.train()
+        if self.best_metric is not None:
+            state.save_best(step, metrics, self.best_metric)
+            state.finish()
+        return metrics
+
+    def _count(self, meter: Meter, model: Model, batch: Batch) -> None:
+        """Tell the meter how much arithmetic a step needs, and how much the device can do."""
+        meter.step_flops = step_flops(model, batch)
+        dtype = PRECISIONS[self.precision] or model.dtype
+        meter.peak_flops = distributed.first_rank_does(lambda: peak_flops(self.device, dtype))
 
     def _wrapped(self, model: Model, objective: Objective) -> nn.Module:
-        replay = Replay(Contrast(model, objective, PRECISIONS[self.precision]))
+        replay = Replay(Contrast(model, objective, PRECISIONS[self.precision], self.compile))
         if distributed.world_size() == 1:
             return replay
         # Buffers are equal on all ranks by construction (per-sample state) or a rank's own (batch norm's statistics).
@@ -193,44 +255,6 @@ class Trainer:
             return self.steps
         assert self.epochs is not None
         return int(self.epochs * samples / self.global_batch)
-
-    def _save(self, parts: Parts, optimizer: Any, scaler: Any, step: int) -> None:
-        def write() -> None:
-            state = {
-                "step": step,
-                "data": self._data_facts(parts),
-                "model": parts.model.state_dict(),
-                "objective": parts.objective.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "scaler": scaler.state_dict(),
-            }
-            checkpoint.save(parts.folder / "checkpoints", step, state, {}, self.keep)
-
-        distributed.first_rank_does(write)
-
-    def _restore(self, parts: Parts, optimizer: Any, scaler: Any) -> int:
-        """Load the newest whole checkpoint; the number of steps it has done is returned, 0 without one."""
-        found = checkpoint.load_newest(parts.folder / "checkpoints")
-        steps = distributed.gather_object(0 if found is None else found[0]["step"])
-        if len(set(steps)) > 1:
-            raise TrainingError(f"ranks found different newest checkpoints in {parts.folder} (steps {steps})")
-        if found is None:
-            return 0
-        state, path = found
-        if state["data"] != self._data_facts(parts):
-            raise ConfigError(
-                f"{path} was trained on other data ({state['data']}, now {self._data_facts(parts)}): data.shards has "
-                "changed since; give another name=... to start anew"
-            )
-        parts.model.load_state_dict(state["model"])
-        parts.objective.load_state_dict(state["objective"])
-        optimizer.load_state_dict(state["optimizer"])
-        scaler.load_state_dict(state["scaler"])
-        say(f"resuming from step {state['step']} ({path})")
-        return state["step"]
-
-    def _data_facts(self, parts: Parts) -> dict[str, Any]:
-        return {"samples": parts.data.samples, "fingerprint": parts.data.fingerprint}
 
 
 def _device(name: str) -> torch.device:
