@@ -37,15 +37,18 @@ class ShardFiles:
         with ThreadPoolExecutor(_THREADS) as pool:
             return list(pool.map(_state, locations))
 
-    def path(self, location: str, *, renew: bool = False) -> str:
-        """Where the shard can be opened now; OSError if it cannot be had. renew: do not trust the cache."""
+    def path(self, location: str, *, size: int | None = None) -> str:
+        """Where the shard can be opened now; OSError if it cannot be had.
+
+        size: a copy in the cache is trusted if it has so many bytes; None: not at all.
+        """
         if not is_remote(location):
             return location
         self._folder.mkdir(parents=True, exist_ok=True)
         name = location.rpartition("/")[2].partition("?")[0][-60:].replace(" ", "_")
         kept = self._folder / f"{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}"
         with _locked(self._folder / f".{kept.name}.lock"):
-            if renew or not kept.exists():
+            if not kept.exists() or kept.stat().st_size != size:
                 self._fetch(location, kept)
             else:
                 os.utime(kept)

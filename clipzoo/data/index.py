@@ -167,7 +167,7 @@ def _scan_all(locations: Sequence[str], files: ShardFiles, processes: int | None
 
 def _scan(files: ShardFiles, location: str) -> Scan:
     try:
-        path = files.path(location, renew=True)
+        path = files.path(location)
     except OSError as error:
         return Scan(np.empty(0, RECORD), [], MISSING[0], flaw=f"unreadable: {error}")
     return scan_shard(path)

@@ -70,8 +70,8 @@ def _findings(index: ShardIndex, number: int, lost: int) -> list[Finding]:
 
 def _kind(shard: Shard) -> str:
     if shard.state[0] < 0:
-        return "missing_shard"
-    return "empty_shard" if not shard.count else "truncated_shard"
+        return "missing_shards"
+    return "empty_shards" if not shard.count else "truncated_shards"
 
 
 def _usual_count(index: ShardIndex) -> int:

@@ -114,14 +114,14 @@ class OpenShards:
             return self._descriptors[location]
         entry = index.shards[shard]
         try:
-            descriptor = os.open(self._files.path(location), os.O_RDONLY)
+            descriptor = os.open(self._files.path(location, size=entry.bytes), os.O_RDONLY)
         except OSError as error:
-            raise BadSampleError("missing_shard", f"{error.strerror or error}: {location}") from error
+            raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
         size = os.fstat(descriptor).st_size
         # Smaller and known to be so: what is left of it is still good.
         if size != entry.state[0] and size != entry.bytes:
             os.close(descriptor)
-            raise BadSampleError("changed_shard", f"{location} has {size} bytes, {entry.bytes} when it was indexed")
+            raise BadSampleError("shard_changed", f"{location} has {size} bytes, {entry.bytes} when it was indexed")
         self._descriptors[location] = descriptor
         if len(self._descriptors) > _OPEN_SHARDS:
             os.close(self._descriptors.popitem(last=False)[1])
@@ -154,9 +154,9 @@ def _read(descriptor: int, record: np.void, role: str) -> bytes:
     try:
         data = os.pread(descriptor, size, offset)
     except OSError as error:
-        raise BadSampleError("unreadable_shard", f"bytes {offset} to {offset + size}: {error.strerror}") from error
+        raise BadSampleError("shard_unreadable", f"bytes {offset} to {offset + size}: {error.strerror}") from error
     if len(data) < size:
-        raise BadSampleError("truncated_shard", f"bytes {offset} to {offset + size} lie beyond the end of the file")
+        raise BadSampleError("shard_truncated", f"bytes {offset} to {offset + size} lie beyond the end of the file")
     return data
 
 
