@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -24,28 +25,44 @@ NUCLR = (
 KILLED_AFTER = 4
 
 
-def test_nuclr_killed_within_an_epoch_ends_with_the_same_weights_and_state_bit_for_bit(tiny_shards, tmp_path):
-    train(tiny_shards, tmp_path / "straight", *NUCLR)
-    _train_and_kill(tiny_shards, tmp_path / "killed")
-    train(tiny_shards, tmp_path / "killed", *NUCLR)
-    expected, found = _end(tmp_path / "straight"), _end(tmp_path / "killed")
+@pytest.fixture(scope="module")
+def straight(tiny_shards, tmp_path_factory) -> Path:
+    """The runs folder of an undisturbed run."""
+    runs = tmp_path_factory.mktemp("straight")
+    train(tiny_shards, runs, *NUCLR)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def killed(tiny_shards, tmp_path_factory) -> Path:
+    """The runs folder of a run that SIGKILL ended in its first epoch, a step after its checkpoint."""
+    runs = tmp_path_factory.mktemp("killed")
+    _train_and_kill(tiny_shards, runs)
+    return runs
+
+
+def test_nuclr_killed_within_an_epoch_ends_with_the_same_weights_and_state_bit_for_bit(
+    tiny_shards, straight, killed, tmp_path
+):
+    runs = shutil.copytree(killed, tmp_path / "runs")
+    train(tiny_shards, runs, *NUCLR)
+    expected, found = _end(straight), _end(runs)
     for part in ("model", "objective"):
         for name, value in expected[part].items():
             assert torch.equal(found[part][name], value), f"{part} {name}"
-    assert losses(tmp_path / "killed") == losses(tmp_path / "straight")
+    assert losses(runs) == losses(straight)
     assert (expected["objective"]["zeta"] + 0.05).abs().max() > 1e-3
     assert expected["objective"]["log_u"].isfinite().all(), "an epoch has seen every sample"
 
 
-def test_nuclr_killed_on_one_rank_and_resumed_on_two_ends_as_on_one(tiny_shards, tmp_path):
-    train(tiny_shards, tmp_path / "straight", *NUCLR)
-    _train_and_kill(tiny_shards, tmp_path / "killed")
-    train(tiny_shards, tmp_path / "killed", *NUCLR, ranks=2)
-    expected, found = _end(tmp_path / "straight"), _end(tmp_path / "killed")
+def test_nuclr_killed_on_one_rank_and_resumed_on_two_ends_as_on_one(tiny_shards, straight, killed, tmp_path):
+    runs = shutil.copytree(killed, tmp_path / "runs")
+    train(tiny_shards, runs, *NUCLR, ranks=2)
+    expected, found = _end(straight), _end(runs)
     for part in ("model", "objective"):
         for name, value in expected[part].items():
             torch.testing.assert_close(found[part][name], value, rtol=1e-9, atol=1e-9, msg=f"{part} {name}")
-    assert losses(tmp_path / "killed") == pytest.approx(losses(tmp_path / "straight"), abs=1e-9)
+    assert losses(runs) == pytest.approx(losses(straight), abs=1e-9)
 
 
 def _train_and_kill(shards: str, runs: Path) -> None:
