@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from clipzoo.errors import ConfigError
 FOLDER = "clipzoo_index"
 _VERSION = 1
 _SHARDS_A_PROCESS = 8
+_SHARDS_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class ShardIndex:
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
         self._records: np.ndarray | None = None
+        self._keys = lru_cache(_SHARDS_NAMED)(partial(_split_keys, self))
 
     @property
     def records(self) -> np.ndarray:
@@ -68,8 +70,7 @@ class ShardIndex:
 
     def keys(self, shard: int) -> list[str]:
         """The names of a shard's samples."""
-        keys = _read_keys(self, shard).decode()
-        return keys.split("\0") if self.shards[shard].count else []
+        return self._keys(shard)
 
     def locate(self, position: int) -> tuple[int, int]:
         """A sample's number in the source -> (shard, position in it)."""
@@ -227,6 +228,10 @@ def _write(
 
 def _key_bytes(scan: Scan) -> bytes:
     return "\0".join(scan.keys).encode()
+
+
+def _split_keys(index: ShardIndex, number: int) -> list[str]:
+    return _read_keys(index, number).decode().split("\0") if index.shards[number].count else []
 
 
 def _read_keys(index: ShardIndex, number: int) -> bytes:
