@@ -49,6 +49,10 @@ class TrainingState:
         """Wait until all is on the disk."""
         distributed.first_rank_does(self._writer.wait)
 
+    def flush(self) -> None:
+        """The same on this rank alone, for the end of a run that failed."""
+        self._writer.wait()
+
     def restore(self) -> int:
         """Load the newest whole checkpoint; the number of steps it has done is returned, 0 without one."""
         path = distributed.first_rank_does(lambda: checkpoint.newest(self._folder / "checkpoints"))

@@ -122,6 +122,7 @@ class Trainer:
             self.keep,
             self.save_in_background,
         )
+        watch.before_leaving(state.flush)
         start = state.restore()
         module = self._wrapped(model, objective)
         parts.logger.open(parts.folder, parts.config, start)
@@ -135,7 +136,7 @@ class Trainer:
             stop_step=total,
             trim_text=not model.head.needs_padding,
         )
-        watch.at(start, "waits for data")
+        watch.at(start, "waiting for data")
         with parts.interruption.latched():
             for step, batch in enumerate(meter.timed(batches), start=start):
                 progress = Progress(step, total, data.samples, self.global_batch)
@@ -143,7 +144,7 @@ class Trainer:
                     state.save(step)
                     with parts.interruption.unlatched():
                         self._evaluate(parts, step, state)
-                watch.at(step, "computes")
+                watch.at(step, "computing")
                 batch = batch.to(self.device)
                 if meter.step_flops is None:
                     self._count(meter, model, batch)
@@ -155,13 +156,13 @@ class Trainer:
                     values = {"epoch": epoch, "loss": loss.total, "lr": rate, "gradient_norm": norm}
                     self._log(parts, meter, done, {**values, **loss.logs, **model.head.logs()})
                 if done % self.save_every == 0 or done == total or stop:
-                    watch.at(done, "saves", bounded=False)
+                    watch.at(done, "saving", bounded=False)
                     state.save(done)
                 if stop and done < total:
                     state.finish()
                     parts.logger.close()
                     parts.interruption.leave(f" and saved after step {done}")
-                watch.at(done, "waits for data", bounded=done < total)
+                watch.at(done, "waiting for data", bounded=done < total)
             state.finish()
         cost = meter.summary(total)
         return cost, self._evaluate(parts, total, state)
@@ -229,7 +230,7 @@ class Trainer:
         say(meter.line(step, values))
 
     def _evaluate(self, parts: Parts, step: int, state: TrainingState) -> dict[str, float]:
-        watch.at(step, "evaluates", bounded=False)
+        watch.at(step, "evaluating", bounded=False)
         metrics = parts.suite.run(parts.model, parts.folder / "evaluation")
         parts.logger.log(step, {"event": "evaluation", **metrics})
         if self.best_metric is not None:

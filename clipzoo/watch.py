@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -27,14 +28,20 @@ SILENCE = 30
 SUSPICION = 4
 """The same when a collective has broken already."""
 LINGER = 15.0
-"""Seconds that a rank waits for the others to read a report before it leaves: one of them serves the store."""
+"""Seconds that ranks wait for a report, and the first rank for the others to read it."""
 FAILED, MISUSED = 1, 2
 
 _current: Watch | None = None
+_last_wishes: list[Callable[[], Any]] = []
+
+
+def before_leaving(action: Callable[[], Any]) -> None:
+    """Do this when all ranks end early: let a checkpoint be written to its end."""
+    _last_wishes.append(action)
 
 
 def at(step: int, place: str, bounded: bool = True) -> None:
-    """Note where this rank is: "waits for data". bounded: to stay there for longer than the timeout is a hang."""
+    """Note where this rank is: "waiting for data". bounded: to stay there for longer than the timeout is a hang."""
     if _current is not None:
         _current.place = (step, place, bounded)
 
@@ -56,7 +63,7 @@ class Watch:
         self._stopped = threading.Event()
         self._ending = threading.RLock()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
-        self.place = (0, "starts", False)
+        self.place = (0, "starting", False)
 
     def __enter__(self) -> None:
         global _current
@@ -137,8 +144,8 @@ class Watch:
             return
         met = {rank: word["collectives"] for rank, word in after.items()}
         behind = [rank for rank in met if met[rank] < max(met.values())]
-        told = [f"rank {rank} {after[rank]['place']} of step {after[rank]['step']}" for rank in behind[:8]]
-        blame = f"{', '.join(told)}, and the others wait for it" if told else "no rank is behind: is it the network?"
+        told = [f"rank {rank} is at step {after[rank]['step']}, {after[rank]['place']}" for rank in behind[:8]]
+        blame = f"{'; '.join(told)}; the others wait for it" if told else "no rank is behind: is it the network?"
         board.report(FAILED, f"clipzoo: {sign}: {blame}")
 
     def _end(self, board: _Board) -> NoReturn:
@@ -206,10 +213,11 @@ class _Board:
         return failure
 
     def linger(self, failure: dict[str, Any]) -> None:
-        """Wait until all ranks that live have read the report."""
-        self._store.add("read", 1)
+        """The first rank, which may serve the store, waits until all that live have read the report."""
+        read = self._store.add("read", 1)
         begin = time.monotonic()
-        while self._store.add("read", 0) < self._world - len(failure["lost"]) and time.monotonic() - begin < LINGER:
+        while self._rank == 0 and read < self._world - len(failure["lost"]) and time.monotonic() - begin < LINGER:
+            read = self._store.add("read", 0)
             time.sleep(PERIOD / 10)
 
     def _read(self, key: str) -> dict[str, Any] | None:
@@ -218,6 +226,11 @@ class _Board:
 
 def _exit(code: int) -> NoReturn:
     """Without the libraries' destructors, which may wait for ranks that are lost."""
+    for action in _last_wishes:
+        try:
+            action()
+        except Exception:
+            traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

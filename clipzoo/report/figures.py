@@ -13,13 +13,14 @@ from matplotlib.figure import Figure
 
 INK, MUTED, RIGHT, WRONG = "#24425c", "#9db4c6", "#2e8b57", "#c0503c"
 DPI = 130
-NOT_CURVES = {"step", "epoch", "seconds", "event"}
+NOT_CURVES = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib"}
 FIRST_CURVES = ("loss", "lr", "temperature", "gamma", "gradient_norm", "samples_per_second", "data_wait")
 LABELS = {
     "lr": "learning rate",
     "gradient_norm": "gradient norm",
     "samples_per_second": "samples/s",
     "data_wait": "share of time waiting for data",
+    "flops_utilisation": "share of the device's arithmetic",
 }
 MOST_NUMBERS = 20
 """Classes up to which a confusion matrix is written in numbers."""

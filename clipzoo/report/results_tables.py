@@ -48,6 +48,8 @@ def cost_table(cost: Mapping[str, Any]) -> str:
         "seconds": ("minutes", lambda value: f"{value / 60:.1f}"),
         "samples_per_second": ("samples/s", lambda value: f"{value:,.0f}"),
         "data_wait": ("waiting for data", lambda value: f"{value:.0%}"),
+        **{part: (part, lambda value: f"{value:.0%}") for part in ("forward", "backward", "optimizer")},
+        "flops_utilisation": ("FLOPs utilisation", lambda value: f"{value:.1%}"),
         "peak_memory_mib": ("peak memory", lambda value: f"{value / 1024:.2f} GiB"),
     }
     head, row = [], []

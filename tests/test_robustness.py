@@ -1,0 +1,113 @@
+"""What a long run meets: lost ranks, hangs, broken losses, full disks, signals. Real processes throughout."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from clipzoo import checkpoint
+from tests.runs import STEPS, Rank, same, start, train, weights
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_shards, tmp_path_factory) -> Path:
+    runs = tmp_path_factory.mktemp("undisturbed")
+    train(tiny_shards, runs)
+    return runs
+
+
+def ends_soon(rank: Rank, code: int) -> str:
+    begin = time.monotonic()
+    assert rank.end(40) == code, rank.said
+    assert time.monotonic() - begin < 35
+    return rank.said
+
+
+def test_a_killed_rank_ends_the_other_with_its_name(tiny_shards, tmp_path):
+    first, second = start(tiny_shards, tmp_path, "trainer.steps=100000", ranks=2)
+    first.wait_for("step 3/")
+    second.signal(signal.SIGKILL)
+    assert "rank 1 no longer answers: killed" in ends_soon(first, 1)
+
+
+def test_the_killed_first_rank_ends_the_others_though_it_served_their_store(tiny_shards, tmp_path):
+    first, second = start(tiny_shards, tmp_path, "trainer.steps=100000", ranks=2)
+    first.wait_for("step 3/")
+    first.signal(signal.SIGKILL)
+    assert "rank 0, or the torchrun, that serves the ranks' store is gone" in ends_soon(second, 1)
+
+
+def test_an_exception_on_one_rank_ends_all_and_its_traceback_is_the_only_one(tiny_shards, tmp_path):
+    first, second = start(tiny_shards, tmp_path, ranks=2, fault="raises:3:1")
+    assert "rank 1 failed:\nTraceback" in ends_soon(second, 1)
+    assert second.said.rstrip().endswith("LookupError: broken on purpose")
+    assert "rank 1 ends the run: LookupError: broken on purpose" in ends_soon(first, 1)
+    assert "Traceback" not in first.said
+
+
+def test_a_rank_that_hangs_is_named_when_the_timeout_is_over(tiny_shards, tmp_path):
+    ranks = start(tiny_shards, tmp_path, "trainer.timeout=5", ranks=2, fault="hangs:3:1")
+    said = "".join(ends_soon(rank, 1) for rank in ranks)
+    assert "rank 1 is at step 3, computing; the others wait for it" in said
+
+
+@pytest.mark.parametrize("kind", ["nan", "huge"])
+def test_a_broken_loss_stops_the_run_with_its_samples_named_and_the_checkpoint_untouched(
+    tiny_shards, undisturbed, tmp_path, kind
+):
+    ranks = start(tiny_shards, tmp_path, ranks=2, fault=f"{kind}:5:1")
+    assert "step 5 is broken" in "".join(ends_soon(rank, 1) for rank in ranks)
+    found = json.loads((tmp_path / "run" / "broken_step_5.json").read_text())["ranks"]
+    assert len({each for rank in found for each in rank["sample_id"]}) == 8
+    weights(tmp_path, 4)
+    train(tiny_shards, tmp_path, ranks=2)
+    expected, ended = weights(undisturbed), weights(tmp_path)
+    for key, value in expected.items():
+        torch.testing.assert_close(ended[key], value, rtol=0, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_one_rank_that_is_asked_to_stop_makes_all_save_the_same_step_and_resume_on_other_ranks(
+    tiny_shards, undisturbed, tmp_path, number
+):
+    first, second = start(tiny_shards, tmp_path, "trainer.save_every=1000", ranks=2)
+    first.wait_for("step 3/")
+    second.signal(number)
+    assert ends_soon(first, 75) + ends_soon(second, 75)
+    found = checkpoint.load_newest(tmp_path / "run" / "checkpoints")
+    assert found is not None and 3 <= found[0]["step"] < STEPS
+    assert f"resuming from step {found[0]['step']}" in train(tiny_shards, tmp_path)
+    expected, ended = weights(undisturbed), weights(tmp_path)
+    for key, value in expected.items():
+        torch.testing.assert_close(ended[key], value, rtol=0, atol=1e-10, msg=key)
+
+
+def test_a_kill_in_the_middle_of_a_checkpoint_leaves_the_one_before_in_use(tiny_shards, undisturbed, tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+    (rank,) = start(tiny_shards, tmp_path)
+    while not (folder / ".step_00000004.pt.tmp").exists():
+        assert rank.process.is_alive(), rank.said
+    rank.signal(signal.SIGKILL)
+    assert rank.end() == -9
+    assert not (folder / "step_00000004.json").exists()
+    assert "resuming from step 2" in train(tiny_shards, tmp_path)
+    assert same(weights(undisturbed), weights(tmp_path))
+    assert not list(folder.glob(".*"))
+
+
+def test_a_corrupted_newest_checkpoint_is_named_and_the_one_before_is_used(tiny_shards, undisturbed, tmp_path):
+    train(tiny_shards, tmp_path)
+    (tmp_path / "run" / "results.json").unlink()
+    newest = tmp_path / "run" / "checkpoints" / f"step_{STEPS:08d}.pt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    said = train(tiny_shards, tmp_path)
+    assert f"{newest.name} is not used: its SHA-256 differs from its mark's" in said
+    assert f"resuming from step {STEPS - 2}" in said
+    assert same(weights(undisturbed), weights(tmp_path))
