@@ -14,6 +14,7 @@ import ctypes
 import gc
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,38 +24,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.types import Scores
+
 Contender = Callable[[], object]
 
 
 def main() -> None:
+    options = _options()
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision(options.precision)
+    results = []
+    for case in options.cases:
+        results.append({"case": case, "precision": options.precision, **CASES[case](options)})
+        print(json.dumps(results[-1], indent=1), flush=True)
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps({"torch": torch.__version__, "results": results}, indent=1) + "\n")
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE", help=str(list(CASES))
-    )
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="all by default")
     parser.add_argument("--contenders", nargs="+", default=None, help="only these")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest", help="torch's setting")
-    parser.add_argument("--out", type=Path, default=None)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.set_float32_matmul_precision(arguments.precision)
-    results = []
-    for case in arguments.cases:
-        contenders = CASES[case]()
-        if arguments.contenders:
-            contenders = {name: run for name, run in contenders.items() if name in arguments.contenders}
-        results.append({"case": case, "precision": arguments.precision, **measure(contenders, arguments.repeats)})
-        print(json.dumps(results[-1], indent=1), flush=True)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"torch": torch.__version__, "results": results}, indent=1) + "\n")
+    parser.add_argument("--output", type=Path, default=None)
+    return parser.parse_args()
 
 
-def measure(contenders: dict[str, Contender], repeats: int) -> dict[str, Any]:
+def measure(contenders: dict[str, Contender], options: argparse.Namespace) -> dict[str, Any]:
     """Median CPU seconds, peak extra MiB, and each contender's seconds over the first's."""
+    contenders = {name: run for name, run in contenders.items() if name in (options.contenders or contenders)}
     memory = {name: _peak_memory(run) for name, run in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repeats):
+    for _ in range(options.repeats):
         for name, run in contenders.items():
             start = time.process_time()
             run()
@@ -121,12 +124,68 @@ def _naive_kme(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights
     return (weights + 2 * gamma * (cosines - 1)).logsumexp(dim=(2, 3))
 
 
-CASES: dict[str, Callable[[], dict[str, Contender]]] = {
-    "kme-128": lambda: _kme(128, 50, 32, 128, 32, 7.14),
-    "kme-128-sharp": lambda: _kme(128, 50, 32, 128, 32, 50.0),
-    "kme-256": lambda: _kme(256, 50, 32, 128, 32, 7.14),
-    "kme-captions": lambda: _kme(128, 50, 77, 128, 12, 7.14),
-    "kme-full": lambda: _kme(16, 197, 77, 512, 77, 7.14),
+def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[str, Contender]:
+    """InfoNCE and InfoLOOB of unit vectors with a learnable scale, `samples` in all."""
+    from open_clip.loss import ClipLoss
+
+    from clipzoo.objectives.infoloob import leave_one_out
+    from clipzoo.objectives.infonce import cross_entropy
+    from clipzoo.similarity.tiled import tiled_scores
+
+    generator = torch.Generator().manual_seed(rank)
+    image, text = (
+        functional.normalize(torch.randn(samples // ranks, width, generator=generator), dim=-1).requires_grad_()
+        for _ in range(2)
+    )
+    scale = torch.tensor(1 / 0.07).requires_grad_()
+    leaves = image, text, scale
+    peer = ClipLoss(local_loss=ranks > 1, gather_with_grad=ranks > 1, rank=rank, world_size=ranks)
+
+    def tiled(loss: Callable[[Scores], Tensor]) -> Contender:
+        def run() -> object:
+            total = sum(loss(scores) for scores in tiled_scores(scale * image, text, 1024))
+            return torch.autograd.grad(total, leaves)
+
+        return run
+
+    return {
+        "clipzoo": tiled(cross_entropy),
+        "clipzoo infoloob": tiled(leave_one_out),
+        "open_clip": lambda: torch.autograd.grad(peer(image, text, scale), leaves),
+    }
+
+
+def _on_ranks(options: argparse.Namespace, ranks: int, samples: int, width: int) -> dict[str, Any]:
+    """Every rank's measures, as the mean over ranks."""
+    import torch.multiprocessing as multiprocessing
+
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    with tempfile.NamedTemporaryFile() as meeting:
+        multiprocessing.spawn(_rank, (options, ranks, samples, width, meeting.name, queue), nprocs=ranks)
+    answers = [queue.get() for _ in range(ranks)]
+    return {
+        key: {name: round(statistics.mean(each[key][name] for each in answers), 4) for name in values}
+        for key, values in answers[0].items()
+    }
+
+
+def _rank(rank: int, options: argparse.Namespace, ranks: int, samples: int, width: int, file: str, queue: Any) -> None:
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision(options.precision)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
+    queue.put(measure(_vectors(samples, width, rank, ranks), options))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "kme-128": lambda options: measure(_kme(128, 50, 32, 128, 32, 7.14), options),
+    "kme-128-sharp": lambda options: measure(_kme(128, 50, 32, 128, 32, 50.0), options),
+    "kme-256": lambda options: measure(_kme(256, 50, 32, 128, 32, 7.14), options),
+    "kme-captions": lambda options: measure(_kme(128, 50, 77, 128, 12, 7.14), options),
+    "kme-full": lambda options: measure(_kme(16, 197, 77, 512, 77, 7.14), options),
+    "vectors-8192": lambda options: measure(_vectors(8192, 512), options),
+    "vectors-8192-ranks": lambda options: _on_ranks(options, 2, 8192, 512),
 }
 
 

@@ -31,6 +31,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """Some parameter scales the scores; an objective with a temperature of its own cannot use them."""
     compares_within: bool = True
     """`similarity` offers `within_image` and `within_text`."""
+    tile: int | None = None
+    """Vector heads score in tiles of so many rows and columns and keep no matrix; None: one matrix. The trainer sets it."""
     published_with: tuple[str, ...] = ()
     """Names of the objectives (`Objective.name`) that the papers trained this head with."""
 
@@ -65,16 +67,14 @@ class Head(nn.Module, Generic[EmbeddingKind]):
 
     def similarity(self, image: EmbeddingKind, text: EmbeddingKind) -> Similarity:
         """Local embeddings -> similarities against the global batch."""
-        all_images, all_texts = distributed.gather_embedding(image), distributed.gather_embedding(text)
+        all_texts = distributed.gather_embedding(text)
         first = distributed.rank() * len(image)
+        # Each rank scores its own images with all texts, once: the other direction is the same matrix, redistributed.
         image_to_text = self.score(image, all_texts)
-        # One product serves both directions on one rank; on more each rank scores its own rows of both.
-        alone = distributed.world_size() == 1
-        text_to_image = image_to_text.mT if alone else self.score(all_images, text).mT
         return Similarity(
             DenseScores(image_to_text, first),
-            DenseScores(text_to_image, first),
-            within_image=lambda: DenseScores(self.score(image, all_images), first),
+            DenseScores(distributed.transposed(image_to_text), first),
+            within_image=lambda: DenseScores(self.score(image, distributed.gather_embedding(image)), first),
             within_text=lambda: DenseScores(self.score(text, all_texts), first),
         )
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from clipzoo import distributed
 from clipzoo.heads.vector import UnitVectorHead
-from clipzoo.similarity.dense import DenseScores
 from clipzoo.types import Similarity
 
 
@@ -55,16 +53,17 @@ class CloobHead(UnitVectorHead):
         image_of_image, image_of_text = self._retrieve(image, images), self._retrieve(text, images)  # U_x, U_y
         text_of_image, text_of_text = self._retrieve(image, texts), self._retrieve(text, texts)  # V_x, V_y
         return Similarity(
-            self._scores(image_of_image, image_of_text),
-            self._scores(text_of_text, text_of_image),
-            within_image=lambda: self._scores(image_of_image, image_of_image),
-            within_text=lambda: self._scores(text_of_text, text_of_text),
+            self.anchored(image_of_image, image_of_text),
+            self.anchored(text_of_text, text_of_image),
+            within_image=lambda: self.anchored(image_of_image, image_of_image),
+            within_text=lambda: self.anchored(text_of_text, text_of_text),
         )
 
     def _retrieve(self, query: Tensor, memory: Tensor) -> Tensor:
-        """[b, d] and [N, d] -> [b, d], one update of the Hopfield network (eq. 9 and 10), brought to unit length."""
-        return functional.normalize(torch.softmax(self._beta * query @ memory.mT, dim=1) @ memory, dim=-1)
+        """[b, d] and [N, d] -> [b, d], one update of the Hopfield network (eq. 9 and 10), brought to unit length.
 
-    def _scores(self, anchors: Tensor, contrasts: Tensor) -> DenseScores:
-        """Local anchors against every rank's contrasts."""
-        return DenseScores(self.score(anchors, distributed.gather(contrasts)), distributed.rank() * len(anchors))
+        It is attention of one head, which torch computes without the matrix of its weights [b, N].
+        """
+        patterns = memory[None, None]
+        retrieved = functional.scaled_dot_product_attention(query[None, None], patterns, patterns, scale=self._beta)
+        return functional.normalize(retrieved[0, 0], dim=-1)

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clipzoo import distributed
 from clipzoo.heads.base import Head
-from clipzoo.types import Features
+from clipzoo.similarity.dense import DenseScores
+from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
+from clipzoo.types import Features, Scores, Similarity
 
 
 class VectorHead(Head[Tensor]):
@@ -25,6 +28,21 @@ class VectorHead(Head[Tensor]):
     def score(self, image: Tensor, text: Tensor) -> Tensor:
         left, right = self.factors(image, text)
         return left @ right.mT
+
+    def similarity(self, image: Tensor, text: Tensor) -> Similarity:
+        if self.tile is None:
+            return super().similarity(image, text)
+        return Similarity(
+            *tiled_scores(*self.factors(image, text), self.tile),
+            within_image=lambda: self.anchored(image, image),
+            within_text=lambda: self.anchored(text, text),
+        )
+
+    def anchored(self, anchors: Tensor, contrasts: Tensor) -> Scores:
+        """[b, d] and [b, d], both local -> the anchors' scores with every rank's contrasts."""
+        if self.tile is not None:
+            return tiled_anchors(*self.factors(anchors, contrasts), self.tile)
+        return DenseScores(self.score(anchors, distributed.gather(contrasts)), distributed.rank() * len(anchors))
 
 
 class UnitVectorHead(VectorHead):
