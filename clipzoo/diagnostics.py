@@ -17,6 +17,8 @@ from clipzoo.objectives.base import Objective
 from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
 
 BINS = 60
+ROWS = 256
+"""Pairs that the diagnostics of embeddings look at."""
 
 
 @torch.no_grad()
@@ -34,7 +36,7 @@ def of_similarity(similarity: Similarity) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def of_embeddings(head: Head, image: Embedding, text: Embedding, rows: int = 256) -> dict[str, Tensor]:
+def of_embeddings(head: Head, image: Embedding, text: Embedding, rows: int = ROWS) -> dict[str, Tensor]:
     """Mean scores of positives and negatives, alignment and uniformity (Wang and Isola 2020) on the first `rows` pairs.
 
     image, text: embeddings of the same samples. A point set is judged by its weighted mean, as a unit vector.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from clipzoo import diagnostics
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch, Features, Loss, Progress
@@ -21,7 +22,10 @@ class Contrast(nn.Module):
     """Model and objective as one module, so that DDP sees every parameter's gradient.
 
     compile: run the encoders through torch.compile; evaluation does not.
+    diagnose: set for the steps that are logged: the loss then also carries the diagnostics.
     """
+
+    diagnose = False
 
     def __init__(self, model: Model, objective: Objective, autocast: torch.dtype | None, compile: bool = False) -> None:
         super().__init__()
@@ -41,7 +45,17 @@ class Contrast(nn.Module):
             return self._image(batch.image), self._text(batch.text)
 
     def judge(self, features: Pair, batch: Batch, progress: Progress) -> Loss:
-        return self.objective(self.model.compare(*features), batch, progress)
+        similarity = self.model.compare(*features)
+        loss = self.objective(similarity, batch, progress)
+        if not self.diagnose:
+            return loss
+        return Loss(loss.total, {**loss.logs, **diagnostics.of_similarity(similarity), **self._of_embeddings(features)})
+
+    @torch.no_grad()
+    def _of_embeddings(self, features: Pair) -> dict[str, Tensor]:
+        """Alignment and uniformity, on few rows: a diagnosis must not cost a step."""
+        few = [each.first(diagnostics.ROWS) for each in features]
+        return diagnostics.of_embeddings(self.model.head, *self.model.embed(*few))
 
 
 class Replay(nn.Module):

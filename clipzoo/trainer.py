@@ -124,7 +124,8 @@ class Trainer:
         )
         watch.before_leaving(state.flush)
         start = state.restore()
-        module = self._wrapped(model, objective)
+        contrast = Contrast(model, objective, PRECISIONS[self.precision], self.compile)
+        module = _wrapped(contrast)
         parts.logger.open(parts.folder, parts.config, start)
         module.train()
         batches = data.batches(
@@ -149,6 +150,7 @@ class Trainer:
                 if meter.step_flops is None:
                     self._count(meter, model, batch)
                 rate = parts.optim.set_rate(optimizer, progress)
+                contrast.diagnose = (step + 1) % self.log_every == 0
                 loss, norm, stop = self._update(module, optimizer, scaler, batch, progress, parts, meter)
                 done = step + 1
                 if done % self.log_every == 0 or done == total:
@@ -244,13 +246,6 @@ class Trainer:
         dtype = PRECISIONS[self.precision] or model.dtype
         meter.peak_flops = distributed.first_rank_does(lambda: peak_flops(self.device, dtype))
 
-    def _wrapped(self, model: Model, objective: Objective) -> nn.Module:
-        replay = Replay(Contrast(model, objective, PRECISIONS[self.precision], self.compile))
-        if distributed.world_size() == 1:
-            return replay
-        # Buffers are equal on all ranks by construction (per-sample state) or a rank's own (batch norm's statistics).
-        return DistributedDataParallel(replay, broadcast_buffers=False, gradient_as_bucket_view=True)
-
     def _total_steps(self, samples: int) -> int:
         if self.steps is not None:
             return self.steps
@@ -267,6 +262,14 @@ def _device(name: str) -> torch.device:
     torch.cuda.set_device(device)
     torch.set_float32_matmul_precision("high")
     return device
+
+
+def _wrapped(contrast: Contrast) -> nn.Module:
+    replay = Replay(contrast)
+    if distributed.world_size() == 1:
+        return replay
+    # Buffers are equal on all ranks by construction (per-sample state) or a rank's own (batch norm's statistics).
+    return DistributedDataParallel(replay, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def _rest(progress: Progress) -> tuple[int, int, int]:

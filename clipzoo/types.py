@@ -67,6 +67,11 @@ class Features:
         """Apply to every float tensor; the mask stays."""
         return Features(function(self.pooled), None if self.tokens is None else function(self.tokens), self.mask)
 
+    def first(self, rows: int) -> Features:
+        """Of the first `rows` samples only."""
+        some = self.map(lambda tensor: tensor[:rows])
+        return Features(some.pooled, some.tokens, None if self.mask is None else self.mask[:rows])
+
 
 @final
 @dataclass(frozen=True)

@@ -117,3 +117,10 @@ def test_a_name_that_holds_another_run_is_refused(tiny_shards, tmp_path):
 def test_shards_that_are_not_there_are_named_before_training(tmp_path):
     said = train("nowhere/{00..03}.tar", tmp_path, expected=2)
     assert "nowhere/00.tar" in said
+
+
+def test_the_gap_and_the_spread_of_the_embeddings_are_logged(undisturbed):
+    line = json.loads((undisturbed / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["gap_image_to_text"] == pytest.approx(line["positive_image_to_text"] - line["negative_image_to_text"])
+    assert 0 <= line["alignment"] <= 4
+    assert line["uniformity_image"] <= 0
