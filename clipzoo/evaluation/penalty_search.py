@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clipzoo.evaluation.checks import check_classes, check_finite, check_labels
 from clipzoo.evaluation.classification import accuracies
-from clipzoo.evaluation.logistic import LogisticRegression, Solution
+from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.ranking import exact_products, places
 
 GRID = torch.logspace(-6, 6, 97, dtype=torch.float64).tolist()
@@ -25,8 +25,8 @@ class Split:
     features: Tensor
     labels: Tensor
 
-    def to(self, device: torch.device, precision: torch.dtype) -> Split:
-        return Split(self.features.to(device, precision), self.labels.to(device))
+    def to(self, device: torch.device) -> Split:
+        return Split(self.features.to(device), self.labels.to(device))
 
     def rows(self, chosen: Tensor) -> Split:
         return Split(self.features[chosen], self.labels[chosen])
@@ -64,13 +64,12 @@ def probe(
         held = held_out(train.labels, seed)
         train, validation = train.rows(~held), train.rows(held)
     with exact_products():
-        search, nearest = _search(train, validation, class_names, metric, lambda text: say(f"{name}, {text}"))
+        search = _search(train, validation, class_names, metric, lambda text: say(f"{name}, {text}"))
         best = min(search, key=lambda c: (-search[c], c))
         whole = train.join(validation)
         model = LogisticRegression(whole.features, whole.labels, len(class_names))
         solution = model.solve(best)
-        logits = model.logits(solution, splits["test"].features)
-    del nearest
+        logits = solution.logits(splits["test"].features)
     labels = splits["test"].labels
     metrics = accuracies(labels, places(logits, labels), class_names, f"{name}, test")
     return ProbeResult(metrics, best, search, logits.argmax(dim=1), solution.converged)
@@ -98,22 +97,20 @@ def held_out(labels: Tensor, seed: int) -> Tensor:
 
 def _search(
     train: Split, validation: Split, class_names: list[str], metric: str, say: Callable[[str], None]
-) -> tuple[dict[float, float], dict[int, Solution]]:
+) -> dict[float, float]:
     """Strides of 16, 8, 4, 2, 1 over the grid, seven points each, centred on the best so far."""
     model = LogisticRegression(train.features, train.labels, len(class_names))
-    solutions: dict[int, Solution] = {}
     scores: dict[int, float] = {}
     center = len(GRID) // 2
     for stride in STRIDES:
         for index in sorted({min(max(center + stride * turn, 0), len(GRID) - 1) for turn in range(-3, 4)}):
             if index in scores:
                 continue
-            start = solutions[min(solutions, key=lambda known: abs(known - index))] if solutions else None
-            solutions[index] = model.solve(GRID[index], start)
-            scores[index] = _metric(model.logits(solutions[index], validation.features), validation.labels, metric)
+            logits = model.solve(GRID[index]).logits(validation.features)
+            scores[index] = _metric(logits, validation.labels, metric)
         center = min(scores, key=lambda index: (-scores[index], index))
         say(f"stride {stride}: C {GRID[center]:.3g}, validation {scores[center]:.2f}")
-    return {GRID[index]: scores[index] for index in sorted(scores)}, solutions
+    return {GRID[index]: scores[index] for index in sorted(scores)}
 
 
 def _metric(logits: Tensor, labels: Tensor, metric: str) -> float:

@@ -148,8 +148,7 @@ class Suite:
         }
 
     def _solve(self, data: Any, where: str, folder: Path, device: torch.device) -> dict[str, Any]:
-        precision = torch.float64 if device.type == "cpu" else torch.float32
-        splits = {split: read_features(folder, split, where).to(device, precision) for split in data.splits}
+        splits = {split: read_features(folder, split, where).to(device) for split in data.splits}
         result = probe(splits, list(data.class_names), data.metric, self._seed, f"{data.name}, {where} projection", say)
         return {"metrics": result.metrics, "C": result.c, "converged": result.converged, "search": result.search}
 

@@ -1,0 +1,188 @@
+"""One minimisation of a logistic regression: preconditioned L-BFGS with a line search in logits."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+MEMORY = 10
+BLOCK_LOGITS = 1 << 26
+"""Logits whose exponentials are held at once, 256 MiB."""
+SAMPLED_ROWS = 1 << 16
+"""The preconditioner looks at so many samples at most."""
+ROUNDING = 1e-6
+"""Of an objective in float32, relative."""
+
+
+class Descent:
+    """Mean loss + penalty / 2 |W|^2 on features [n, r] that are centred and uncorrelated, with `variances` [r].
+
+    Weight and bias travel as one matrix [r + 1, k], the bias last. Logits are relative to those of the sample's own
+    class.
+    """
+
+    def __init__(self, features: Tensor, labels: Tensor, variances: Tensor, classes: int, penalty: float) -> None:
+        self._features, self._labels = features, labels[:, None]
+        self._variances, self._penalty = variances, penalty
+        self._rows = max(1, BLOCK_LOGITS // classes)
+
+    def run(self, point: Tensor, tolerance: float, limit: int) -> tuple[Tensor, float, int, bool]:
+        """-> the optimum, its objective, the iterations, and whether it is within the tolerance."""
+        logits = self._relative_logits(point, -math.inf)
+        objective = self._loss(logits) + self._penalty / 2 * _dot(point[:-1], point[:-1])
+        gradient = self._gradient(logits, point)
+        history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=MEMORY)
+        renewal, small = 0, 0
+        for iteration in range(limit):
+            if iteration == renewal:
+                preconditioner = Preconditioner(logits, self._labels, self._variances, self._penalty)
+                renewal = 2 * renewal + 20
+            direction = -_inverse_hessian(gradient, preconditioner, history)
+            slope = _dot(gradient, direction)
+            # Half the slope is what the quadratic model promises.
+            small = small + 1 if -slope / 2 <= tolerance * objective else 0
+            if small == 2:
+                return point, objective, iteration, True
+            along = self._relative_logits(direction, 0.0)
+            found = self._step(logits, along, point, direction, objective, slope)
+            if found is None:
+                return point, objective, iteration, -slope / 2 <= ROUNDING * objective
+            step, objective = found
+            move = step * direction
+            point = point + move
+            logits.add_(along, alpha=step)
+            previous, gradient = gradient, self._gradient(logits, point)
+            change = gradient - previous
+            curvature = _dot(move, change)
+            if curvature > 0:
+                history.append((move, change, curvature))
+        return point, objective, limit, False
+
+    def _step(
+        self, logits: Tensor, along: Tensor, point: Tensor, direction: Tensor, objective: float, slope: float
+    ) -> tuple[float, float] | None:
+        """The step's length and the objective there, by Newton's method on the line; None where nothing descends."""
+        weight, turn = point[:-1], direction[:-1]
+        square, mixed, own = _dot(turn, turn), _dot(weight, turn), _dot(weight, weight)
+        # Near the optimum rounding hides the decrease; on a convex line a slope that has shrunk is proof enough.
+        highest = objective * (1 + ROUNDING)
+        step = 1.0
+        for _ in range(20):
+            loss, first, second = self._on_the_line(logits, along, step)
+            value = loss + self._penalty / 2 * (own + 2 * step * mixed + step**2 * square)
+            first += self._penalty * (mixed + step * square)
+            second += self._penalty * square
+            lower = value <= highest
+            if lower and abs(first) <= 0.4 * abs(slope):
+                return step, value
+            following = step - first / second
+            # Outside its reach the quadratic model is not trusted.
+            following = min(max(following, step / 4), 4 * step)
+            step = step / 2 if not lower and following >= step else following
+        return (step, value) if value < objective else None
+
+    def _blocks(self) -> Iterator[slice]:
+        for start in range(0, len(self._labels), self._rows):
+            yield slice(start, start + self._rows)
+
+    def _relative_logits(self, point: Tensor, own: float) -> Tensor:
+        """[r + 1, k] -> [n, k]: logits less that of the own class, which itself holds `own`."""
+        logits = torch.addmm(point[-1], self._features, point[:-1])
+        return logits.sub_(logits.gather(1, self._labels)).scatter_(1, self._labels, own)
+
+    def _loss(self, logits: Tensor) -> float:
+        sums = [Odds(logits[rows]).losses().sum(dtype=torch.float64).item() for rows in self._blocks()]
+        return sum(sums) / len(self._labels)
+
+    def _on_the_line(self, logits: Tensor, along: Tensor, step: float) -> tuple[float, float, float]:
+        """The mean loss at logits + step * along, and its first and second derivative by the step."""
+        sums = torch.zeros(3, dtype=torch.float64, device=logits.device)
+        for rows in self._blocks():
+            turn = along[rows]
+            odds = Odds(torch.add(logits[rows], turn, alpha=step))
+            weighted = odds.wrong * turn
+            mean = weighted.sum(1, keepdim=True) / odds.total
+            spread = weighted.mul_(turn).sum(1, keepdim=True) / odds.total - mean.square()
+            sums += torch.cat([odds.losses(), mean, spread], dim=1).sum(0, dtype=torch.float64)
+        loss, first, second = (sums / len(self._labels)).tolist()
+        return loss, first, second
+
+    def _gradient(self, logits: Tensor, point: Tensor) -> Tensor:
+        gradient = torch.zeros_like(point)
+        for rows in self._blocks():
+            odds = Odds(logits[rows])
+            residual = (odds.wrong / odds.total).scatter_(1, self._labels[rows], -odds.sum / odds.total)
+            gradient[:-1].addmm_(self._features[rows].mT, residual)
+            gradient[-1] += residual.sum(0)
+        gradient /= len(self._labels)
+        gradient[:-1] += self._penalty * point[:-1]
+        return gradient
+
+
+class Odds:
+    """Of relative logits [b, k] with -inf for the own class: the exponentials of the wrong classes [b, k], their sum
+    [b, 1], and with the own class the total [b, 1], all scaled by exp(-highest).
+
+    Nothing is subtracted from 1: the loss of a sample that is right by far keeps all its digits.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        self._highest = logits.amax(1, keepdim=True).clamp_(min=0)
+        self.wrong = (logits - self._highest).exp_()
+        self.sum = self.wrong.sum(1, keepdim=True)
+        self.own = (-self._highest).exp()
+        self.total = self.sum + self.own
+
+    def losses(self) -> Tensor:
+        """[b, 1]: -log of the own class's probability."""
+        return self._highest + torch.log1p(torch.expm1(-self._highest) + self.sum)
+
+
+class Preconditioner:
+    """The inverse Hessian if probabilities were independent of features: (variances x A + penalty)^-1.
+
+    A [k, k] is the mean over samples of diag(p) - p p^T. Both factors are diagonal on their axes.
+    """
+
+    def __init__(self, logits: Tensor, labels: Tensor, variances: Tensor, penalty: float) -> None:
+        rows = slice(None, None, -(-len(logits) // SAMPLED_ROWS))
+        odds, labels = Odds(logits[rows]), labels[rows]
+        probabilities = (odds.wrong / odds.total).scatter_(1, labels, odds.own / odds.total)
+        complements = (1 - probabilities).scatter_(1, labels, odds.sum / odds.total)
+        spread = -(probabilities.mT @ probabilities) / len(labels)
+        spread.diagonal().copy_((probabilities * complements).mean(0))
+        values, self._axes = torch.linalg.eigh(spread)
+        # The direction that adds the same to all classes is in A's null space, and in no gradient.
+        values = values.clamp(min=values[-1].item() * 1e-7)
+        self._weight = variances[:, None] * values + penalty
+        self._bias = values
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        turned = gradient @ self._axes
+        turned[:-1] /= self._weight
+        turned[-1] /= self._bias
+        return turned @ self._axes.mT
+
+
+def _inverse_hessian(
+    gradient: Tensor, preconditioner: Preconditioner, history: deque[tuple[Tensor, Tensor, float]]
+) -> Tensor:
+    """The two-loop recursion of L-BFGS (Nocedal and Wright, algorithm 7.4)."""
+    result = gradient.clone()
+    shares = []
+    for move, change, curvature in reversed(history):
+        share = _dot(move, result) / curvature
+        result -= share * change
+        shares.append(share)
+    result = preconditioner(result)
+    for (move, change, curvature), share in zip(history, reversed(shares), strict=True):
+        result += (share - _dot(change, result) / curvature) * move
+    return result
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return torch.dot(a.flatten(), b.flatten()).item()
