@@ -32,7 +32,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     compares_within: bool = True
     """`similarity` offers `within_image` and `within_text`."""
     tile: int | None = None
-    """Vector heads score in tiles of so many rows and columns and keep no matrix; None: one matrix. The trainer sets it."""
+    """Rows and columns of a tile where a vector head keeps no matrix; None: a matrix. Set by the trainer."""
     published_with: tuple[str, ...] = ()
     """Names of the objectives (`Objective.name`) that the papers trained this head with."""
 
