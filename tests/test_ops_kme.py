@@ -1,0 +1,187 @@
+"""The tiled KME score against its slow twin and against float64 sums over all pairs of points."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clipzoo.ops import kme, kme_cpu, kme_reference, products
+from clipzoo.ops.kme import kme_score
+
+SHAPES = [(1, 1, 1, 1, 1), (3, 5, 7, 2, 11), (5, 1, 2, 9, 3), (7, 13, 11, 17, 19), (16, 31, 8, 29, 64)]
+"""n, M, k, M', d."""
+GAMMAS = [1e-3, 0.1, 7.14, 20.7, 20.9, 50.0, 1e3]
+"""Both sides of the bound between the two ways through a tile."""
+
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+every_gamma = pytest.mark.parametrize("gamma", GAMMAS)
+Sets = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@every_shape
+@every_gamma
+@pytest.mark.parametrize("ragged", [False, True], ids=["full", "ragged"])
+def test_fp32_score_and_gradients_are_those_of_float64_sums(shape, gamma, ragged):
+    sets = point_sets(shape, gamma, ragged)
+    exact, exact_gradients = differentiated(all_pairs, sets)
+    scores, gradients = differentiated(kme_score, tuple(each.float() for each in sets))
+    torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=1e-5)
+    for ours, expected in zip(gradients, exact_gradients, strict=True):
+        assert (ours.double() - expected).norm() <= 1e-4 * expected.norm() + 1e-30
+
+
+@every_shape
+@every_gamma
+def test_fp64_score_and_gradients_are_those_of_the_slow_twin(shape, gamma):
+    sets = point_sets(shape, gamma, ragged=True)
+    exact, exact_gradients = differentiated(kme_reference.kme_score, sets)
+    scores, gradients = differentiated(kme_score, sets)
+    torch.testing.assert_close(scores, exact, rtol=1e-12, atol=1e-12)
+    for ours, expected in zip(gradients, exact_gradients, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("gamma", [7.14, 1e3])
+@pytest.mark.parametrize("tile", [1, 7, 40])
+def test_tiles_change_neither_values_nor_gradients_and_bound_what_is_held(monkeypatch, gamma, tile):
+    sets = point_sets((9, 4, 11, 6, 3), gamma, ragged=True)
+    whole, gradients = differentiated(kme_score, sets)
+    monkeypatch.setattr(kme_cpu, "_TILE", tile)
+    with LargestTensor() as largest:
+        tiled, tiled_gradients = differentiated(kme_score, sets)
+    torch.testing.assert_close(tiled, whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(tiled_gradients, gradients, rtol=1e-10, atol=1e-12)
+    # A tile may exceed its bound by half a sample on each side; scores and points are held whole.
+    assert largest.elements <= max((tile + 4) * (tile + 6), 9 * 11, 11 * 6 * 3)
+
+
+@pytest.mark.parametrize("gamma", [7.14, 1e3])
+def test_points_that_are_not_there_change_nothing_and_get_no_gradient(gamma):
+    points, log_weights, *text, scale = point_sets((4, 5, 6, 3, 8), gamma, ragged=False)
+    alone, gradients = differentiated(kme_score, (points, log_weights, *text, scale))
+    padded = torch.nn.functional.pad(points, (0, 0, 2, 3), value=0.3)
+    padded_weights = torch.nn.functional.pad(log_weights, (2, 3), value=-math.inf)
+    scores, padded_gradients = differentiated(kme_score, (padded, padded_weights, *text, scale))
+    torch.testing.assert_close(scores, alone, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(padded_gradients[0][:, 2:-3], gradients[0], rtol=1e-10, atol=1e-12)
+    assert padded_gradients[0][:, :2].abs().sum() == padded_gradients[1][:, -3:].abs().sum() == 0
+
+
+@pytest.mark.parametrize("gamma", [7.14, 1e3])
+def test_set_without_points_scores_minus_infinity_and_spoils_no_gradient(gamma):
+    points, log_weights, text, text_weights, scale = point_sets((4, 5, 6, 3, 8), gamma, ragged=True)
+    empty = log_weights.clone(), text_weights.clone()
+    empty[0][2], empty[1][0] = -math.inf, -math.inf
+    scores, gradients = differentiated(kme_score, (points, empty[0], text, empty[1], scale))
+    assert (scores[2] == -math.inf).all() and (scores[:, 0] == -math.inf).all()
+    kept = torch.tensor([0, 1, 3]), torch.arange(1, 6)
+    rest = points[kept[0]], log_weights[kept[0]], text[kept[1]], text_weights[kept[1]], scale
+    torch.testing.assert_close(scores[kept[0]][:, kept[1]], kme_score(*rest), rtol=1e-12, atol=1e-12)
+    assert all(each.isfinite().all() for each in gradients)
+
+
+def test_score_of_one_point_of_weight_one_is_the_scaled_cosine_less_one():
+    """KME-CLIP, proposition 2."""
+    points, _, text, _, _ = point_sets((3, 1, 4, 1, 5), 1.0, ragged=False)
+    scores = kme_score(points, torch.zeros(3, 1).double(), text, torch.zeros(4, 1).double(), torch.tensor(3.0).double())
+    torch.testing.assert_close(scores, 6 * (points[:, 0] @ text[:, 0].mT - 1), rtol=1e-13, atol=1e-13)
+
+
+def test_gradient_of_gamma_holds_where_the_points_that_count_nearly_coincide():
+    """Its two terms then cancel but for one part in a million."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.nn.functional.normalize(torch.randn(4, 3, 16, generator=generator, dtype=torch.float64), dim=-1)
+    near = torch.nn.functional.normalize(points + 1e-3 * torch.randn(4, 3, 16, generator=generator), dim=-1)
+    weights = torch.zeros(4, 3, dtype=torch.float64)
+    sets = points, weights, near, weights, torch.tensor(100.0, dtype=torch.float64)
+    _, exact = differentiated(all_pairs, sets)
+    _, gradients = differentiated(kme_score, sets)
+    torch.testing.assert_close(gradients[-1], exact[-1], rtol=1e-8, atol=0)
+
+
+def test_nan_shows_in_the_score():
+    for broken in range(4):
+        sets = [each.clone() for each in point_sets((3, 4, 5, 2, 6), 7.0, ragged=False)]
+        sets[broken][0, 0] = math.nan
+        assert kme_score(*sets).isnan().any()
+
+
+def test_half_precision_is_scored_in_fp32():
+    sets = tuple(each.bfloat16() for each in point_sets((3, 4, 5, 2, 6), 7.0, ragged=True))
+    scores, gradients = differentiated(kme_score, sets)
+    assert scores.dtype == torch.float32 and gradients[0].dtype == torch.bfloat16
+    exact, _ = differentiated(all_pairs, tuple(each.double() for each in sets))
+    torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_products_are_true_fp32_and_leave_the_global_setting_alone():
+    before = torch.get_float32_matmul_precision()
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(70, 301, generator=generator), torch.randn(90, 301, generator=generator)
+    bias = torch.randn(90, generator=generator)
+    exact = left.double() @ right.double().mT
+    for ours, expected in (
+        (products.product(left, right), exact),
+        (products.product(left, right, bias), exact + bias),
+        (products.product(left.mT.contiguous().mT, right), exact),
+        (products.product(left, right.mT.contiguous().mT), exact),
+    ):
+        assert (ours - expected).abs().max() < 1e-6 * exact.abs().max()
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_gpu_without_triton_is_told_so(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "clipzoo.ops.kme_triton", None)
+    monkeypatch.delattr("clipzoo.ops.kme_triton", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert kme._backend.__wrapped__("cuda") is kme_cpu
+    assert "slower than Triton's" in caplog.text
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        for each in output if isinstance(output, tuple | list) else (output,):
+            if isinstance(each, Tensor):
+                self.elements = max(self.elements, each.numel())
+        return output
+
+
+def point_sets(shape: tuple[int, ...], gamma: float, ragged: bool) -> Sets:
+    """Random unit points with weights from 1e-30 to 1e4, and gamma, in float64 but exact in float32."""
+    samples, points, others, other_points, width = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    sets = []
+    for size in ((samples, points), (others, other_points)):
+        vectors = torch.nn.functional.normalize(torch.randn(*size, width, generator=generator), dim=-1)
+        log_weights = torch.empty(size).uniform_(math.log(1e-30), math.log(1e4), generator=generator)
+        if ragged:
+            absent = torch.rand(size, generator=generator) < 0.5
+            absent[:, 0] = False
+            log_weights.masked_fill_(absent, -math.inf)
+        sets += [vectors.double(), log_weights.double()]
+    return *sets, torch.tensor(gamma).double()
+
+
+def all_pairs(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
+    cosines = torch.einsum("bid,cjd->bcij", points, points2)
+    weights = log_weights[:, None, :, None] + log_weights2[None, :, None, :]
+    return (weights + 2 * gamma * (cosines - 1)).logsumexp(dim=(2, 3))
+
+
+def differentiated(score, sets: Sets) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Scores and the gradients of a positively weighted sum of them, so that gamma's does not cancel."""
+    leaves = [each.clone().requires_grad_() for each in sets]
+    scores = score(*leaves)
+    upstream = torch.rand(scores.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return scores.detach(), torch.autograd.grad(scores, leaves, upstream.to(scores.dtype))
