@@ -11,12 +11,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from clipzoo import config as configuration
-from clipzoo import run
+from clipzoo import run, submitit
 from clipzoo.errors import ConfigError, TrainingError
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
+    submitit.adopt()
     try:
         configuration.check(config)
         train(config)

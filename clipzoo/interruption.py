@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any, NoReturn
 
-from clipzoo import watch
+from clipzoo import distributed, watch
 
 EXIT_CODE = 75
 """EX_TEMPFAIL: stopped on request, the same command goes on."""
@@ -16,14 +18,26 @@ EXIT_CODE = 75
 class Interruption:
     """Leaves at once where there is nothing to save; while steps are trained it is a latch that the trainer reads.
 
-    SLURM may send its warning more than once.
+    SLURM may send its warning more than once. Where a launcher has handlers of its own (submitit requeues in its
+    handler of SIGUSR2) they are called when all is saved.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self._asked: int | None = None
         self._latched = False
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        self._launchers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2):
+            before = signal.getsignal(number)
+            own = getattr(before, "__self__", None).__class__ is Interruption
+            if callable(before) and before is not signal.default_int_handler and not own:
+                self._launchers[number] = before
+            elif number == signal.SIGUSR2:
+                continue
             signal.signal(number, self._hear)
+
+    @property
+    def asked(self) -> bool:
+        return self._asked is not None
 
     @contextmanager
     def latched(self) -> Iterator[None]:
@@ -43,13 +57,19 @@ class Interruption:
         yield
         self._latched = True
 
-    def leave(self, saved: str) -> None:
+    def leave(self, saved: str) -> NoReturn:
         """End all ranks; the same command goes on."""
+        launcher = self._launchers.get(self._asked or 0)
+        if launcher is not None and distributed.is_first():
+            with suppress(SystemExit):
+                launcher(self._asked or 0, None)
+        elif launcher is not None:
+            time.sleep(watch.LINGER)  # the first rank's launcher requeues, and ends this rank with its own
         watch.leave(EXIT_CODE, f"clipzoo: asked to stop{saved}; the same command goes on from there")
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+        if self._asked == number == signal.SIGINT:
             raise KeyboardInterrupt  # pressed twice
-        self.asked = True
+        self._asked = number
         if not self._latched:
             self.leave("")

@@ -32,12 +32,13 @@ LINGER = 15.0
 FAILED, MISUSED = 1, 2
 
 _current: Watch | None = None
-_last_wishes: list[Callable[[], Any]] = []
+_last_wish: Callable[[], Any] | None = None
 
 
 def before_leaving(action: Callable[[], Any]) -> None:
-    """Do this when all ranks end early: let a checkpoint be written to its end."""
-    _last_wishes.append(action)
+    """What to do when this process ends early: let a checkpoint be written to its end."""
+    global _last_wish
+    _last_wish = action
 
 
 def at(step: int, place: str, bounded: bool = True) -> None:
@@ -226,11 +227,11 @@ class _Board:
 
 def _exit(code: int) -> NoReturn:
     """Without the libraries' destructors, which may wait for ranks that are lost."""
-    for action in _last_wishes:
-        try:
-            action()
-        except Exception:
-            traceback.print_exc()
+    try:
+        if _last_wish is not None:
+            _last_wish()
+    except Exception:
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""An objective that fails on demand, for tests of failures: FAULT="<kind>:<step>:<rank>" in the environment."""
+"""An objective for tests of long runs: FAULT="<kind>:<step>:<rank>" makes it fail, PAUSE is seconds a step."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Faulty(InfoNCE):
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         kind, step, rank = os.environ.get("FAULT", "none:-1:-1").split(":")
         loss = super().forward(similarity, batch, progress)
+        time.sleep(float(os.environ.get("PAUSE", "0")))
         if (progress.step, distributed.rank()) == (int(step), int(rank)):
             if kind == "raises":
                 raise LookupError("broken on purpose")

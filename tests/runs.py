@@ -61,14 +61,19 @@ class Rank:
         return self.process.exitcode
 
 
-def start(shards: str, runs: Path, *overrides: str, ranks: int = 1, fault: str = "none:-1:-1") -> list[Rank]:
-    """Start a tiny run in float64; every step is logged, every second saved."""
-    arguments = [
+def tiny(shards: str, runs: Path, *overrides: str) -> list[str]:
+    """Overrides of a tiny run in float64; every step is logged, every second saved."""
+    return [
         "encoder=tiny", f"data.shards={shards}", "data.workers=0", "objective._target_=tests.faults.Faulty",
         "trainer.global_batch=8", "trainer.epochs=null", f"trainer.steps={STEPS}", "trainer.precision=float64",
-        "trainer.save_every=2", "trainer.log_every=1", "optim.schedule.warmup_epochs=0", f"runs={runs}", "name=run",
-        *overrides,
+        "trainer.save_every=2", "trainer.log_every=1", "trainer.device=cpu", "optim.schedule.warmup_epochs=0",
+        f"runs={runs}", *overrides,
     ]  # fmt: skip
+
+
+def start(shards: str, runs: Path, *overrides: str, ranks: int = 1, fault: str = "none:-1:-1") -> list[Rank]:
+    """Start a tiny run named "run"."""
+    arguments = tiny(shards, runs, "name=run", *overrides)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
