@@ -1,0 +1,60 @@
+"""A small image tower that learns the generated world on two CPU cores in minutes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo.types import Features
+
+
+class DemoImageTower(nn.Module):
+    """Four strided convolutions with residual ones between, one transformer block, maximum over the positions.
+
+    Normalising each channel over its positions (instance norm) is what makes shapes learnable in so few steps, but it
+    erases how much of each colour there is: a second path carries the picture's coarse colours around it.
+    Tokens: the positions of the last map, M = (image_size / 16)^2. width: of the tokens. heads: of the block.
+    """
+
+    def __init__(self, image_size: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.width = width
+        narrow, middle, wide = width // 8, width // 4, width // 2
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(3, narrow, 5, stride=2, padding=2), *_normalised(narrow),
+            nn.Conv2d(narrow, middle, 3, stride=2, padding=1), Residual(middle), Residual(middle), *_normalised(middle),
+            nn.Conv2d(middle, wide, 3, stride=2, padding=1), Residual(wide), Residual(wide), *_normalised(wide),
+            nn.Conv2d(wide, width, 3, stride=2, padding=1),
+        )  # fmt: skip
+        self.colours = nn.Sequential(nn.AvgPool2d(8), nn.Conv2d(3, width, 2, stride=2))
+        self.positions = nn.Parameter(torch.randn((image_size // 16) ** 2, width) * 0.02)
+        self.block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.norm = nn.LayerNorm(width)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+    def forward(self, image: Tensor) -> Features:
+        image = image.contiguous(memory_format=torch.channels_last)
+        maps = self.convolutions(image) + self.colours(image)  # [b, w, S / 16, S / 16]
+        tokens = self.norm(self.block(maps.flatten(2).mT + self.positions))
+        return Features(tokens.amax(dim=1), tokens)
+
+
+class Residual(nn.Module):
+    """x + conv(relu(norm(x))), the convolution at half its usual scale."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.path = nn.Sequential(*_normalised(channels), nn.Conv2d(channels, channels, 3, padding=1))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps + 0.5 * self.path(maps)
+
+
+def _normalised(channels: int) -> tuple[nn.Module, nn.Module]:
+    # One group a channel is instance norm with learned scale and shift.
+    return nn.GroupNorm(channels, channels), nn.ReLU()
