@@ -1,0 +1,74 @@
+"""DistilBERT as a text tower, with its tokenizer: NUCLR's text encoder. Needs the extra `hf`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo.encoders.text import end_positions
+from clipzoo.errors import ConfigError
+from clipzoo.types import Features
+
+
+class DistilBertTower(nn.Module):
+    """Token ids [b, L] -> Features: pooled at the first token ([CLS]), all tokens; none attends to padding.
+
+    pretrained: a name on the Hugging Face hub or a folder; null for random weights of the base model's shape.
+    end_token: the separator's id; positions behind its first occurrence are padding.
+    """
+
+    trunk: Any
+
+    def __init__(self, pretrained: str | None, end_token: int) -> None:
+        super().__init__()
+        transformers = _transformers("encoder.text_tower")
+        if pretrained is None:
+            self.trunk = transformers.DistilBertModel(transformers.DistilBertConfig())
+        else:
+            self.trunk = transformers.DistilBertModel.from_pretrained(pretrained)
+        self.width: int = self.trunk.config.dim
+        self.end_token = end_token
+
+    def forward(self, text: Tensor) -> Features:
+        places = torch.arange(text.shape[1], device=text.device)
+        mask = places <= end_positions(text, self.end_token)[:, None]  # [b, L]
+        tokens = self.trunk(input_ids=text.where(mask, 0), attention_mask=mask.long()).last_hidden_state
+        return Features(tokens[:, 0], tokens, mask)
+
+
+class DistilBertTokenizer:
+    """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; too long ones keep their [SEP].
+
+    Text that spells a control token, such as "[SEP]", stays text. name: on the hub, or a folder; loaded on first use.
+    """
+
+    end_token = 102
+
+    def __init__(self, name: str, context_length: int) -> None:
+        self.context_length = context_length
+        self._name = name
+        self._tokenizer: Any = None
+
+    def __call__(self, captions: list[str]) -> Tensor:
+        if self._tokenizer is None:
+            load = _transformers("encoder.tokenizer").AutoTokenizer.from_pretrained
+            self._tokenizer = load(self._name, split_special_tokens=True)
+        length = self.context_length
+        made = self._tokenizer(captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+        return made["input_ids"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self._name, "context_length": self.context_length}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _transformers(key: str) -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError(f"{key} is DistilBERT's, and transformers is missing: pip install 'clipzoo[hf]'") from None
+    return transformers
