@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
 
@@ -36,21 +35,14 @@ def of_similarity(similarity: Similarity) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def of_embeddings(head: Head, image: Embedding, text: Embedding, rows: int = ROWS) -> dict[str, Tensor]:
-    """Mean scores of positives and negatives, alignment and uniformity (Wang and Isola 2020) on the first `rows` pairs.
+def of_embeddings(image: Embedding, text: Embedding, rows: int = ROWS) -> dict[str, Tensor]:
+    """Alignment and uniformity (Wang and Isola 2020) on the first `rows` pairs.
 
     image, text: embeddings of the same samples. A point set is judged by its weighted mean, as a unit vector.
     """
     image, text = (map_embedding(lambda tensor: tensor[:rows], each) for each in (image, text))
-    scores = head.score(image, text)
-    count = len(scores)
-    positive = scores.diagonal().mean()
-    negative = (scores.sum() - scores.diagonal().sum()) / (count * (count - 1))
     x, y = _unit_vectors(image), _unit_vectors(text)
     return {
-        "positive_mean": positive,
-        "negative_mean": negative,
-        "gap_mean": positive - negative,
         "alignment": (x - y).square().sum(dim=1).mean(),
         "uniformity_image": _uniformity(x),
         "uniformity_text": _uniformity(y),

@@ -55,7 +55,7 @@ class Contrast(nn.Module):
     def _of_embeddings(self, features: Pair) -> dict[str, Tensor]:
         """Alignment and uniformity, on few rows: a diagnosis must not cost a step."""
         few = [each.first(diagnostics.ROWS) for each in features]
-        return diagnostics.of_embeddings(self.model.head, *self.model.embed(*few))
+        return diagnostics.of_embeddings(*self.model.embed(*few))
 
 
 class Replay(nn.Module):
