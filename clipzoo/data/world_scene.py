@@ -1,0 +1,118 @@
+"""What a scene of the generated world holds: facts only, in unit coordinates (x to the right, y down)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "ring", "crescent", "diamond", "arrow")
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+TEXTURES = ("plain", "striped", "dotted", "checkered", "outlined")
+SIZES = ("small", "medium", "large")
+COUNTS = ("one", "two", "three", "four", "five")
+BACKGROUNDS = ("sand", "grass", "sky", "night", "snow", "brick")
+
+# Radius of a thing by the kind of its scene; a single thing has three ranges, one a size.
+SINGLE_RADIUS = {"small": (0.15, 0.19), "medium": (0.25, 0.29), "large": (0.36, 0.42)}
+GROUP_RADIUS = (0.135, 0.16)
+PAIR_RADIUS = (0.18, 0.22)
+LARGEST_TILT = math.radians(12)
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One coloured, textured shape. x, y: its centre; radius: of the circle around it; tilt: radians, clockwise."""
+
+    shape: str
+    colour: str
+    texture: str
+    size: str
+    x: float
+    y: float
+    radius: float
+    tilt: float
+
+
+@dataclass(frozen=True)
+class Scene:
+    """kind: "single" (one thing), "group" (alike things), "pair" (two things that differ, side by side or stacked)."""
+
+    kind: str
+    background: str
+    things: tuple[Thing, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """The scene as plain values for JSON."""
+        return asdict(self)
+
+
+def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: str) -> Scene:
+    """Draw a scene; `fixed` sets shape, colour or texture of every thing, or `count` (a word) of a group."""
+    kind = kind or str(random.choice(["single", "group", "pair"], p=[0.5, 0.25, 0.25]))
+    background = _one_of(random, BACKGROUNDS)
+    draw = {"single": _single, "group": _group, "pair": _pair}[kind]
+    return Scene(kind, background, draw(random, fixed))
+
+
+def _single(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
+    size = _one_of(random, SIZES)
+    radius = random.uniform(*SINGLE_RADIUS[size])
+    x, y = random.uniform(radius, 1 - radius, 2)
+    return (_thing(random, fixed, size, x, y, radius),)
+
+
+def _group(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
+    """One to five things that differ only in place and tilt; without a fixed count at least two."""
+    count = COUNTS.index(fixed["count"]) + 1 if "count" in fixed else int(random.integers(2, len(COUNTS) + 1))
+    radius = random.uniform(*GROUP_RADIUS)
+    centres = _apart(random, count, radius)
+    first = _thing(random, fixed, "small", *centres[0], radius)
+    return (first, *(replace(first, x=x, y=y, tilt=_tilt(random)) for x, y in centres[1:]))
+
+
+def _pair(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
+    """The first thing is left of or above the second; they differ in shape and in colour."""
+    radius = random.uniform(*PAIR_RADIUS)
+    along = random.uniform(radius, 0.5 - radius, 2) + np.array([0.0, 0.5])
+    across = 0.5 + random.uniform(-1, 1, 2) * (0.3 - radius)
+    places = list(zip(along, across, strict=True))
+    if random.random() < 0.5:
+        places = [(y, x) for x, y in places]
+    first = _thing(random, fixed, "small", *places[0], radius)
+    second = _thing(random, fixed, "small", *places[1], radius)
+    while second.shape == first.shape or second.colour == first.colour:
+        second = _thing(random, {}, "small", *places[1], radius)
+    return first, second
+
+
+def _apart(random: np.random.Generator, count: int, radius: float) -> list[tuple[float, float]]:
+    """`count` centres at least 2.1 radii apart: whole layouts are drawn until one fits."""
+    while True:
+        centres = random.uniform(radius, 1 - radius, (count, 2))
+        gaps = np.linalg.norm(centres[:, None] - centres[None], axis=-1) + 9 * np.eye(count)
+        if gaps.min() >= 2.1 * radius:
+            return [(float(x), float(y)) for x, y in centres]
+
+
+def _thing(random: np.random.Generator, fixed: dict[str, str], size: str, x: float, y: float, radius: float) -> Thing:
+    return Thing(
+        shape=fixed.get("shape") or _one_of(random, SHAPES),
+        colour=fixed.get("colour") or _one_of(random, COLOURS),
+        texture=fixed.get("texture") or _one_of(random, TEXTURES),
+        size=size,
+        x=float(x),
+        y=float(y),
+        radius=float(radius),
+        tilt=_tilt(random),
+    )
+
+
+def _tilt(random: np.random.Generator) -> float:
+    return float(random.uniform(-LARGEST_TILT, LARGEST_TILT))
+
+
+def _one_of(random: np.random.Generator, words: tuple[str, ...]) -> str:
+    return words[int(random.integers(len(words)))]
