@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from PIL import Image
 
 from clipzoo import config as configuration
 from clipzoo.build import build_model, part
+from clipzoo.data.downstream_writer import write_classification, write_retrieval
 from clipzoo.evaluation.encoding import Encoding
 from clipzoo.model import Model
 
@@ -76,6 +79,28 @@ def gallery(pictures: int = 13, captions: int = 3) -> Gallery:
     owner = [(turn * 5 + 2) % pictures for turn in range(pictures * captions)]
     texts = [f"{names[index % len(names)]} thing number {index} seen {turn} times" for turn, index in enumerate(owner)]
     return Gallery("things", images, texts, owner)
+
+
+def write_sets(root: Path) -> None:
+    """The same two sets on disk."""
+    data, things = classes(), gallery()
+    splits = {
+        split: [(png(image), label) for image, label in (samples[index] for index in range(len(samples)))]
+        for split, samples in data.splits.items()
+    }
+    facts = {"class_names": data.class_names, "templates": list(data.templates), "metric": data.metric}
+    write_classification(root / data.name, recipe="test", splits=splits, **facts)
+    captions = [[] for _ in things.images]
+    for text, owner in zip(things.captions, things.caption_image, strict=True):
+        captions[owner].append(text)
+    examples = [(png(image), own) for image, own in zip(things.images, captions, strict=True)]
+    write_retrieval(root / things.name, recipe="test", examples=examples)
+
+
+def png(image: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
 
 
 def config_of(head: str, *overrides: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class LogisticRegression:
         self._features = torch.cat([(each @ self._axes).float() for each in self._centred(features)])  # [n, r]
         self._solved: dict[float, Tensor] = {}
 
-    def solve(self, c: float, tolerance: float = 1e-8, limit: int = 1000) -> Solution:
+    def solve(self, c: float, tolerance: float = 1e-9, limit: int = 1000) -> Solution:
         """The optimum for C = c. Stops when iterations promise to lower the objective by less than `tolerance` of it.
 
         Not converged when `limit` iterations were not enough.

@@ -156,7 +156,6 @@ class Preconditioner:
         spread = -(probabilities.mT @ probabilities) / len(labels)
         spread.diagonal().copy_((probabilities * complements).mean(0))
         values, self._axes = torch.linalg.eigh(spread)
-        # The direction that adds the same to all classes is in A's null space, and in no gradient.
         values = values.clamp(min=values[-1].item() * 1e-7)
         self._weight = variances[:, None] * values + penalty
         self._bias = values
@@ -165,7 +164,9 @@ class Preconditioner:
         turned = gradient @ self._axes
         turned[:-1] /= self._weight
         turned[-1] /= self._bias
-        return turned @ self._axes.mT
+        result = turned @ self._axes.mT
+        # What adds the same to all classes changes no probability: in A's null space only rounding is left of it.
+        return result - result.mean(dim=1, keepdim=True)
 
 
 def _inverse_hessian(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from clipzoo.evaluation.checks import check_classes, check_finite, check_labels
 from clipzoo.evaluation.classification import accuracies
+from clipzoo.evaluation.encoding import SECONDS_BETWEEN_LINES
 from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.ranking import exact_products, places
+from clipzoo.run import say
 
 GRID = torch.logspace(-6, 6, 97, dtype=torch.float64).tolist()
 """The values of C."""
@@ -46,25 +49,23 @@ class ProbeResult:
     converged: bool
 
 
-def probe(
-    splits: dict[str, Split], class_names: list[str], metric: str, seed: int, name: str, say: Callable[[str], None]
-) -> ProbeResult:
+def probe(splits: Mapping[str, Split], class_names: list[str], metric: str, seed: int, name: str) -> ProbeResult:
     """Choose C on validation, fit on train and validation, judge on test.
 
-    splits: train, test and perhaps validation; without it a tenth of train is held out, the same share of each class.
+    splits: train, test and perhaps val; without it a tenth of train is held out, the same share of each class.
     metric: "top1" or "mean_per_class", what the choice maximises; the smallest C wins a tie.
     """
     for split, part in splits.items():
         check_labels(part.labels, class_names, name, split)
         check_finite(part.features, f"{name}, {split}")
-        if split != "validation":
+        if split != "val":
             check_classes(part.labels, class_names, f"{name}, {split}")
-    train, validation = splits["train"], splits.get("validation")
+    train, validation = splits["train"], splits.get("val")
     if validation is None:
         held = held_out(train.labels, seed)
         train, validation = train.rows(~held), train.rows(held)
     with exact_products():
-        search = _search(train, validation, class_names, metric, lambda text: say(f"{name}, {text}"))
+        search = _search(train, validation, len(class_names), metric, name)
         best = min(search, key=lambda c: (-search[c], c))
         whole = train.join(validation)
         model = LogisticRegression(whole.features, whole.labels, len(class_names))
@@ -95,13 +96,11 @@ def held_out(labels: Tensor, seed: int) -> Tensor:
     return held.to(labels.device)
 
 
-def _search(
-    train: Split, validation: Split, class_names: list[str], metric: str, say: Callable[[str], None]
-) -> dict[float, float]:
+def _search(train: Split, validation: Split, classes: int, metric: str, name: str) -> dict[float, float]:
     """Strides of 16, 8, 4, 2, 1 over the grid, seven points each, centred on the best so far."""
-    model = LogisticRegression(train.features, train.labels, len(class_names))
+    model = LogisticRegression(train.features, train.labels, classes)
     scores: dict[int, float] = {}
-    center = len(GRID) // 2
+    center, said = len(GRID) // 2, time.perf_counter()
     for stride in STRIDES:
         for index in sorted({min(max(center + stride * turn, 0), len(GRID) - 1) for turn in range(-3, 4)}):
             if index in scores:
@@ -109,7 +108,10 @@ def _search(
             logits = model.solve(GRID[index]).logits(validation.features)
             scores[index] = _metric(logits, validation.labels, metric)
         center = min(scores, key=lambda index: (-scores[index], index))
-        say(f"stride {stride}: C {GRID[center]:.3g}, validation {scores[center]:.2f}")
+        if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
+            said = time.perf_counter()
+            best = f"C {GRID[center]:.3g} gives {scores[center]:.2f} on validation"
+            say(f"evaluation: probe of {name}, stride {stride}: {best}")
     return {GRID[index]: scores[index] for index in sorted(scores)}
 
 

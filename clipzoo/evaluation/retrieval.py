@@ -127,7 +127,8 @@ def _paired_places(scores: Tensor, owner: Tensor, first: int, size: int, picture
     counts = torch.bincount(owner, minlength=pictures)
     if counts.min() != counts.max():
         raise ValueError(
-            f"{name}: pictures have {int(counts.min())} to {int(counts.max())} captions; paired needs equal"
+            f"{name}: pictures have {int(counts.min())} to {int(counts.max())} captions, the paired protocol needs "
+            "equally many: eval.paired=false"
         )
     galleries = owner.argsort(stable=True).view(pictures, -1)  # [pictures, captions a picture]
     own = torch.arange(first, first + len(scores), device=scores.device)

@@ -149,7 +149,7 @@ class Suite:
 
     def _solve(self, data: Any, where: str, folder: Path, device: torch.device) -> dict[str, Any]:
         splits = {split: read_features(folder, split, where).to(device) for split in data.splits}
-        result = probe(splits, list(data.class_names), data.metric, self._seed, f"{data.name}, {where} projection", say)
+        result = probe(splits, list(data.class_names), data.metric, self._seed, f"{data.name}, {where} projection")
         return {"metrics": result.metrics, "C": result.c, "converged": result.converged, "search": result.search}
 
     def _key(self, model: Model) -> str:
