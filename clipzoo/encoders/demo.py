@@ -32,10 +32,7 @@ class DemoImageTower(nn.Module):
             width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
         self.norm = nn.LayerNorm(width)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+        self._initialise()
 
     def forward(self, image: Tensor) -> Features:
         image = image.contiguous(memory_format=torch.channels_last)
@@ -43,16 +40,27 @@ class DemoImageTower(nn.Module):
         tokens = self.norm(self.block(maps.flatten(2).mT + self.positions))
         return Features(tokens.amax(dim=1), tokens)
 
+    def _initialise(self) -> None:
+        """Residual branches start at half scale; the colours' path keeps torch's smaller start, lest it drown shapes."""
+        for module in self.convolutions.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+        residuals = [module.path[-1] for module in self.convolutions if isinstance(module, Residual)]
+        with torch.no_grad():
+            for layer in (*residuals, self.block.self_attn.out_proj, self.block.linear2):
+                layer.weight.mul_(0.5)  # type: ignore[operator, union-attr]
+
 
 class Residual(nn.Module):
-    """x + conv(relu(norm(x))), the convolution at half its usual scale."""
+    """x + conv(relu(norm(x)))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.path = nn.Sequential(*_normalised(channels), nn.Conv2d(channels, channels, 3, padding=1))
 
     def forward(self, maps: Tensor) -> Tensor:
-        return maps + 0.5 * self.path(maps)
+        return maps + self.path(maps)
 
 
 def _normalised(channels: int) -> tuple[nn.Module, nn.Module]:
