@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.ranks import run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,6 +14,7 @@ from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.step import Contrast, Replay, backward
 from clipzoo.types import Batch, Features, Progress
+from tests.ranks import run_ranks
 
 SAMPLES = 8
 

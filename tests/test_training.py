@@ -75,7 +75,9 @@ def undisturbed(tiny_shards, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("step", [1, 5])
-def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(tiny_shards, undisturbed, tmp_path, step):
+def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(
+    tiny_shards, undisturbed, tmp_path, step
+):
     train_and_kill(tiny_shards, tmp_path, step)
     assert not (tmp_path / "run" / "results.json").exists()
     train(tiny_shards, tmp_path)
