@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@touch $@
 
-demo: $(STAMP)  ## generate shards, train a CLIP model on them, evaluate it, write its report
+demo: $(STAMP)  ## generated shards, training, evaluation, report: the main job
 	@$(PY) scripts/make_world.py
 	@OMP_NUM_THREADS=$$(nproc) $(PY) train.py experiment=demo/clip
 

@@ -119,7 +119,7 @@ def _lines_until(path: Path, step: int) -> list[str]:
 
 def quiet_libraries() -> None:
     """Messages of this package on the terminal; of other libraries only warnings."""
-    logging.basicConfig(format="%(levelname)s %(message)s" if _rank() == 0 else f"rank {_rank()}: %(message)s")
+    logging.basicConfig(force=True, format="%(levelname)s %(message)s" if _rank() == 0 else f"rank {_rank()}: %(message)s")
     # torch's own deprecations, of names that the oldest supported torch still needs.
     warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
     logging.getLogger("clipzoo").setLevel(logging.INFO if _rank() == 0 else logging.ERROR)

@@ -41,7 +41,7 @@ OBJECTIVES = {
     "NUCLR": "head=cosine objective=nuclr objective.temperature=0.05 objective.frozen_epochs=2",
 }
 OBJECTIVES_BUDGET = (
-    "data.shards='data/demo/train/{00000..00004}.tar' trainer.epochs=null trainer.steps=800 trainer.global_batch=64"
+    "data.shards='data/demo/train/{00000..00004}.tar' trainer.epochs=null trainer.steps=600 trainer.global_batch=64"
 )
 COLUMNS = {
     "zero-shot shapes": "zero_shot/shapes/top1",

@@ -45,7 +45,8 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
         _log.warning("shard %s: %s", finding.shard, finding.reason)
     shown = "; ".join(f"{each.shard}: {each.reason}" for each in findings[:_SHOWN])
     if not present:
-        raise ConfigError(f"data.shards: none of the shards holds a sample. {shown}")
+        looked = ", ".join(location for index in indexes for location in list(index.locations)[:_SHOWN])
+        raise ConfigError(f"data.shards: none of the shards holds a sample (looked for {looked}, ...). {shown}")
     share = (cut + never) / (present + never)
     if share > max_bad_fraction:
         raise ConfigError(
@@ -59,7 +60,8 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
 def _findings(index: ShardIndex, number: int, lost: int) -> list[Finding]:
     shard, found = index.shards[number], []
     if shard.flaw is not None or not shard.count:
-        reason = f"{shard.flaw or 'no samples'}; about {lost} samples are lost"
+        loss = "nothing tells how many" if lost >= _UNKNOWN else f"about {lost}"
+        reason = f"{shard.flaw or 'no samples'}; {loss} samples are lost"
         found.append(Finding(-1, shard.name, "", _kind(shard), reason, None))
     if shard.duplicates:
         repeated = [key for key, times in Counter(index.keys(number)).items() if times > 1]
