@@ -34,7 +34,7 @@ def train(config: DictConfig) -> None:
         return
 
     # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
-    from clipzoo import distributed, legality, logger, watch
+    from clipzoo import diagnostics, distributed, legality, logger, watch
     from clipzoo.build import build_head, build_model, build_objective, part
     from clipzoo.interruption import Interruption
     from clipzoo.report.run import write_report
@@ -59,6 +59,8 @@ def train(config: DictConfig) -> None:
         cost, metrics = trainer.fit(parts)
         if distributed.is_first():
             overrides = list(HydraConfig.get().overrides.task)
+            examples = diagnostics.write_sample_summary(objective, folder / "evaluation" / "samples.json")
+            diagnostics.write_examples(examples, data, folder / "evaluation" / "samples")
             run.write_results(folder, plain, experiment, overrides, cost, metrics)
             write_report(folder)
             run.say(run.summary(folder))

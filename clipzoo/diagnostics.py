@@ -16,6 +16,7 @@ from clipzoo.objectives.base import Objective
 from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
 
 BINS = 60
+SIDES = "highest", "lowest"
 ROWS = 256
 """Pairs that the diagnostics of embeddings look at."""
 
@@ -67,8 +68,27 @@ def write_sample_summary(objective: Objective, path: Path, extremes: int = 16) -
     """Write `summarise_samples` as JSON, unless it is empty; it is returned."""
     summary = summarise_samples(objective, extremes)
     if summary:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(summary))
     return summary
+
+
+def write_examples(summary: Mapping[str, Any], data: Any, folder: Path) -> None:
+    """The pictures of each statistic's extreme samples as `<sample id>.png`, their captions in `captions.json`.
+
+    data: anything with `examples(ids)`, picture and caption of samples; data without pictures have none to show.
+    """
+    ids = sorted({each["sample_id"] for part in summary.values() for side in SIDES for each in part[side]})
+    if not ids or not hasattr(data, "examples"):
+        return
+    from torchvision.utils import save_image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    captions = {}
+    for sample_id, (picture, caption) in zip(ids, data.examples(ids), strict=True):
+        save_image(picture.float() / 255, folder / f"{sample_id}.png")
+        captions[sample_id] = caption
+    (folder / "captions.json").write_text(json.dumps(captions))
 
 
 def _summary(values: Tensor, ids: Tensor, extremes: int) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 
 def sample_histograms(summary: Mapping[str, Any]) -> Figure:
@@ -15,6 +19,22 @@ def sample_histograms(summary: Mapping[str, Any]) -> Figure:
     axes = figure.subplots(1, max(1, len(summary)), squeeze=False)[0]
     for panel, (name, values) in zip(axes, summary.items(), strict=False):
         _histogram(panel, name, values)
+    return figure
+
+
+def extreme_samples(summary: Mapping[str, Any], folder: Path, name: str, count: int = 8) -> Figure:
+    """The samples where the statistic `name` is highest (first row) and lowest, from `diagnostics.write_examples`."""
+    captions = json.loads((folder / "captions.json").read_text())
+    figure = Figure(figsize=(1.5 * count, 4.4), layout="constrained")
+    rows = figure.subplots(2, count, squeeze=False)
+    for row, side in zip(rows, ("highest", "lowest"), strict=True):
+        for panel in row:
+            panel.axis("off")
+        for panel, each in zip(row, summary[name][side][:count], strict=False):
+            panel.imshow(imread(folder / f"{each['sample_id']}.png"))
+            text = textwrap.shorten(captions[str(each["sample_id"])], 60, placeholder=" ...")
+            panel.set_title(f"{each['value']:.2f}\n{textwrap.fill(text, 20)}", fontsize=7)
+        row[0].text(-0.15, 0.5, side, transform=row[0].transAxes, rotation=90, va="center", fontsize=9)
     return figure
 
 

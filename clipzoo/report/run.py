@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from clipzoo.report.results_tables import cost_table, probe_table, retrieval_table, zero_shot_table
+from clipzoo.report.samples import sample_pages
 from clipzoo.run import write_whole
 
 
@@ -32,6 +33,7 @@ def write_report(run: Path) -> Path:
         figures.evaluation_curves(evaluations).savefig(pictures / "evaluations.png")
         parts.append("![evaluations during training](report/evaluations.png)")
     parts += [*_zero_shot_pages(run, pictures, metrics), *_retrieval_pages(run, pictures, metrics)]
+    parts += sample_pages(run, pictures)
     parts.append(_how(results))
     path = run / "report.md"
     write_whole(path, "\n\n".join(part for part in parts if part) + "\n")
