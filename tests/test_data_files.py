@@ -133,3 +133,22 @@ def test_states_tell_shards_apart_and_say_what_is_missing(bucket, tmp_path):
     )
     assert local[0] == remote[0] == os.path.getsize(bucket / "00000.tar")
     assert gone == remote_gone == MISSING and pipe is None
+
+
+def test_the_next_window_is_fetched_while_this_one_is_read(tmp_path):
+    folder = write_numbered(tmp_path / "local", [8] * 8)
+    log = tmp_path / "log"
+    shards = [f"pipe:echo {i:05d} >> {log}; cat {folder}/{i:05d}.tar" for i in range(8)]
+    data = shard_data(shards, cache_folder=str(tmp_path / "cache"), shuffle_window=2)
+    data.open(tmp_path / "run")
+    for path in (tmp_path / "cache").glob("*.tar"):
+        path.unlink()
+    log.write_text("")
+    stream = data.batches(seed=0, global_batch=4, rank=0, world_size=1, start_step=0, stop_step=16, trim_text=True)
+    next(stream)
+    deadline = time.monotonic() + 20
+    while len(log.read_text().split()) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(set(log.read_text().split())) == 4
+    assert len(list(stream)) == 15
+    assert sorted(log.read_text().split()) == [f"{i:05d}" for i in range(8)]

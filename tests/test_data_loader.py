@@ -66,7 +66,7 @@ def _every_combination(folder):
 
 
 def test_epochs_are_exact_and_equal_bit_by_bit_for_1_to_4_ranks_with_0_to_2_workers(folder):
-    parts = run_ranks(4, _every_combination, str(folder))
+    parts = run_ranks(4, _every_combination, str(folder), seconds=280)
     expected = None
     for ranks in (1, 2, 3, 4):
         for workers in (0, 1, 2):
@@ -190,7 +190,7 @@ def test_workers_outlast_signals_meant_for_the_job_but_not_a_killed_parent(folde
     time.sleep(0.3)
     assert all(alive(pid) for pid in workers)
     process.kill()
-    assert wait_until_gone(workers, 60)
+    assert wait_until_gone(workers, 120)
     process.communicate()
 
 
@@ -204,7 +204,25 @@ def test_workers_outlast_signals_meant_for_the_job_but_not_a_killed_parent(folde
 )
 def test_a_run_that_ends_in_the_middle_ends_with_its_workers(folder, rest, code):
     process, workers = start(folder, rest)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == code, errors
-    assert wait_until_gone(workers, 20)
+    assert wait_until_gone(workers, 120)
     assert "killed by signal" not in errors
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("crop_scale", [0.9, 0.5]),
+        ("crop_scale", [0.5]),
+        ("rand_augment", [2]),
+        ("flip", 1.5),
+        ("max_bad_fraction", -0.1),
+        ("shuffle_window", 0),
+        ("workers", -1),
+        ("prefetch", 0),
+    ],
+)
+def test_bad_arguments_are_named(folder, key, value):
+    with pytest.raises(ConfigError, match=f"data.{key} is"):
+        shard_data(folder, **{key: value})

@@ -134,3 +134,15 @@ def test_a_plan_for_twelve_million_samples_holds_only_the_windows_it_reads():
     assert peak < 50e6
     assert made.samples == 12_000_204 and ids.max() < made.samples
     assert set(boundary.epoch) == {6, 7} and len(set(boundary.sample_id)) == 2048
+
+
+def test_upcoming_shards_are_those_that_the_next_rows_come_from():
+    for weights in ([1.0], [1.0, 3.0]):
+        counts = [COUNTS, [4, 6, 5, 5, 9]][: len(weights)]
+        made = plan(counts, global_batch=4, window=2, weights=weights)
+        first_ids = np.concatenate([[0], np.cumsum(sum(counts, []))])
+        sources = np.repeat(np.arange(len(counts)), [len(each) for each in counts])
+        shards = np.concatenate([np.arange(len(each)) for each in counts])
+        for step in range(60):
+            held = np.searchsorted(first_ids, made.rows(step).sample_id[-1:], side="right") - 1
+            assert {(sources[i], shards[i]) for i in held} <= set(made.upcoming_shards(step))

@@ -32,7 +32,7 @@ class ImageReader:
         """The crop, and what made the image other than plain (kinds for the counters). Raises BadSampleError."""
         image = read_header(encoded, self.max_pixels)
         box = random_crop(image.height, image.width, self.crop_scale, random)
-        reduction = self._reduction(box) if image.scalable else 1
+        reduction = self.reduction(box) if image.scalable else 1
         pixels = image.decode(reduction)
         # A crop off the grid of the reduced pixels made most of the difference from a full decoding.
         top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
@@ -49,7 +49,7 @@ class ImageReader:
             crop = rand_augment(crop, self.rand_augment[0], self.rand_augment[1], random)
         return crop, image.notes
 
-    def _reduction(self, box: Box) -> int:
+    def reduction(self, box: Box) -> int:
         """By how much a decoder may scale down, so that the crop keeps S pixels a side."""
         if self.decode == "exact":
             return 1

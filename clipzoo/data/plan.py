@@ -69,6 +69,15 @@ class Plan:
             np.concatenate([part.epoch for part in parts])[arrangement],
         )
 
+    def upcoming_shards(self, step: int) -> list[tuple[int, int]]:
+        """(source, shard) of the windows that the step ends in, and of those that follow."""
+        rows = (step + 1) * self.global_batch
+        return [
+            (source, shard)
+            for source, stream in enumerate(self._streams)
+            for shard in stream.order.upcoming_shards(max(0, self._mixture.taken(source, rows) - 1))
+        ]
+
 
 class Mixture:
     """Deals the rows of the whole run to sources in proportion to their integer `shares`.
@@ -132,6 +141,16 @@ class EpochOrder:
             window += 1
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
+    def upcoming_shards(self, item: int) -> list[int]:
+        """Of item `item` of the stream: the shards of its window and of the next."""
+        epoch, position = divmod(item, self.samples)
+        shards, starts = self._shards(epoch)
+        window = int(np.searchsorted(starts, position, side="right")) - 1
+        first = shards[window * self._width : (window + 2) * self._width]
+        if (window + 1) * self._width >= len(shards):
+            first = np.concatenate([first, self._shards(epoch + 1)[0][: self._width]])
+        return first.tolist()
+
     def __getstate__(self) -> tuple:
         return (
             self._counts,
@@ -166,7 +185,7 @@ class Stream:
     """
 
     def __init__(self, order: EpochOrder, source: int, mixture: Mixture, global_batch: int) -> None:
-        self._order, self._source, self._mixture, self._global_batch = order, source, mixture, global_batch
+        self.order, self._source, self._mixture, self._global_batch = order, source, mixture, global_batch
         shares = mixture.shares
         rows = global_batch if len(shares) == 1 else -(-global_batch * shares[source] // sum(shares)) + 1
         self._most = min(rows, global_batch)
@@ -179,7 +198,7 @@ class Stream:
 
     def take(self, start: int, stop: int) -> Rows:
         """Items [start, stop) of the stream."""
-        n = self._order.samples
+        n = self.order.samples
         ids, epochs = [], []
         while start < stop:
             epoch, position = divmod(start, n)
@@ -191,19 +210,19 @@ class Stream:
         return Rows(np.concatenate(ids or empty), np.concatenate(epochs or empty))
 
     def _part(self, epoch: int, start: int, stop: int) -> Ids:
-        if self._order.samples < 2 * self._most:
+        if self.order.samples < 2 * self._most:
             return self._small_order(epoch)[start:stop]
         tail, head = self._split(epoch)
         zone = tail + head
         if start >= zone or not tail:
-            return self._order.part(epoch, start, stop)
-        n = self._order.samples
-        first = _without_repeats(self._order.part(epoch, 0, zone), self._order.part(epoch - 1, n - tail, n), head)
-        return np.concatenate([first[start:stop], self._order.part(epoch, zone, max(stop, zone))])
+            return self.order.part(epoch, start, stop)
+        n = self.order.samples
+        first = _without_repeats(self.order.part(epoch, 0, zone), self.order.part(epoch - 1, n - tail, n), head)
+        return np.concatenate([first[start:stop], self.order.part(epoch, zone, max(stop, zone))])
 
     def _split(self, epoch: int) -> tuple[int, int]:
         """(r, h) of the step that ends the epoch before and starts this one; (0, 0) if no step holds both."""
-        boundary = epoch * self._order.samples
+        boundary = epoch * self.order.samples
         if boundary == 0:
             return 0, 0
         step = self._mixture.row(self._source, boundary - 1) // self._global_batch
@@ -212,14 +231,14 @@ class Stream:
         return (boundary - start, stop - boundary) if stop > boundary else (0, 0)
 
     def _small_order(self, epoch: int) -> Ids:
-        n = self._order.samples
+        n = self.order.samples
         if self._small is None or self._small[0] > epoch:
-            self._small = 0, self._order.part(0, 0, n)
+            self._small = 0, self.order.part(0, 0, n)
         known, order = self._small
         while known < epoch:
             known += 1
             tail, head = self._split(known)
-            raw = self._order.part(known, 0, n)
+            raw = self.order.part(known, 0, n)
             order = _without_repeats(raw, order[n - tail :], head) if tail else raw
         self._small = known, order
         return order

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from clipzoo import distributed
+from clipzoo.data.ahead import Ahead
 from clipzoo.data.files import ShardFiles
 from clipzoo.data.health import Finding, Health
 from clipzoo.data.images import ImageReader
@@ -59,6 +61,14 @@ class ShardData:
         cache_folder: str | None,
         cache_gigabytes: float,
     ) -> None:
+        low_and_high = len(crop_scale) == 2 and 0 < crop_scale[0] <= crop_scale[1] <= 1
+        _require(low_and_high, "crop_scale", crop_scale, "[low, high], shares of the area")
+        _require(not rand_augment or len(rand_augment) == 2, "rand_augment", rand_augment, "[operations, magnitude]")
+        _require(0 <= flip <= 1, "flip", flip, "a probability")
+        _require(0 <= max_bad_fraction <= 1, "max_bad_fraction", max_bad_fraction, "a fraction")
+        _require(shuffle_window >= 1, "shuffle_window", shuffle_window, "at least 1")
+        _require(workers >= 0, "workers", workers, "at least 0")
+        _require(prefetch >= 1, "prefetch", prefetch, "at least 1")
         self._sources = parse_sources(shards)
         self._tokenizer = tokenizer
         self._images = ImageReader(
@@ -143,11 +153,23 @@ class ShardData:
             # Its own: the loader would draw a seed from the generator that training uses.
             generator=torch.Generator(),
         )
-        for batch, findings, failure in iterate(loader):
-            if failure is not None:
-                raise ConfigError(failure)
-            self._health.record(len(batch), findings)
-            yield batch
+        ahead = Ahead(plan, self._indexes, self._files)
+        ahead.reached(start_step)
+        try:
+            for step, (batch, findings, failure) in enumerate(iterate(loader), start_step):
+                if failure is not None:
+                    raise ConfigError(failure)
+                self._health.record(len(batch), findings)
+                ahead.reached(step)
+                yield batch
+        finally:
+            ahead.close()
+
+    def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
+        """Picture, uint8 [3, S, S], and caption of these samples, as training sees them in its first epoch."""
+        reader = SampleReader(self._indexes, self._files, self._images, self._caption_key, 0)
+        rows = [reader.row(each, 0) for each in sample_ids]
+        return [(row.image, row.caption) for row in rows]
 
     def _write_findings(self, rank: int) -> None:
         if self._run is not None:
@@ -163,7 +185,9 @@ class ShardData:
     def _folders(self, shards: tuple[str, ...]) -> list[Path]:
         if self._index_folder is not None:
             return [Path(self._index_folder)]
-        beside = [] if is_remote(shards[0]) else [Path(shards[0]).parent / FOLDER]
+        home = Path(shards[0]).parent
+        # A folder that is not there must not come into being because an index wants to lie in it.
+        beside = [] if is_remote(shards[0]) or not home.is_dir() else [home / FOLDER]
         return beside + ([self._run / FOLDER] if self._run else [])
 
 
@@ -194,3 +218,8 @@ class _Steps(Dataset):
         if self._trim:
             text = trimmed(text, self._tokenizer.end_token)
         return Batch(images, text, torch.from_numpy(ids.copy())), findings, None
+
+
+def _require(holds: bool, key: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise ConfigError(f"data.{key} is {value}: it must be {wanted}")

@@ -1,0 +1,251 @@
+"""The loader alone beside open_clip's: same shards, random resized crop, workers; interleaved medians.
+
+    python scripts/benchmark_loader.py --output docs/benchmarks/loader.json
+
+Both loaders stay alive, one thread a worker, and are asked for some batches in turn; the ratio is that of the medians
+over the rounds. "samples_per_work_second" counts the CPU time of all of a loader's processes, which a busy machine
+disturbs less than the wall clock. The peer needs an older webdataset, which `make bench` puts into .peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from clipzoo.data.plan import Plan
+
+ROOT = Path(__file__).resolve().parent.parent
+PEER = ROOT / ".peer"
+SHARDS = 4
+CASES = (
+    # width, height, image_size
+    (400, 300, 96),
+    (400, 300, 224),
+    (512, 384, 224),
+    (512, 512, 224),
+    (1024, 768, 224),
+)
+SIDES = {"exact": ("clipzoo", "exact"), "fast": ("clipzoo", "fast"), "open_clip": ("open_clip", "-")}
+
+
+def main() -> None:
+    options = _options()
+    result = {
+        "what": "loader alone, samples/s; crop scale 0.5 to 1, bicubic, CLIP's tokenizer",
+        "batch": options.batch,
+        "rounds": options.rounds,
+        "cases": [
+            compare(options, case, workers)
+            for case in CASES
+            if not options.sizes or case[2] in options.sizes
+            for workers in options.workers
+        ],
+        "memory": memory_over_epochs(options),
+        "plan": plan_cost(),
+    }
+    text = json.dumps(result, indent=1)
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text)
+    print(text)
+
+
+def compare(options: argparse.Namespace, case: tuple[int, int, int], workers: int) -> dict:
+    """One kind of image and number of workers -> medians and ratios to open_clip."""
+    width, height, size = case
+    shards = photographs(options.folder, width, height, options.samples)
+    loaders = {name: Loader(options, side, shards, size, workers, decode) for name, (side, decode) in SIDES.items()}
+    readings: dict[str, list[dict]] = {name: [] for name in loaders}
+    # What was prepared while the others were measured must not count.
+    prepared = 2 * workers + 1
+    for turn in range(options.rounds + 1):
+        for name, loader in loaders.items():
+            loader.read(prepared)
+            reading = loader.read(max(prepared, options.samples // options.batch))
+            if turn:
+                readings[name].append(reading)
+    for loader in loaders.values():
+        loader.close()
+    rates = {name: statistics.median(r["samples"] / r["seconds"] for r in found) for name, found in readings.items()}
+    work = {name: statistics.median(r["samples"] / r["work"] for r in found) for name, found in readings.items()}
+    result = {
+        "image": f"{width} x {height}",
+        "image_size": size,
+        "workers": workers,
+        "samples_per_second": rates,
+        "samples_per_work_second": work,
+        "ratio": {name: rates[name] / rates["open_clip"] for name in ("exact", "fast")},
+        "work_ratio": {name: work[name] / work["open_clip"] for name in ("exact", "fast")},
+        "difference": difference(shards, size),
+    }
+    print(json.dumps(result), file=sys.stderr, flush=True)
+    return result
+
+
+class Loader:
+    """A loader in a process of its own, see loader_process.py."""
+
+    def __init__(
+        self, options: argparse.Namespace, side: str, shards: str, size: int, workers: int, decode: str
+    ) -> None:
+        arguments = {
+            "side": side, "task": "speed", "shards": shards, "image_size": size, "crop_scale": [0.5, 1.0],
+            "batch": options.batch, "workers": workers, "seed": 0, "decode": decode, "resampled": False,
+        }  # fmt: skip
+        path = f"{options.peer}:{ROOT}" if side == "open_clip" else str(ROOT)
+        self._process = subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / "loader_process.py"), json.dumps(arguments)],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def read(self, batches: int) -> dict[str, float]:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(f"{batches}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("a loader ended before its time, see above")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def difference(shards: str, size: int) -> dict[str, float]:
+    """Mean absolute difference (of 255) to PIL's decoding and resizing of the same crop."""
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.functional import resized_crop
+
+    from clipzoo.data.augment import random_crop
+    from clipzoo.data.images import ImageReader
+    from clipzoo.data.randomness import generator
+
+    with tarfile.open(shards.replace(f"{{00000..{SHARDS - 1:05d}}}", "00000")) as archive:
+        images = [
+            archive.extractfile(each).read()  # type: ignore[union-attr]
+            for each in archive.getmembers()[:80]
+            if each.name.endswith("jpg")
+        ]
+    found: dict[str, list[float]] = {"exact": [], "fast": []}
+    for number, encoded in enumerate(images):
+        image = Image.open(io.BytesIO(encoded)).convert("RGB")
+        for decode, values in found.items():
+            reader = ImageReader(size, [0.5, 1.0], "bicubic", 0.0, None, decode, 10**9)  # type: ignore[arg-type]
+            ours, _ = reader(encoded, generator("augment", 0, 0, number))
+            box = random_crop(image.height, image.width, [0.5, 1.0], generator("augment", 0, 0, number))
+            grid = reader.reduction(box)
+            top, left, tall, wide = (edge // grid * grid for edge in (box.top, box.left, box.height, box.width))
+            theirs = resized_crop(image, top, left, tall, wide, [size, size], InterpolationMode.BICUBIC)
+            values.append(float(np.abs(ours.permute(1, 2, 0).numpy().astype(int) - np.asarray(theirs)).mean()))
+    return {name: statistics.mean(values) for name, values in found.items()}
+
+
+def memory_over_epochs(options: argparse.Namespace) -> dict:
+    """Megabytes that a worker of each loader holds for itself, after each of three epochs and a first quarter."""
+    shards = photographs(options.folder, 400, 300, options.samples)
+    epoch = options.samples // options.batch
+    result = {}
+    for name in ("exact", "open_clip"):
+        side, decode = SIDES[name]
+        loader = Loader(options, side, shards, 96, 1, decode)
+        loader.read(max(1, epoch // 4))
+        result[name] = [round(loader.read(epoch)["worker_bytes"] / 1e6) for _ in range(3)]
+        loader.close()
+    return {"worker_megabytes_after_epochs": result}
+
+
+def plan_cost() -> list[dict]:
+    """Seconds to plan and to find the rows of a first step, and of one in the third epoch's middle."""
+    costs = []
+    for shards, samples in ((332, 9_000), (1_242, 9_662), (200_000, 10_000)):
+        started = time.perf_counter()
+        plan = Plan([[samples] * shards], [1.0], 0, 64, 2048)
+        plan.rows(0)
+        first = time.perf_counter() - started
+        started = time.perf_counter()
+        Plan([[samples] * shards], [1.0], 0, 64, 2048).rows(5 * shards * samples // 2 // 2048)
+        resumed = time.perf_counter() - started
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        costs.append({"samples": plan.samples, "first": first, "resumed": resumed, "process_peak_megabytes": peak})
+    return costs
+
+
+def photographs(folder: Path, width: int, height: int, samples: int) -> str:
+    """Shards of JPEGs cut from scikit-learn's two photographs, turned a little each time, with plain captions."""
+    folder = folder / f"{width}x{height}_{samples}"
+    pattern = str(folder / f"{{00000..{SHARDS - 1:05d}}}.tar")
+    if folder.exists():
+        return pattern
+    from sklearn.datasets import load_sample_images
+
+    sources = [Image.fromarray(image) for image in load_sample_images().images]
+    random = np.random.default_rng(0)
+    words = (
+        "a",
+        "photo",
+        "of",
+        "the",
+        "old",
+        "red",
+        "temple",
+        "under",
+        "grey",
+        "sky",
+        "with",
+        "flowers",
+        "and",
+        "people",
+    )
+    part = folder.with_name(folder.name + ".part")
+    part.mkdir(parents=True, exist_ok=True)
+    for shard in range(SHARDS):
+        with tarfile.open(part / f"{shard:05d}.tar", "w") as archive:
+            for number in range(shard * samples // SHARDS, (shard + 1) * samples // SHARDS):
+                side = random.uniform(0.6, 0.9)
+                left, top = random.uniform(0, 1 - side) * 640, random.uniform(0, 1 - side) * 427
+                box = (left, top, left + side * 640, top + side * 427)
+                turned = sources[number % 2].rotate(random.uniform(-3, 3), Image.Resampling.BICUBIC)
+                image = turned.resize((width, height), Image.Resampling.BICUBIC, box)
+                stream = io.BytesIO()
+                image.save(stream, "JPEG", quality=95)
+                caption = " ".join(random.choice(words, random.integers(5, 20)))
+                for extension, content in (("jpg", stream.getvalue()), ("txt", caption.encode())):
+                    entry = tarfile.TarInfo(f"{number:06d}.{extension}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+    part.rename(folder)
+    return pattern
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=ROOT / "data" / "benchmark", help="where the shards are made")
+    parser.add_argument("--peer", type=Path, default=PEER, help="folder of webdataset 0.2.86 and pandas")
+    parser.add_argument("--samples", type=int, default=1024, help="in each set of shards, and read in each round")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--sizes", type=int, nargs="*", help="only the cases with these crop sizes")
+    parser.add_argument("--output", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
