@@ -140,8 +140,14 @@ def test_a_gpu_without_triton_is_told_so(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "clipzoo.ops.kme_triton", None)
     monkeypatch.delattr("clipzoo.ops.kme_triton", raising=False)
     with caplog.at_level(logging.WARNING):
-        assert kme._backend.__wrapped__("cuda") is kme_cpu
+        assert kme._backend.__wrapped__("cuda", torch.float32) is kme_cpu
     assert "slower than Triton's" in caplog.text
+
+
+def test_double_precision_on_a_gpu_is_told_that_it_has_no_kernel(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert kme._backend.__wrapped__("cuda", torch.float64) is kme_cpu
+    assert "no torch.float64" in caplog.text
 
 
 class LargestTensor(TorchDispatchMode):

@@ -51,7 +51,7 @@ class _Score(torch.autograd.Function):
         left_layout: Layout,
         right_layout: Layout,
     ) -> Tensor:
-        backend = _backend(left.device.type)
+        backend = _backend(left.device.type, left.dtype)
         score, normaliser = backend.forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
         context.save_for_backward(left, left_weights, right, right_weights, gamma, normaliser)
         context.backend, context.layouts = backend, (left_layout, right_layout)
@@ -65,13 +65,17 @@ class _Score(torch.autograd.Function):
 
 
 @cache
-def _backend(device: str) -> ModuleType:
-    """Triton on GPUs; torch's blocks elsewhere, and on a GPU only with a warning."""
+def _backend(device: str, dtype: torch.dtype) -> ModuleType:
+    """Triton for fp32 on GPUs; torch's blocks elsewhere, and on a GPU only with a warning."""
     if device != "cuda":
         return kme_cpu
     try:
         from clipzoo.ops import kme_triton
     except ImportError as error:
-        _log.warning("KME scores run in blocks of torch operations, slower than Triton's kernels: %s", error)
-        return kme_cpu
-    return kme_triton
+        reason = str(error)
+    else:
+        if dtype == torch.float32:
+            return kme_triton
+        reason = f"they have no {dtype}"
+    _log.warning("KME scores run in blocks of torch operations, slower than Triton's kernels: %s", reason)
+    return kme_cpu

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from clipzoo.ops.packing import Block, Layout
+from clipzoo.ops.packing import Block, Layout, relative_logs
 from clipzoo.ops.products import product
 
 _TILE = 1280
@@ -38,14 +38,15 @@ def forward(
     digits than fp32 keeps of a large exponent.
     """
     alpha = 2 * _LOG2_E * float(gamma)
-    left_logs, left_largest = _relative(left_weights, left_layout)
-    right_logs, right_largest = _relative(right_weights, right_layout)
+    left_logs, left_largest = relative_logs(left_weights, left_layout)
+    right_logs, right_largest = relative_logs(right_weights, right_layout)
     size = len(left_layout), len(right_layout)
     normaliser = left.new_full(size, float("-inf"), dtype=torch.float64)
     block_scores = _plain_scores if alpha <= _PLAIN_LIMIT else _shifted_scores
+    column_blocks = list(right_layout.blocks(_TILE))
     for rows in left_layout.blocks(_TILE):
         scaled = alpha * left[rows.points]
-        for columns in right_layout.blocks(_TILE):
+        for columns in column_blocks:
             exponent = product(scaled, right[columns.points])
             logs = left_logs[rows.points], right_logs[columns.points]
             normaliser[rows.samples, columns.samples] = block_scores(exponent, *logs, rows, columns)
@@ -70,8 +71,8 @@ def backward(
     d gamma = 2 sum_ij pi_ij (x_i . y_j - 1), whose first term is the inner product of x with its own gradient.
     """
     alpha = 2 * _LOG2_E * float(gamma)
-    left_logs, _ = _relative(left_weights, left_layout)
-    right_logs, _ = _relative(right_weights, right_layout)
+    left_logs, _ = relative_logs(left_weights, left_layout)
+    right_logs, _ = relative_logs(right_weights, right_layout)
     plain = alpha <= _PLAIN_LIMIT
     # Plain tiles leave both sides' weights out of P: they multiply the narrow factors here and the results below.
     left_outer, right_outer = (logs.exp2() if plain else torch.ones_like(logs) for logs in (left_logs, right_logs))
@@ -79,10 +80,11 @@ def backward(
     d_left, d_left_weights, d_right_weights = (torch.zeros_like(each) for each in (left, left_weights, right_weights))
     d_right = right.new_zeros(right.shape[::-1])
     d_gamma = 0.0
+    column_blocks = list(right_layout.blocks(_TILE))
     for rows in left_layout.blocks(_TILE):
         block, outer = left[rows.points], left_outer[rows.points]
         scaled, factor = alpha * block, outer[:, None] * block if plain else block
-        for columns in right_layout.blocks(_TILE):
+        for columns in column_blocks:
             tile = product(scaled, right[columns.points])
             pairs = normaliser[rows.samples, columns.samples], gradient[rows.samples, columns.samples]
             if plain:
@@ -170,12 +172,3 @@ def _sections(rows: Block, tile: Tensor, *per_sample: Tensor) -> Iterator[tuple[
     else:
         for sample, points in rows.segments:
             yield tile[points], *(each[sample, None] for each in per_sample)
-
-
-def _relative(log_weights: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Log-weights [P] -> their log2 relative to each sample's largest [P], and the natural log of that largest [n]."""
-    lowest = torch.finfo(log_weights.dtype).min
-    largest = log_weights.new_full((len(layout),), lowest).scatter_reduce_(0, layout.owner, log_weights, "amax")
-    relative = (log_weights - largest.index_select(0, layout.owner)) * _LOG2_E
-    # A sample without points scores -inf whatever is added, as long as that is finite.
-    return relative, largest.masked_fill_(largest == lowest, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
@@ -67,3 +68,12 @@ def pack(points: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor, Layout]:
         index = present.reshape(-1).nonzero().squeeze(1)
         owner, points, log_weights = (each.index_select(0, index) for each in (owner, points, log_weights))
     return points, log_weights, Layout(lengths, list(accumulate(lengths, initial=0)), owner)
+
+
+def relative_logs(log_weights: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Log-weights [P] -> their log2 relative to each sample's largest [P], and the natural log of that largest [n]."""
+    lowest = torch.finfo(log_weights.dtype).min
+    largest = log_weights.new_full((len(layout),), lowest).scatter_reduce_(0, layout.owner, log_weights, "amax")
+    relative = (log_weights - largest.index_select(0, layout.owner)) * math.log2(math.e)
+    # A sample without points scores -inf whatever is added, as long as that is finite.
+    return relative, largest.masked_fill_(largest == lowest, 0.0)

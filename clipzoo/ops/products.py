@@ -37,8 +37,6 @@ def _onednn_works() -> bool:
     exact = left.double() @ right.double().mT
     relative = float((answer - exact).abs().max() / exact.abs().max())
     if relative > 2e-6:
-        _log.info(
-            "oneDNN's product is not true fp32 here (%.0e): the blocked kernels use torch.matmul", relative
-        )
+        _log.info("oneDNN's product is not true fp32 here (%.0e): the blocked kernels use torch.matmul", relative)
         return False
     return True

@@ -1,0 +1,186 @@
+"""KME scores on GPUs: Triton's tiles of kernel values, the libraries' products for the gradient.
+
+What multiplies points follows `torch.get_float32_matmul_precision()`, as torch's own fp32 products do: "highest" three
+passes of tf32, "high" one, "medium" bf16. Accumulation, exponents and sums are fp32 whatever it says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from clipzoo.ops import kme_triton_kernels as kernels
+from clipzoo.ops.packing import Layout, relative_logs
+
+PLAIN_LIMIT = 60.0
+"""Up to this alpha no exponent of relative weights leaves fp32's range, as in `kme_cpu`."""
+CHUNK_BYTES = 1 << 30
+"""Bound of what is held between two kernels: sums of pieces forward, kernel values times gradients backward."""
+ALIGNMENT = 16
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a precision is computed: the type of the points, Triton's name of the product, sizes of tiles, launch."""
+
+    dtype: torch.dtype
+    precision: str
+    image_points: int
+    text_points: int
+    depth: int
+    warps: int
+    stages: int
+
+
+TILES = {
+    "medium": Tiles(torch.bfloat16, "ieee", 128, 256, 64, 8, 3),
+    "high": Tiles(torch.float32, "tf32", 128, 256, 32, 8, 3),
+    "highest": Tiles(torch.float32, "tf32x3", 128, 128, 32, 8, 2),
+}
+
+
+def forward(
+    left: Tensor,
+    left_weights: Tensor,
+    right: Tensor,
+    right_weights: Tensor,
+    gamma: Tensor,
+    left_layout: Layout,
+    right_layout: Layout,
+) -> tuple[Tensor, Tensor]:
+    """As `kme_cpu.forward`: packed points and log-weights -> S [n, k] and its normaliser for `backward`."""
+    problem = _Problem(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
+    normaliser = left.new_full((len(left_layout), len(right_layout)), -math.inf)
+    for part in problem.parts(bytes_of_a_point=8 * len(right)):
+        part.sums(normaliser[part.samples])
+    score = (normaliser - problem.alpha) / _LOG2_E + problem.left_largest[:, None] + problem.right_largest
+    return score, normaliser
+
+
+def backward(
+    left: Tensor,
+    left_weights: Tensor,
+    right: Tensor,
+    right_weights: Tensor,
+    gamma: Tensor,
+    left_layout: Layout,
+    right_layout: Layout,
+    normaliser: Tensor,
+    gradient: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `kme_cpu.backward`. P is written for a bounded run of images at a time, then multiplied by the libraries."""
+    problem = _Problem(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
+    d_left, d_left_weights = torch.zeros_like(left), torch.zeros_like(left_weights)
+    d_right, d_right_weights = torch.zeros_like(right), torch.zeros_like(right_weights)
+    pulls = left.new_zeros((), dtype=torch.float64)
+    for part in problem.parts(bytes_of_a_point=problem.left.element_size() * len(right)):
+        shares, left_sums, right_sums = part.shares(normaliser[part.samples], gradient[part.samples])
+        block = problem.left[part.points]
+        d_block = _product(shares.mT, problem.right)[: len(block)]
+        d_right += _product(shares, problem.left[part.points.start :][: shares.shape[1]])
+        d_left[part.points], d_left_weights[part.points] = d_block, left_sums
+        d_right_weights += right_sums
+        # sum_ij P_ij (x_i . y_j - 1), its first term from the products of the same points as P's.
+        pulls += (torch.linalg.vecdot(d_block, block.float()) - left_sums).sum(dtype=torch.float64)
+    two_gamma = 2 * float(gamma)
+    return d_left.mul_(two_gamma), d_left_weights, d_right.mul_(two_gamma), d_right_weights, (2 * pulls).to(gamma)
+
+
+class _Problem:
+    """The points in the precision of the products, log2 weights relative to each sample's largest, and layouts."""
+
+    def __init__(
+        self,
+        left: Tensor,
+        left_weights: Tensor,
+        right: Tensor,
+        right_weights: Tensor,
+        gamma: Tensor,
+        left_layout: Layout,
+        right_layout: Layout,
+    ) -> None:
+        self.tiles = TILES[torch.get_float32_matmul_precision()]
+        self.alpha = 2 * _LOG2_E * float(gamma)
+        # Room for P's rows to end on a boundary that the libraries like: whatever stands there meets zeros.
+        self.left = functional.pad(left.to(self.tiles.dtype), (0, 0, 0, ALIGNMENT))
+        self.right = right.to(self.tiles.dtype).contiguous()
+        self.left_logs, self.left_largest = relative_logs(left_weights, left_layout)
+        self.right_logs, self.right_largest = relative_logs(right_weights, right_layout)
+        self.left_layout, self.right_layout = left_layout, right_layout
+        self.right_owner = right_layout.owner.int()
+        self.right_starts = torch.tensor(right_layout.starts, dtype=torch.int32, device=right.device)
+
+    def parts(self, bytes_of_a_point: int) -> Iterator[_Part]:
+        """Runs of images whose points, at so many bytes each, keep to CHUNK_BYTES."""
+        if len(self.right):
+            for block in self.left_layout.blocks(max(1, CHUNK_BYTES // bytes_of_a_point)):
+                yield _Part(self, block.samples, block.points)
+
+
+class _Part:
+    """A run of images against all captions."""
+
+    def __init__(self, problem: _Problem, samples: slice, points: slice) -> None:
+        self.samples, self.points, self._problem = samples, points, problem
+        layout = problem.left_layout
+        self._points = points.stop - points.start
+        self._owner = (layout.owner[points] - samples.start).int()
+        starts = [start - points.start for start in layout.starts[samples.start : samples.stop + 1]]
+        self._starts = torch.tensor(starts, dtype=torch.int32, device=problem.left.device)
+        self._row_tiles = triton.cdiv(len(problem.right), problem.tiles.text_points)
+        self._column_tiles = triton.cdiv(self._points, problem.tiles.image_points)
+
+    def sums(self, normaliser: Tensor) -> None:
+        """Fills normaliser [images of this run, k]."""
+        problem, images = self._problem, len(self._starts) - 1
+        pieces = problem.left_logs.new_empty((self._column_tiles + images, len(problem.right)))
+        kernels.partial_sums[(self._row_tiles * self._column_tiles,)](
+            problem.left[self.points], problem.right, problem.left_logs[self.points], self._owner, self._starts, pieces,
+            problem.alpha, self._points, len(problem.right), SHIFTED=problem.alpha > PLAIN_LIMIT, **self._launch(),
+        )  # fmt: skip
+        captions = len(problem.right_layout)
+        longest = max(problem.right_layout.lengths)
+        kernels.sample_sums[(images, triton.cdiv(captions, 16))](
+            pieces, problem.right_logs, self._starts, problem.right_starts, normaliser,
+            len(problem.right), captions, longest, BLOCK_P=problem.tiles.image_points,
+            BLOCK_C=16, BLOCK_M=min(128, triton.next_power_of_2(longest)), num_warps=4,
+        )  # fmt: skip
+
+    def shares(self, normaliser: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """-> P [Q, points of this run and zeros up to ALIGNMENT], its sums over Q and over the points, in fp32."""
+        problem, logs = self._problem, self._problem.left_logs
+        captions_points = len(problem.right)
+        stride = triton.cdiv(self._points, ALIGNMENT) * ALIGNMENT
+        shares = problem.left.new_empty((captions_points, stride))
+        left_sums = logs.new_empty((self._row_tiles, self._points))
+        right_sums = logs.new_empty((self._column_tiles, captions_points))
+        kernels.shares[(self._row_tiles * self._column_tiles,)](
+            problem.left[self.points], problem.right, logs[self.points], problem.right_logs,
+            self._owner, self._starts, problem.right_owner, normaliser.contiguous(), gradient.float().contiguous(),
+            shares, left_sums, right_sums,
+            problem.alpha, self._points, captions_points, len(problem.right_layout), stride, **self._launch(),
+        )  # fmt: skip
+        return shares, left_sums.sum(dim=0), right_sums.sum(dim=0)
+
+    def _launch(self) -> dict[str, object]:
+        tiles = self._problem.tiles
+        return {
+            "WIDTH": self._problem.left.shape[1], "PRECISION": tiles.precision,
+            "UPCAST": triton.knobs.runtime.interpret, "GROUP": 8,
+            "BLOCK_P": tiles.image_points, "BLOCK_Q": tiles.text_points, "BLOCK_D": tiles.depth,
+            "num_warps": tiles.warps, "num_stages": tiles.stages,
+        }  # fmt: skip
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right in fp32, whatever the operands' precision."""
+    if left.is_cuda and left.dtype != torch.float32:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
