@@ -143,7 +143,7 @@ def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[st
 
     def tiled(loss: Callable[[Scores], Tensor]) -> Contender:
         def run() -> object:
-            total = sum(loss(scores) for scores in tiled_scores(scale * image, text, 1024))
+            total = torch.stack([loss(scores) for scores in tiled_scores(scale * image, text, 1024)]).sum()
             return torch.autograd.grad(total, leaves)
 
         return run

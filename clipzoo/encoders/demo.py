@@ -41,7 +41,7 @@ class DemoImageTower(nn.Module):
         return Features(tokens.amax(dim=1), tokens)
 
     def _initialise(self) -> None:
-        """Residual branches start at half scale; the colours' path keeps torch's smaller start, lest it drown shapes."""
+        """Residual branches start at half scale; the path of colours keeps a smaller start, lest it drown shapes."""
         for module in self.convolutions.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
