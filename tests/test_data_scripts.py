@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from clipzoo.data.packing import pairs_of_folder, pairs_of_table, write_shards
+from clipzoo.data.packing import pairs_of_folder, pairs_of_karpathy, pairs_of_table, write_shards
 from clipzoo.errors import ConfigError
 from tests.shards import picture, shard_data, write_numbered
 
@@ -112,3 +112,23 @@ def test_shards_are_never_overwritten(tmp_path):
         )
     with pytest.raises(ConfigError, match="none of 0 images has a caption"):
         pairs_of_folder(tmp_path / "out")
+
+
+def test_karpathys_splits_keep_all_captions(tmp_path):
+    pictures(tmp_path / "coco" / "val2014", 4)
+    entries = [
+        {
+            "filepath": "val2014",
+            "filename": f"p{number}.png",
+            "split": split,
+            "sentences": [{"raw": f"number {number}"}, {"raw": f"number {number + 20}"}],
+        }
+        for number, split in enumerate(["train", "restval", "val", "train"])
+    ]
+    (tmp_path / "split.json").write_text(json.dumps({"images": entries}))
+    pairs = pairs_of_karpathy(tmp_path / "split.json", tmp_path / "coco", ["train", "restval"])
+    assert not list(write_shards(pairs, tmp_path / "out", samples_a_shard=10, shuffle_seed=0, shortest_side=None))
+    assert captions_of(tmp_path / "out") == [0, 1, 3]
+    assert {number % 20 for number in captions_of(tmp_path / "out", caption_key="captions")} == {0, 1, 3}
+    with pytest.raises(ConfigError, match="no split 'rest', but: restval, train, val"):
+        pairs_of_karpathy(tmp_path / "split.json", tmp_path / "coco", ["rest"])

@@ -54,6 +54,19 @@ def pairs_of_table(table: Path, image_column: str, caption_column: str) -> list[
     return [Pair(table.parent / image, texts) for image, texts in captions.items()]
 
 
+def pairs_of_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
+    """Karpathy's dataset_coco.json or dataset_flickr30k.json: the images of these splits with all their captions."""
+    entries = json.loads(split_file.read_text())["images"]
+    known = sorted({entry["split"] for entry in entries})
+    if set(splits) - set(known):
+        raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")
+    return [
+        Pair(images / entry.get("filepath", "") / entry["filename"], [each["raw"] for each in entry["sentences"]])
+        for entry in entries
+        if entry["split"] in splits
+    ]
+
+
 def write_shards(
     pairs: list[Pair], folder: Path, *, samples_a_shard: int, shuffle_seed: int | None, shortest_side: int | None
 ) -> Iterator[str]:
