@@ -16,9 +16,9 @@ COUNTS = ("one", "two", "three", "four", "five")
 BACKGROUNDS = ("sand", "grass", "sky", "night", "snow", "brick")
 
 # Radius of a thing by the kind of its scene; a single thing has three ranges, one a size.
-SINGLE_RADIUS = {"small": (0.15, 0.19), "medium": (0.25, 0.29), "large": (0.36, 0.42)}
-GROUP_RADIUS = (0.135, 0.16)
-PAIR_RADIUS = (0.18, 0.22)
+SINGLE_RADIUS = {"small": (0.19, 0.22), "medium": (0.27, 0.3), "large": (0.36, 0.4)}
+GROUP_RADIUS = (0.13, 0.155)
+PAIR_RADIUS = (0.19, 0.22)
 LARGEST_TILT = math.radians(12)
 
 
@@ -51,7 +51,7 @@ class Scene:
 
 def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: str) -> Scene:
     """Draw a scene; `fixed` sets shape, colour or texture of every thing, or `count` (a word) of a group."""
-    kind = kind or str(random.choice(["single", "group", "pair"], p=[0.5, 0.25, 0.25]))
+    kind = kind or str(random.choice(["single", "group", "pair"], p=[0.6, 0.2, 0.2]))
     background = _one_of(random, BACKGROUNDS)
     draw = {"single": _single, "group": _group, "pair": _pair}[kind]
     return Scene(kind, background, draw(random, fixed))
@@ -89,12 +89,15 @@ def _pair(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ..
 
 
 def _apart(random: np.random.Generator, count: int, radius: float) -> list[tuple[float, float]]:
-    """`count` centres at least 2.1 radii apart: whole layouts are drawn until one fits."""
+    """`count` centres at least 2.1 radii apart; a layout that leaves no room for the next is begun anew."""
     while True:
-        centres = random.uniform(radius, 1 - radius, (count, 2))
-        gaps = np.linalg.norm(centres[:, None] - centres[None], axis=-1) + 9 * np.eye(count)
-        if gaps.min() >= 2.1 * radius:
-            return [(float(x), float(y)) for x, y in centres]
+        candidates = random.uniform(radius, 1 - radius, (10 * count, 2)).tolist()
+        centres: list[tuple[float, float]] = []
+        for x, y in candidates:
+            if all(math.hypot(x - a, y - b) >= 2.1 * radius for a, b in centres):
+                centres.append((x, y))
+            if len(centres) == count:
+                return centres
 
 
 def _thing(random: np.random.Generator, fixed: dict[str, str], size: str, x: float, y: float, radius: float) -> Thing:
