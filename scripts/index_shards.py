@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from clipzoo.data.files import ShardFiles
-from clipzoo.data.index import FOLDER, load_or_build
+from clipzoo.data.index import FOLDER
+from clipzoo.data.indexing import load_or_build
 from clipzoo.data.sources import is_remote, parse_sources
 from clipzoo.errors import ConfigError
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from clipzoo.data.files import ShardFiles
-from clipzoo.data.index import load, load_or_build
+from clipzoo.data.index import load
+from clipzoo.data.indexing import load_or_build
 from clipzoo.data.scan import scan_shard
 from clipzoo.data.sources import parse_sources
 from clipzoo.data.tar import list_members
@@ -139,7 +140,9 @@ def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
     folder = write_numbered(tmp_path, [3, 2, 4])
     first = build(folder)
     read = []
-    monkeypatch.setattr("clipzoo.data.index.scan_shard", lambda path: read.append(Path(path).name) or scan_shard(path))
+    monkeypatch.setattr(
+        "clipzoo.data.indexing.scan_shard", lambda path: read.append(Path(path).name) or scan_shard(path)
+    )
     assert build(folder).fingerprint == first.fingerprint and read == []
     write_shard(folder / "00001.tar", numbered(50, 6))
     changed = build(folder)
@@ -296,7 +299,7 @@ def test_a_folder_without_shards_and_a_glob_without_match_are_errors(tmp_path):
 
 
 def test_indexing_needs_no_torch():
-    code = "import sys, clipzoo.data.index; sys.exit('torch' in sys.modules)"
+    code = "import sys, clipzoo.data.indexing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -8,7 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from clipzoo.data.plan import Mixture, Plan
+from clipzoo.data.mixture import Mixture
+from clipzoo.data.plan import Plan
 from clipzoo.data.randomness import generator
 from clipzoo.errors import ConfigError
 

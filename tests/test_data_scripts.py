@@ -81,7 +81,7 @@ def test_rows_of_a_table_with_one_image_are_captions_of_one_sample(tmp_path):
 
 def test_original_bytes_are_kept_and_large_images_scaled_where_asked(tmp_path):
     from clipzoo.data.files import ShardFiles
-    from clipzoo.data.index import load_or_build
+    from clipzoo.data.indexing import load_or_build
     from clipzoo.data.reading import RawReader
 
     pairs = pairs_of_folder(pictures(tmp_path / "in", 1))

@@ -12,7 +12,7 @@ import numpy as np
 
 from clipzoo.data.health import Finding
 from clipzoo.data.index import Shard, ShardIndex
-from clipzoo.data.scan import RECORD, ROLES
+from clipzoo.data.scan import ROLES
 from clipzoo.data.sources import is_remote
 from clipzoo.data.tar import UNTERMINATED
 from clipzoo.errors import ConfigError
@@ -97,8 +97,6 @@ def _cut_samples(index: ShardIndex, number: int) -> int:
     shard = index.shards[number]
     if shard.state[0] >= shard.bytes:
         return 0
-    start = int(index.starts[number])
-    records: np.ndarray = index.records[start : start + shard.count]
-    assert records.dtype == RECORD
+    records = index.records_of(number)
     ends = np.max([records[f"{role}_offset"] + records[f"{role}_size"] for role in ROLES], axis=0)
     return int((ends.astype(np.int64) > shard.state[0]).sum())

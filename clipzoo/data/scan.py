@@ -18,14 +18,22 @@ RECORD = np.dtype([(f"{role}_{what}", kind) for role in ROLES for what, kind in 
 
 @dataclass
 class Scan:
-    """records: [count] of RECORD, in the order of the archive. keys: their names. duplicates: how many were taken
-    before. flaw: why there may have been more, or None."""
+    """records: [count] of RECORD, in the order of the archive. key_bytes: their names, joined by zero bytes.
+    duplicates: how many names were taken before. flaw: why there may have been more, or None."""
 
     records: NDArray[np.void]
-    keys: list[str]
+    key_bytes: bytes
     bytes: int
     duplicates: int = 0
     flaw: str | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        return split_keys(self.key_bytes, len(self.records))
+
+
+def split_keys(key_bytes: bytes, count: int) -> list[str]:
+    return key_bytes.decode().split("\0") if count else []
 
 
 def scan_shard(path: str) -> Scan:
@@ -38,12 +46,12 @@ def scan_shard(path: str) -> Scan:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
-        return Scan(np.empty(0, RECORD), [], -1, flaw=_reason(error))
+        return Scan(np.empty(0, RECORD), b"", -1, flaw=_reason(error))
     try:
         size = os.fstat(descriptor).st_size
         contents = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
     except OSError as error:
-        return Scan(np.empty(0, RECORD), [], -1, flaw=_reason(error))
+        return Scan(np.empty(0, RECORD), b"", -1, flaw=_reason(error))
     finally:
         os.close(descriptor)
     samples, duplicates = _join(contents.members)
@@ -52,7 +60,8 @@ def scan_shard(path: str) -> Scan:
         found = [sample.members.get(role) for sample in samples]
         records[f"{role}_offset"] = [member.offset if member else 0 for member in found]
         records[f"{role}_size"] = [min(member.size, 2**32 - 1) if member else 0 for member in found]
-    return Scan(records, [sample.key for sample in samples], size, duplicates, contents.flaw)
+    keys = "\0".join(sample.key for sample in samples).encode()
+    return Scan(records, keys, size, duplicates, contents.flaw)
 
 
 @dataclass

@@ -9,19 +9,21 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from clipzoo import distributed
 from clipzoo.data.ahead import Ahead
 from clipzoo.data.files import ShardFiles
 from clipzoo.data.health import Finding, Health
 from clipzoo.data.images import ImageReader
-from clipzoo.data.index import FOLDER, ShardIndex, load_or_build
+from clipzoo.data.index import FOLDER, ShardIndex
+from clipzoo.data.indexing import load_or_build
 from clipzoo.data.lost import check_shards
 from clipzoo.data.plan import Plan
 from clipzoo.data.samples import SampleReader
 from clipzoo.data.sources import is_remote, parse_sources
-from clipzoo.data.tokenizer import Tokenizer, trimmed
+from clipzoo.data.steps import Steps
+from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.data.workers import iterate, start_worker
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch
@@ -140,7 +142,7 @@ class ShardData:
         plan = Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
         reader = SampleReader(self._indexes, self._files, self._images, self._caption_key, seed)
         local = global_batch // world_size
-        steps = _Steps(plan, reader, self._tokenizer, slice(rank * local, (rank + 1) * local), trim_text)
+        steps = Steps(plan, reader, self._tokenizer, slice(rank * local, (rank + 1) * local), trim_text)
         loader = DataLoader(
             steps,
             batch_size=None,
@@ -189,35 +191,6 @@ class ShardData:
         # A folder that is not there must not come into being because an index wants to lie in it.
         beside = [] if is_remote(shards[0]) or not home.is_dir() else [home / FOLDER]
         return beside + ([self._run / FOLDER] if self._run else [])
-
-
-class _Steps(Dataset):
-    """Step -> (Batch, findings, failure): a worker's task. A failure is a value, raised where it can be seen."""
-
-    def __init__(self, plan: Plan, reader: SampleReader, tokenizer: Tokenizer, mine: slice, trim_text: bool) -> None:
-        self._plan, self._reader, self._tokenizer, self._mine, self._trim = plan, reader, tokenizer, mine, trim_text
-
-    def __getitem__(self, step: int) -> tuple[Batch | None, list[Finding], str | None]:
-        rows = self._plan.rows(step)
-        ids, epochs = rows.sample_id[self._mine], rows.epoch[self._mine]
-        images: torch.Tensor | None = None
-        captions: list[str] = []
-        findings: list[Finding] = []
-        for position, (sample_id, epoch) in enumerate(zip(ids.tolist(), epochs.tolist(), strict=True)):
-            try:
-                row = self._reader.row(sample_id, epoch)
-            except ConfigError as error:
-                return None, findings, str(error)
-            if images is None:
-                images = torch.empty(len(ids), *row.image.shape, dtype=torch.uint8)
-            images[position] = row.image
-            captions.append(row.caption)
-            findings += row.findings
-        assert images is not None
-        text = self._tokenizer(captions)
-        if self._trim:
-            text = trimmed(text, self._tokenizer.end_token)
-        return Batch(images, text, torch.from_numpy(ids.copy())), findings, None
 
 
 def _require(holds: bool, key: str, value: object, wanted: str) -> None:

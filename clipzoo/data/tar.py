@@ -133,7 +133,7 @@ def _pax_records(payload: bytes) -> dict[str, str]:
 
 
 def _text(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")
+    return name.decode("utf-8", "backslashreplace").replace("\0", "")
 
 
 def _compression(header: bytes) -> str:
