@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from clipzoo import config as configuration
-from clipzoo import run, submitit
+from clipzoo import run, submitit, sweep
 from clipzoo.errors import ConfigError, TrainingError
 
 
@@ -57,15 +57,18 @@ def train(config: DictConfig) -> None:
         optim, log, seed = part(plain["optim"]), part(plain["logger"]), plain["seed"]
         parts = Parts(model, objective, data, optim, suite, log, folder, seed, plain, interruption)
         cost, metrics = trainer.fit(parts)
-        if distributed.is_first():
+
+        def finish() -> None:
             overrides = list(HydraConfig.get().overrides.task)
             examples = diagnostics.write_sample_summary(objective, folder / "evaluation" / "samples.json")
             diagnostics.write_examples(examples, data, folder / "evaluation" / "samples")
             run.write_results(folder, plain, experiment, overrides, cost, metrics)
             write_report(folder)
+            log.report(metrics, sorted((folder / "report").glob("*.png")))
+            log.close()
             run.say(run.summary(folder))
-        log.close()
-        distributed.barrier()
+
+        distributed.first_rank_does(finish)
     distributed.stop()
 
 
@@ -73,5 +76,7 @@ if __name__ == "__main__":
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and {"-m", "--multirun"} & set(sys.argv):
         configuration.leave(ConfigError("-m starts one process a point: run it without torchrun"))
     sys.argv[1:] = configuration.for_hydra(sys.argv[1:])
+    if {"-m", "--multirun"} & set(sys.argv):
+        os.environ.setdefault("CLIPZOO_SWEEP", sweep.sweep_name(sys.argv[1:]))
     configuration.check_command_line(sys.argv[1:])
     main()

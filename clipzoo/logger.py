@@ -7,22 +7,25 @@ import logging
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from clipzoo import distributed
-from clipzoo.run import write_whole
+from clipzoo.run import revision, write_whole
 
 log = logging.getLogger(__name__)
+
+PATIENCE = {"init_timeout": 60, "finish_timeout": 300}
+"""Seconds that a run waits for W&B at most."""
 
 
 class Logger:
     """Writes on the first rank only. metrics.jsonl is the source of truth; the others are copies for the eye.
 
-    wandb: "online", "offline" (sync later with `wandb sync`) or "off". project, entity, group: W&B's names.
-    tensorboard: write event files beside metrics.jsonl with torch's own writer.
+    wandb: "online", "offline" (sync later with `wandb sync`) or "off". project, entity, group: W&B's names; without a
+    group the points of a sweep share one of their own. tensorboard: write event files with torch's own writer.
     """
 
     def __init__(
@@ -34,10 +37,12 @@ class Logger:
         tensorboard: bool,
     ) -> None:
         self._wandb_mode: Any = wandb
+        group = group or os.environ.get("CLIPZOO_SWEEP")
         self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}
         self._tensorboard = tensorboard
         self._file: Any = None
         self._copies: list[Callable[[int, Mapping[str, Any]], None]] = []
+        self._reporters: list[Callable[[Mapping[str, float], Sequence[Path]], None]] = []
         self._closers: list[Callable[[], None]] = []
 
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
@@ -61,13 +66,18 @@ class Logger:
         for copy in list(self._copies):
             self._guarded(partial(copy, step, numbers), copy)
 
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        """The end of a run for W&B and TensorBoard: all metrics as a table, the report's pictures."""
+        for reporter in self._reporters:
+            self._guarded(partial(reporter, metrics, pictures))
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
         for closer in self._closers:
             self._guarded(closer)
-        self._copies, self._closers = [], []
+        self._copies, self._reporters, self._closers = [], [], []
 
     def _guarded(self, action: Callable[[], None], copy: Callable | None = None) -> None:
         """A copy that fails is named once and left out; training goes on."""
@@ -81,17 +91,29 @@ class Logger:
     def _open_wandb(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
+        known = dir(wandb.Settings())  # older versions have fewer
+        patience: dict[str, Any] = {name: value for name, value in PATIENCE.items() if name in known}
         path = folder / "wandb_id"
         if not path.exists():
             path.write_text(uuid.uuid4().hex[:8])
         run = wandb.init(
             id=path.read_text(), name=folder.name, resume="allow", mode=self._wandb_mode, dir=str(folder),
-            config=dict(config), **self._names, settings=wandb.Settings(silent=True),
+            config={**config, "revision": revision()}, **self._names,
+            settings=wandb.Settings(silent=True, **patience),
         )  # fmt: skip
+
+        def report(metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+            table = wandb.Table(["metric", "value"], [[name, value] for name, value in metrics.items()])
+            run.log({"metrics": table, **{f"report/{path.stem}": wandb.Image(str(path)) for path in pictures}})
+            run.summary.update(dict(metrics))
+
+        self._reporters.append(report)
         self._copies.append(lambda step, values: run.log(dict(values), step=step))
         self._closers.append(run.finish)
 
     def _open_tensorboard(self, folder: Path) -> None:
+        import numpy as np
+        from PIL import Image
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(str(folder / "tensorboard"))
@@ -100,6 +122,14 @@ class Logger:
             for key, value in values.items():
                 writer.add_scalar(key, value, step)
 
+        def report(metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+            lines = [f"| {name} | {value:.2f} |" for name, value in metrics.items()]
+            writer.add_text("metrics", "\n".join(["| metric | value |", "| --- | ---: |", *lines]))
+            for path in pictures:
+                with Image.open(path) as picture:
+                    writer.add_image(f"report/{path.stem}", np.asarray(picture.convert("RGB")), dataformats="HWC")
+
+        self._reporters.append(report)
         self._copies.append(write)
         self._closers.append(writer.close)
 
@@ -119,7 +149,9 @@ def _lines_until(path: Path, step: int) -> list[str]:
 
 def quiet_libraries() -> None:
     """Messages of this package on the terminal; of other libraries only warnings."""
-    logging.basicConfig(force=True, format="%(levelname)s %(message)s" if _rank() == 0 else f"rank {_rank()}: %(message)s")
+    logging.basicConfig(
+        force=True, format="%(levelname)s %(message)s" if _rank() == 0 else f"rank {_rank()}: %(message)s"
+    )
     # torch's own deprecations, of names that the oldest supported torch still needs.
     warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
     logging.getLogger("clipzoo").setLevel(logging.INFO if _rank() == 0 else logging.ERROR)
