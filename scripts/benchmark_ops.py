@@ -124,6 +124,26 @@ def _naive_kme(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights
     return (weights + 2 * gamma * (cosines - 1)).logsumexp(dim=(2, 3))
 
 
+def _waves(samples: int, points: int, width: int, count: int) -> dict[str, Contender]:
+    """WPSE's random features, summed over the points of each sample."""
+    from clipzoo.ops import random_features, random_features_reference
+
+    generator = torch.Generator().manual_seed(0)
+    vectors = functional.normalize(torch.randn(samples, points, width, generator=generator), dim=-1).requires_grad_()
+    weights = torch.randn(samples, points, generator=generator).requires_grad_()
+    frequencies, phases = torch.randn(count, width, generator=generator), torch.rand(count, generator=generator)
+    upstream = torch.randn(samples, count, generator=generator)
+
+    def contender(pooled_waves: Callable[..., Tensor]) -> Contender:
+        return lambda: torch.autograd.grad(
+            pooled_waves(vectors, weights, frequencies, phases), (vectors, weights), upstream
+        )
+
+    naive = random_features_reference.pooled_waves
+    ours, compiled = random_features.pooled_waves, torch.compile(naive)
+    return {"clipzoo": contender(ours), "naive": contender(naive), "compiled": contender(compiled)}
+
+
 def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[str, Contender]:
     """InfoNCE and InfoLOOB of unit vectors with a learnable scale, `samples` in all."""
     from open_clip.loss import ClipLoss
@@ -184,6 +204,7 @@ CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "kme-256": lambda options: measure(_kme(256, 50, 32, 128, 32, 7.14), options),
     "kme-captions": lambda options: measure(_kme(128, 50, 77, 128, 12, 7.14), options),
     "kme-full": lambda options: measure(_kme(16, 197, 77, 512, 77, 7.14), options),
+    "waves-64": lambda options: measure(_waves(64, 197, 512, 1024), options),
     "vectors-8192": lambda options: measure(_vectors(8192, 512), options),
     "vectors-8192-ranks": lambda options: _on_ranks(options, 2, 8192, 512),
 }

@@ -14,6 +14,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.heads.vector import VectorHead
 from clipzoo.kernels import Kernel
+from clipzoo.ops.random_features import pooled_waves
 from clipzoo.types import Features
 
 _ACTIVATIONS = {"signed": torch.tanh, "positive": torch.sigmoid}
@@ -146,8 +147,8 @@ class WpseHead(VectorHead):
         if linear > 0:
             parts.append(math.sqrt(linear) * weighted_sum(weights, points))
         if nonlinear > 0:
-            waves = torch.cos(points @ self.frequencies.mT + self.phases)  # [b, M, D]
-            parts.append(math.sqrt(2 * nonlinear / len(self.phases)) * weighted_sum(weights, waves))
+            waves = pooled_waves(points, weights, self.frequencies, self.phases)
+            parts.append(math.sqrt(2 * nonlinear / len(self.phases)) * waves)
         return torch.cat(parts, dim=1)
 
     def _weights(self, side: TokenPoints, tokens: Tensor, present: Tensor) -> Tensor:

@@ -8,19 +8,14 @@ nothing. The slow twin is `kme_reference.kme_score`.
 
 from __future__ import annotations
 
-import logging
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clipzoo.ops import kme_cpu
+from clipzoo.ops.dispatch import backend
 from clipzoo.ops.packing import Layout, pack
-
-_log = logging.getLogger(__name__)
 
 
 def kme_score(
@@ -51,31 +46,14 @@ class _Score(torch.autograd.Function):
         left_layout: Layout,
         right_layout: Layout,
     ) -> Tensor:
-        backend = _backend(left.device.type, left.dtype)
-        score, normaliser = backend.forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
+        kernels = backend("kme", left.device.type, left.dtype)
+        score, normaliser = kernels.forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
         context.save_for_backward(left, left_weights, right, right_weights, gamma, normaliser)
-        context.backend, context.layouts = backend, (left_layout, right_layout)
+        context.kernels, context.layouts = kernels, (left_layout, right_layout)
         return score
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, normaliser = context.saved_tensors
-        return *context.backend.backward(*inputs, *context.layouts, normaliser, gradient), None, None
-
-
-@cache
-def _backend(device: str, dtype: torch.dtype) -> ModuleType:
-    """Triton for fp32 on GPUs; torch's blocks elsewhere, and on a GPU only with a warning."""
-    if device != "cuda":
-        return kme_cpu
-    try:
-        from clipzoo.ops import kme_triton
-    except ImportError as error:
-        reason = str(error)
-    else:
-        if dtype == torch.float32:
-            return kme_triton
-        reason = f"they have no {dtype}"
-    _log.warning("KME scores run in blocks of torch operations, slower than Triton's kernels: %s", reason)
-    return kme_cpu
+        return *context.kernels.backward(*inputs, *context.layouts, normaliser, gradient), None, None

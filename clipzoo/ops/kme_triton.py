@@ -1,14 +1,12 @@
 """KME scores on GPUs: Triton's tiles of kernel values, the libraries' products for the gradient.
 
-What multiplies points follows `torch.get_float32_matmul_precision()`, as torch's own fp32 products do: "highest" three
-passes of tf32, "high" one, "medium" bf16. Accumulation, exponents and sums are fp32 whatever it says.
+What multiplies points follows `torch.get_float32_matmul_precision()`: see `triton_tiles.TILES`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -17,6 +15,7 @@ from torch.nn import functional
 
 from clipzoo.ops import kme_triton_kernels as kernels
 from clipzoo.ops.packing import Layout, relative_logs
+from clipzoo.ops.triton_tiles import current_tiles, library_product
 
 PLAIN_LIMIT = 60.0
 """Up to this alpha no exponent of relative weights leaves fp32's range, as in `kme_cpu`."""
@@ -24,26 +23,6 @@ CHUNK_BYTES = 1 << 30
 """Bound of what is held between two kernels: sums of pieces forward, kernel values times gradients backward."""
 ALIGNMENT = 16
 _LOG2_E = math.log2(math.e)
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How a precision is computed: the type of the points, Triton's name of the product, sizes of tiles, launch."""
-
-    dtype: torch.dtype
-    precision: str
-    image_points: int
-    text_points: int
-    depth: int
-    warps: int
-    stages: int
-
-
-TILES = {
-    "medium": Tiles(torch.bfloat16, "ieee", 128, 256, 64, 8, 3),
-    "high": Tiles(torch.float32, "tf32", 128, 256, 32, 8, 3),
-    "highest": Tiles(torch.float32, "tf32x3", 128, 128, 32, 8, 2),
-}
 
 
 def forward(
@@ -83,8 +62,8 @@ def backward(
     for part in problem.parts(bytes_of_a_point=problem.left.element_size() * len(right)):
         shares, left_sums, right_sums = part.shares(normaliser[part.samples], gradient[part.samples])
         block = problem.left[part.points]
-        d_block = _product(shares.mT, problem.right)[: len(block)]
-        d_right += _product(shares, problem.left[part.points.start :][: shares.shape[1]])
+        d_block = library_product(shares.mT, problem.right)[: len(block)]
+        d_right += library_product(shares, problem.left[part.points.start :][: shares.shape[1]])
         d_left[part.points], d_left_weights[part.points] = d_block, left_sums
         d_right_weights += right_sums
         # sum_ij P_ij (x_i . y_j - 1), its first term from the products of the same points as P's.
@@ -106,7 +85,7 @@ class _Problem:
         left_layout: Layout,
         right_layout: Layout,
     ) -> None:
-        self.tiles = TILES[torch.get_float32_matmul_precision()]
+        self.tiles = current_tiles()
         self.alpha = 2 * _LOG2_E * float(gamma)
         # Room for P's rows to end on a boundary that the libraries like: whatever stands there meets zeros.
         self.left = functional.pad(left.to(self.tiles.dtype), (0, 0, 0, ALIGNMENT))
@@ -134,28 +113,30 @@ class _Part:
         self._owner = (layout.owner[points] - samples.start).int()
         starts = [start - points.start for start in layout.starts[samples.start : samples.stop + 1]]
         self._starts = torch.tensor(starts, dtype=torch.int32, device=problem.left.device)
-        self._row_tiles = triton.cdiv(len(problem.right), problem.tiles.text_points)
-        self._column_tiles = triton.cdiv(self._points, problem.tiles.image_points)
+        self._row_tiles = triton.cdiv(len(problem.right), problem.tiles.rows)
+        self._column_tiles = triton.cdiv(self._points, problem.tiles.columns)
 
     def sums(self, normaliser: Tensor) -> None:
         """Fills normaliser [images of this run, k]."""
         problem, images = self._problem, len(self._starts) - 1
+        launch = problem.tiles.launch(width=problem.left.shape[1])
         pieces = problem.left_logs.new_empty((self._column_tiles + images, len(problem.right)))
         kernels.partial_sums[(self._row_tiles * self._column_tiles,)](
             problem.left[self.points], problem.right, problem.left_logs[self.points], self._owner, self._starts, pieces,
-            problem.alpha, self._points, len(problem.right), SHIFTED=problem.alpha > PLAIN_LIMIT, **self._launch(),
+            problem.alpha, self._points, len(problem.right), SHIFTED=problem.alpha > PLAIN_LIMIT, **launch,
         )  # fmt: skip
         captions = len(problem.right_layout)
         longest = max(problem.right_layout.lengths)
         kernels.sample_sums[(images, triton.cdiv(captions, 16))](
             pieces, problem.right_logs, self._starts, problem.right_starts, normaliser,
-            len(problem.right), captions, longest, BLOCK_P=problem.tiles.image_points,
+            len(problem.right), captions, longest, BLOCK_COLUMNS=problem.tiles.columns,
             BLOCK_C=16, BLOCK_M=min(128, triton.next_power_of_2(longest)), num_warps=4,
         )  # fmt: skip
 
     def shares(self, normaliser: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """-> P [Q, points of this run and zeros up to ALIGNMENT], its sums over Q and over the points, in fp32."""
         problem, logs = self._problem, self._problem.left_logs
+        launch = problem.tiles.launch(width=problem.left.shape[1])
         captions_points = len(problem.right)
         stride = triton.cdiv(self._points, ALIGNMENT) * ALIGNMENT
         shares = problem.left.new_empty((captions_points, stride))
@@ -165,22 +146,6 @@ class _Part:
             problem.left[self.points], problem.right, logs[self.points], problem.right_logs,
             self._owner, self._starts, problem.right_owner, normaliser.contiguous(), gradient.float().contiguous(),
             shares, left_sums, right_sums,
-            problem.alpha, self._points, captions_points, len(problem.right_layout), stride, **self._launch(),
+            problem.alpha, self._points, captions_points, len(problem.right_layout), stride, **launch,
         )  # fmt: skip
         return shares, left_sums.sum(dim=0), right_sums.sum(dim=0)
-
-    def _launch(self) -> dict[str, object]:
-        tiles = self._problem.tiles
-        return {
-            "WIDTH": self._problem.left.shape[1], "PRECISION": tiles.precision,
-            "UPCAST": triton.knobs.runtime.interpret, "GROUP": 8,
-            "BLOCK_P": tiles.image_points, "BLOCK_Q": tiles.text_points, "BLOCK_D": tiles.depth,
-            "num_warps": tiles.warps, "num_stages": tiles.stages,
-        }  # fmt: skip
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right in fp32, whatever the operands' precision."""
-    if left.is_cuda and left.dtype != torch.float32:
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()

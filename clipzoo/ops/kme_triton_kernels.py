@@ -1,10 +1,10 @@
 """Triton kernels of the KME score. Exponents in base 2, sums in fp32.
 
-A tile is BLOCK_Q points of captions (rows) x BLOCK_P points of images (columns), packed without gaps, so that it meets
-the ends of samples anywhere. Its columns are summed image by image (197 points an image: one or two images a tile);
-its rows are kept, and a second, small kernel sums them caption by caption. Images lie along the columns because a
-thread holds few rows of a tile but many columns: what varies by caption point costs few registers, and sums over
-columns stay inside a warp. No atomics: every number has its own place, results do not vary.
+A tile is points of captions (rows) x points of images (columns), packed without gaps, so that it meets the ends of
+samples anywhere. Its columns are summed image by image (197 points an image: one or two images a tile); its rows are
+kept, and a second, small kernel sums them caption by caption. Images lie along the columns because a thread holds few
+rows of a tile but many columns: what varies by caption point costs few registers, and sums over columns stay inside a
+warp. No atomics: every number has its own place, results do not vary.
 """
 
 from __future__ import annotations
@@ -12,33 +12,43 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ABSENT = tl.constexpr(-1e30)
-"""The exponent of a point beyond the end: finite, so that 0 times it is 0."""
+from clipzoo.ops.triton_tiles import ABSENT, products, tile_of_program
 
 
 @triton.jit
 def partial_sums(
     x_ptr, y_ptr, x_logs_ptr, x_owner_ptr, x_starts_ptr, sums_ptr, alpha, images_points, captions_points,
     WIDTH: tl.constexpr, SHIFTED: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """log2 sum_i w_i 2^(alpha x_i . y_j) over the points i of one image inside one tile -> sums[tile + image, j].
 
     tile + image numbers the pieces that tiles and images cut each other into. SHIFTED takes the largest exponent out of
     each sum; without it all exponents must lie within fp32's range.
     """
-    row_tile, column_tile = _tile_of_program(captions_points, images_points, BLOCK_Q, BLOCK_P, GROUP)
-    row = row_tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    column = column_tile * BLOCK_P + tl.arange(0, BLOCK_P)
-    products = _products(
-        y_ptr, x_ptr, row, column, captions_points, images_points, WIDTH, PRECISION, UPCAST, BLOCK_Q, BLOCK_P, BLOCK_D
+    row_tile, column_tile = tile_of_program(captions_points, images_points, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    exponents = products(
+        y_ptr,
+        x_ptr,
+        row,
+        column,
+        captions_points,
+        images_points,
+        WIDTH,
+        PRECISION,
+        UPCAST,
+        BLOCK_ROWS,
+        BLOCK_COLUMNS,
+        BLOCK_D,
     )
     logs = tl.load(x_logs_ptr + column, mask=column < images_points, other=ABSENT)
-    exponents = alpha * products + logs[None, :]
+    exponents = alpha * exponents + logs[None, :]
     if not SHIFTED:
         exponents = tl.exp2(exponents)
-    first = tl.load(x_owner_ptr + column_tile * BLOCK_P)
-    last = tl.load(x_owner_ptr + tl.minimum(column_tile * BLOCK_P + BLOCK_P, images_points) - 1)
+    first = tl.load(x_owner_ptr + column_tile * BLOCK_COLUMNS)
+    last = tl.load(x_owner_ptr + tl.minimum(column_tile * BLOCK_COLUMNS + BLOCK_COLUMNS, images_points) - 1)
     for image in range(first, last + 1):
         inside = _columns_of(image, column, x_starts_ptr)
         if SHIFTED:
@@ -54,16 +64,16 @@ def partial_sums(
 @triton.jit
 def sample_sums(
     sums_ptr, y_logs_ptr, x_starts_ptr, y_starts_ptr, normaliser_ptr, captions_points, captions, longest,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """The pieces of one image summed over its tiles and over the points of each of BLOCK_C captions, in log2."""
     image = tl.program_id(0)
     caption = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     start = tl.load(x_starts_ptr + image)
     end = tl.load(x_starts_ptr + image + 1)
-    first = start // BLOCK_P
+    first = start // BLOCK_COLUMNS
     # An image without points owns no piece.
-    last = tl.where(end > start, (end - 1) // BLOCK_P, first - 1)
+    last = tl.where(end > start, (end - 1) // BLOCK_COLUMNS, first - 1)
     begins = tl.load(y_starts_ptr + caption, mask=caption < captions, other=0)
     ends = tl.load(y_starts_ptr + caption + 1, mask=caption < captions, other=0)
     largest = tl.full([BLOCK_C], ABSENT, tl.float32)
@@ -87,7 +97,7 @@ def shares(
     x_ptr, y_ptr, x_logs_ptr, y_logs_ptr, x_owner_ptr, x_starts_ptr, y_owner_ptr, normaliser_ptr, gradient_ptr,
     shares_ptr, x_sums_ptr, y_sums_ptr, alpha, images_points, captions_points, captions, stride,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """P_ji = w_i w'_j 2^(alpha x_i . y_j - normaliser) times the gradient, of i's and j's samples -> shares[j, i].
 
@@ -95,80 +105,51 @@ def shares(
     and over its columns, in fp32 before P is rounded. A tile of fp32 fills half the registers: each step overwrites the
     one before, a second copy would spill.
     """
-    row_tile, column_tile = _tile_of_program(captions_points, images_points, BLOCK_Q, BLOCK_P, GROUP)
-    row = row_tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    column = column_tile * BLOCK_P + tl.arange(0, BLOCK_P)
-    tile = _products(
-        y_ptr, x_ptr, row, column, captions_points, images_points, WIDTH, PRECISION, UPCAST, BLOCK_Q, BLOCK_P, BLOCK_D
+    row_tile, column_tile = tile_of_program(captions_points, images_points, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    tile = products(
+        y_ptr,
+        x_ptr,
+        row,
+        column,
+        captions_points,
+        images_points,
+        WIDTH,
+        PRECISION,
+        UPCAST,
+        BLOCK_ROWS,
+        BLOCK_COLUMNS,
+        BLOCK_D,
     )
     x_logs = tl.load(x_logs_ptr + column, mask=column < images_points, other=ABSENT)
     y_logs = tl.load(y_logs_ptr + row, mask=row < captions_points, other=ABSENT)
     y_owner = tl.load(y_owner_ptr + row, mask=row < captions_points, other=0)
-    first = tl.load(x_owner_ptr + column_tile * BLOCK_P)
-    last = tl.load(x_owner_ptr + tl.minimum(column_tile * BLOCK_P + BLOCK_P, images_points) - 1)
+    first = tl.load(x_owner_ptr + column_tile * BLOCK_COLUMNS)
+    last = tl.load(x_owner_ptr + tl.minimum(column_tile * BLOCK_COLUMNS + BLOCK_COLUMNS, images_points) - 1)
     tile = alpha * tile + x_logs[None, :] + y_logs[:, None]
     for image in range(first, last + 1):
         inside = _columns_of(image, column, x_starts_ptr)
-        pair = tl.full([BLOCK_Q], image, tl.int64) * captions + y_owner
+        pair = tl.full([BLOCK_ROWS], image, tl.int64) * captions + y_owner
         normaliser = tl.load(normaliser_ptr + pair, mask=row < captions_points, other=0.0)
         tile = tl.where(inside, tile - normaliser[:, None], tile)
     tile = tl.exp2(tile)
     for image in range(first, last + 1):
         inside = _columns_of(image, column, x_starts_ptr)
-        pair = tl.full([BLOCK_Q], image, tl.int64) * captions + y_owner
+        pair = tl.full([BLOCK_ROWS], image, tl.int64) * captions + y_owner
         gradient = tl.load(gradient_ptr + pair, mask=row < captions_points, other=0.0)
         tile = tl.where(inside, tile * gradient[:, None], tile)
     y_sums_at = y_sums_ptr + column_tile.to(tl.int64) * captions_points
     tl.store(y_sums_at + row, tl.sum(tile, axis=1), mask=row < captions_points)
     x_sums_at = x_sums_ptr + row_tile.to(tl.int64) * images_points
     tl.store(x_sums_at + column, tl.sum(tile, axis=0), mask=column < images_points)
-    place = tl.arange(0, BLOCK_Q)[:, None] * stride + column[None, :]
+    place = tl.arange(0, BLOCK_ROWS)[:, None] * stride + column[None, :]
     stored = (row < captions_points)[:, None] & (column < stride)[None, :]
-    tile_at = shares_ptr + (row_tile * BLOCK_Q).to(tl.int64) * stride
+    tile_at = shares_ptr + (row_tile * BLOCK_ROWS).to(tl.int64) * stride
     tl.store(tile_at + place, tile.to(shares_ptr.dtype.element_ty), mask=stored)
 
 
 @triton.jit
 def _columns_of(image, column, x_starts_ptr):
-    """Which of a tile's columns are points of the image, [1, BLOCK_P]."""
+    """Which of a tile's columns are points of the image, [1, BLOCK_COLUMNS]."""
     return ((column >= tl.load(x_starts_ptr + image)) & (column < tl.load(x_starts_ptr + image + 1)))[None, :]
-
-
-@triton.jit
-def _tile_of_program(rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """Programs in runs of GROUP row tiles, so that neighbours in time share their operands in the cache."""
-    program = tl.program_id(0)
-    row_tiles, column_tiles = tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(columns, BLOCK_COLUMNS)
-    group = program // (GROUP * column_tiles)
-    size = tl.minimum(row_tiles - group * GROUP, GROUP)
-    within = program % (GROUP * column_tiles)
-    return group * GROUP + within % size, within // size
-
-
-@triton.jit
-def _products(
-    left_ptr, right_ptr, row, column, rows, columns,
-    WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """left[row] @ right[column].T, [BLOCK_ROWS, BLOCK_COLUMNS] in fp32; zero beyond the ends.
-
-    UPCAST is for Triton's interpreter alone, whose products of bf16 are wrong.
-    """
-    depth = tl.arange(0, BLOCK_D)
-    left_at = left_ptr + row.to(tl.int64)[:, None] * WIDTH + depth[None, :]
-    right_at = right_ptr + column.to(tl.int64)[None, :] * WIDTH + depth[:, None]
-    products = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    for done in range(0, WIDTH, BLOCK_D):
-        left_mask, right_mask = (row < rows)[:, None], (column < columns)[None, :]
-        if WIDTH % BLOCK_D != 0:
-            left_mask, right_mask = (
-                left_mask & (depth < WIDTH - done)[None, :],
-                right_mask & (depth < WIDTH - done)[:, None],
-            )
-        left = tl.load(left_at + done, mask=left_mask, other=0.0)
-        right = tl.load(right_at + done, mask=right_mask, other=0.0)
-        if UPCAST:
-            left, right = left.to(tl.float32), right.to(tl.float32)
-        products = tl.dot(left, right, products, input_precision=PRECISION)
-    return products

@@ -1,0 +1,72 @@
+"""Log-sum-exps of products on GPUs: Triton's tiles, the libraries' products for the gradient.
+
+What multiplies vectors follows `torch.get_float32_matmul_precision()`: see `triton_tiles.TILES`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from clipzoo.ops import log_sum_exps_triton_kernels as kernels
+from clipzoo.ops.triton_tiles import current_tiles, library_product
+
+CHUNK_BYTES = 1 << 28
+"""Bound of the shares held between the kernel that writes them and the products that read them."""
+
+
+def forward(left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool) -> tuple[Tensor, Tensor]:
+    """As `log_sum_exps_cpu.forward`; `tile` is not used."""
+    tiles, (left, right) = current_tiles(), _operands(left, right)
+    rows, columns = len(left), len(right)
+    row_tiles, column_tiles = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
+    row_sums = torch.empty(column_tiles, rows, device=left.device)
+    column_sums = torch.full((row_tiles if with_columns else 1, columns), -math.inf, device=left.device)
+    kernels.tile_sums[(row_tiles * column_tiles,)](
+        left, right, row_sums, column_sums, rows, columns, first,
+        WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
+    )  # fmt: skip
+    return _log2_sum_exp2(row_sums), _log2_sum_exp2(column_sums)
+
+
+def backward(
+    left: Tensor,
+    right: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    d_rows: Tensor,
+    d_columns: Tensor,
+    first: int,
+    tile: int,
+    with_columns: bool,
+) -> tuple[Tensor, Tensor]:
+    """As `log_sum_exps_cpu.backward`. The shares of a bounded run of rows are written, then multiplied by libraries."""
+    tiles, (scaled, other) = current_tiles(), _operands(left, right)
+    own = left.to(tiles.dtype)
+    d_left, d_right = torch.empty_like(left), torch.zeros_like(right)
+    size = max(1, CHUNK_BYTES // (len(right) * scaled.element_size()))
+    for start in range(0, len(left), size):
+        part = slice(start, min(start + size, len(left)))
+        count = part.stop - start
+        shares = scaled.new_empty(count, len(right))
+        kernels.shares[(triton.cdiv(count, tiles.rows) * triton.cdiv(len(right), tiles.columns),)](
+            scaled[part], other, rows[part], columns, d_rows[part].contiguous(), d_columns.contiguous(), shares,
+            count, len(right), first + start, WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
+        )  # fmt: skip
+        d_left[part] = library_product(shares, other)
+        d_right += library_product(shares.mT, own[part])
+    return d_left, d_right
+
+
+def _operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """In the precision of the products, the left one for exponents in base 2."""
+    dtype = current_tiles().dtype
+    return (math.log2(math.e) * left).to(dtype).contiguous(), right.to(dtype).contiguous()
+
+
+def _log2_sum_exp2(sums: Tensor) -> Tensor:
+    """[tiles, n] -> [n]"""
+    return (sums * math.log(2)).logsumexp(dim=0) / math.log(2)

@@ -1,0 +1,99 @@
+"""What the Triton kernels share: which tile a program makes, and the products of two sets of vectors in a tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ABSENT = tl.constexpr(-1e30)
+"""The exponent of what is beyond the end: finite, so that 0 times it is 0 and it less itself is not NaN."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How vectors are multiplied: their type, Triton's name of the product, the size of a tile, its launch.
+
+    rows, columns: of a tile. depth: how much of the vectors' width at a time.
+    """
+
+    dtype: torch.dtype
+    product: str
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+    def launch(self, width: int) -> dict[str, object]:
+        """The arguments of a kernel that all kernels take alike; `width` is that of the vectors."""
+        return {
+            "WIDTH": width, "PRECISION": self.product, "UPCAST": triton.knobs.runtime.interpret, "GROUP": 8,
+            "BLOCK_ROWS": self.rows, "BLOCK_COLUMNS": self.columns, "BLOCK_D": self.depth,
+            "num_warps": self.warps, "num_stages": self.stages,
+        }  # fmt: skip
+
+
+TILES = {
+    "medium": Tiles(torch.bfloat16, "ieee", 256, 128, 64, 8, 3),
+    "high": Tiles(torch.float32, "tf32", 256, 128, 32, 8, 3),
+    "highest": Tiles(torch.float32, "tf32x3", 128, 128, 32, 8, 2),
+}
+"""By `torch.get_float32_matmul_precision()`, as torch's own fp32 products on GPUs: bf16, tf32, three passes of tf32.
+
+Accumulation, exponents and sums are fp32 in all. 256 x 128 in fp32 is half of a multiprocessor's registers.
+"""
+
+
+def current_tiles() -> Tiles:
+    return TILES[torch.get_float32_matmul_precision()]
+
+
+def library_product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right in fp32, whatever the operands' precision."""
+    if left.is_cuda and left.dtype != torch.float32:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+@triton.jit
+def tile_of_program(rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, GROUP: tl.constexpr):
+    """Programs in runs of GROUP row tiles, so that neighbours in time share their operands in the cache."""
+    program = tl.program_id(0)
+    row_tiles, column_tiles = tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(columns, BLOCK_COLUMNS)
+    group = program // (GROUP * column_tiles)
+    size = tl.minimum(row_tiles - group * GROUP, GROUP)
+    within = program % (GROUP * column_tiles)
+    return group * GROUP + within % size, within // size
+
+
+@triton.jit
+def products(
+    left_ptr, right_ptr, row, column, rows, columns,
+    WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """left[row] @ right[column].T, [BLOCK_ROWS, BLOCK_COLUMNS] in fp32; zero beyond the ends.
+
+    UPCAST is for Triton's interpreter alone, whose products of bf16 are wrong.
+    """
+    depth = tl.arange(0, BLOCK_D)
+    left_at = left_ptr + row.to(tl.int64)[:, None] * WIDTH + depth[None, :]
+    right_at = right_ptr + column.to(tl.int64)[None, :] * WIDTH + depth[:, None]
+    total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    for done in range(0, WIDTH, BLOCK_D):
+        left_mask, right_mask = (row < rows)[:, None], (column < columns)[None, :]
+        if WIDTH % BLOCK_D != 0:
+            left_mask, right_mask = (
+                left_mask & (depth < WIDTH - done)[None, :],
+                right_mask & (depth < WIDTH - done)[:, None],
+            )
+        left = tl.load(left_at + done, mask=left_mask, other=0.0)
+        right = tl.load(right_at + done, mask=right_mask, other=0.0)
+        if UPCAST:
+            left, right = left.to(tl.float32), right.to(tl.float32)
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+    return total
