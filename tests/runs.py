@@ -41,7 +41,7 @@ class Rank:
     def said(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text: str, seconds: float = 200) -> None:
         """Until it has said `text`."""
         end = time.monotonic() + seconds
         while text not in self.said:
@@ -51,7 +51,7 @@ class Rank:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def end(self, seconds: float = 60) -> int:
+    def end(self, seconds: float = 200) -> int:
         """Wait for the end; the exit code is returned, -9 after SIGKILL."""
         self.process.join(seconds)
         if self.process.is_alive():
@@ -74,6 +74,7 @@ def tiny(shards: str, runs: Path, *overrides: str) -> list[str]:
 def start(shards: str, runs: Path, *overrides: str, ranks: int = 1, fault: str = "none:-1:-1") -> list[Rank]:
     """Start a tiny run named "run"."""
     arguments = tiny(shards, runs, "name=run", *overrides)
+    runs.mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
