@@ -1,21 +1,50 @@
-"""Write a run's report: python scripts/report.py RUN"""
+"""Write the report of a run, or the papers' tables with the runs of a folder beside them.
+
+python scripts/report.py runs/demo                     runs/demo/report.md
+python scripts/report.py runs                          runs/report/index.html, tables.md, tables.csv, tables.tex
+python scripts/report.py runs --table wpse/1 --table kme/3 --output /tmp/pages
+python scripts/report.py --list                        the tables
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
 from clipzoo.errors import ConfigError
-from clipzoo.report.run import write_report
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        raise ConfigError("give the folder of a run: python scripts/report.py runs/demo")
-    run = Path(sys.argv[1])
-    if not (run / "metrics.jsonl").exists() and not (run / "results.json").exists():
-        raise ConfigError(f"{run} is no run: it has neither metrics.jsonl nor results.json")
-    print(write_report(run))
+    options = _options()
+    if options.list:
+        from clipzoo.report.published import table, table_names
+
+        print("\n".join(f"{name:<14} {table(name).heading}" for name in table_names()))
+    elif _is_run(options.folder) and not options.table:
+        from clipzoo.report.run import write_report
+
+        print(write_report(options.folder))
+    else:
+        from clipzoo.report.pages import write_pages
+
+        print(write_pages(options.folder, options.table, options.output or options.folder / "report"))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "metrics.jsonl").exists() or (folder / "results.json").exists()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="a run, or a folder of runs")
+    parser.add_argument("--table", action="append", default=[], metavar="NAME", help="only this table; may be repeated")
+    parser.add_argument("--output", type=Path, help="where the tables go (default: <folder>/report)")
+    parser.add_argument("--list", action="store_true", help="name the tables and stop")
+    options = parser.parse_args()
+    if options.folder is None and not options.list:
+        parser.error("give the folder of a run, or of runs: python scripts/report.py runs/demo")
+    return options
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from clipzoo.report.collect import Match, Run, matches
+from clipzoo.report.collect import PAPER, Match, Run, matches
 from clipzoo.report.experiments import Experiment, axes, experiments
-from clipzoo.report.published import Column, Number, Row, Table, layout, search_of
+from clipzoo.report.published import HEADINGS, Column, Number, Row, Table, layout, search_of
 from clipzoo.report.significance import rank_sum
 
 
@@ -33,13 +33,19 @@ class Group:
     runs: tuple[Match, ...]
 
     def ours(self, column: Column) -> Ours | None:
-        """None unless every run has the column."""
-        found = [column.value(each.run.metrics) for each in self.runs]
-        values = tuple(value for value in found if value is not None)
-        if not values or len(values) < len(found):
+        """Over the runs that were judged on the column; of several with one seed, trained alike, the first counts."""
+        found: dict[int, tuple[float, Match]] = {}
+        for each in self.runs:
+            value = column.value(each.run.metrics)
+            if value is not None:
+                found.setdefault(each.run.seed, (value, each))
+        if not found:
             return None
-        over_seeds = statistics.stdev(values) if len(values) > 1 else column.deviation(self.runs[0].run.metrics)
-        return Ours(statistics.fmean(values), over_seeds, values)
+        values = tuple(value for value, _ in found.values())
+        if len(values) > 1:
+            return Ours(statistics.fmean(values), statistics.stdev(values), values)
+        value, only = next(iter(found.values()))
+        return Ours(value, column.deviation(only.run.metrics), values)
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,11 @@ class Filled:
     @property
     def shown(self) -> bool:
         """Whether any run has a value in it."""
-        groups = [group for each in self.entries for group in ([each.ours] if each.ours else []) + list(each.variants)]
-        return any(group.ours(column) for group in groups for column in self.table.columns)
+        cells = [(entry, column) for entry in self.entries for column in self.table.columns]
+        return any(
+            (entry.ours and entry.ours.ours(column)) or any(variant_value(each, column) for each in entry.variants)
+            for entry, column in cells
+        )
 
     def number(self, entry: Entry, column: Column) -> Number | None:
         return self.table.numbers.get((entry.row, column))
@@ -99,6 +108,13 @@ def fill(table: Table, runs: Sequence[Run]) -> Filled:
     return Filled(table, tuple(_entry(row, runs) for row in table.rows))
 
 
+def variant_value(variant: Group, column: Column) -> Ours | None:
+    """A variant's number; costs at another scale say nothing of the row's."""
+    if column.heading == HEADINGS["cost"] and any(each.scale != PAPER for each in variant.runs):
+        return None
+    return variant.ours(column)
+
+
 def grouped(found: Sequence[Match]) -> list[Group]:
     """Matches that differ in seeds alone stand together."""
     groups: dict[str, list[Match]] = {}
@@ -109,7 +125,7 @@ def grouped(found: Sequence[Match]) -> list[Group]:
 
 def described(match: Match, most: int = 4) -> str:
     """What sets a run apart from its row: the scale, and values that are neither the experiment's nor searched."""
-    parts = [] if match.scale == "paper" else [f"scale={match.scale}"]
+    parts = [] if match.scale == PAPER else [f"scale={match.scale}"]
     parts += [f"{key}={_short(value)}" for key, value in match.moved.items()]
     different = list(match.differences.items())
     parts += [f"{key} {_short(seen)} for {_short(expected)}" for key, (expected, seen) in different[:most]]

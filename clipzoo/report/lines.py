@@ -1,0 +1,130 @@
+"""A filled table as printed lines, for every format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from clipzoo.report.published import Column
+from clipzoo.report.significance import LEVEL
+from clipzoo.report.tables import Entry, Filled, Group, variant_value
+
+MOST_COLUMNS = 9
+Kind = Literal["published", "ours", "difference", "variant"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """after, model: of the row, on its first line only. what: "published", "ours, 3 seeds". cells: a column each."""
+
+    kind: Kind
+    after: str
+    model: str
+    what: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Columns that stand side by side, and their lines."""
+
+    heading: str
+    labels: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A row without a run. how: the command that makes it and its cost, or why there is none."""
+
+    after: str
+    model: str
+    command: str | None
+    cost: str
+
+
+def blocks(filled: Filled) -> list[Block]:
+    """Few columns stand in one block; many are parted by what they measure."""
+    columns = filled.table.columns
+    headings = list(dict.fromkeys(each.heading for each in columns))
+    if len(headings) > 1 and len(columns) <= MOST_COLUMNS:
+        labels = tuple(f"{each.heading}: {each.label}" for each in columns)
+        return [Block("", labels, tuple(_lines(filled, columns)))]
+    parted = [tuple(each for each in columns if each.heading == heading) for heading in headings]
+    return [
+        Block(heading if len(headings) > 1 else "", tuple(each.label for each in part), tuple(_lines(filled, part)))
+        for heading, part in zip(headings, parted, strict=True)
+    ]
+
+
+def missing(filled: Filled) -> list[Missing]:
+    """Rows that no run stands for."""
+    found = []
+    for entry in filled.entries:
+        if entry.ours is None:
+            command, cost = (None, entry.reason or "no experiment")
+            if entry.experiment is not None:
+                command, cost = entry.experiment.command, hours(entry)
+            found.append(Missing(entry.row.pretrain, entry.row.model, command, cost))
+    return found
+
+
+def hours(entry: Entry) -> str:
+    """The estimated cost of the row's runs."""
+    experiment = entry.experiment
+    assert experiment is not None
+    runs = f", {experiment.runs} runs" if experiment.runs > 1 else ""
+    return f"{experiment.hours * experiment.runs:,.0f} {experiment.device} hours{runs}"
+
+
+def remarks(filled: Filled) -> list[str]:
+    """What has to be said below the table."""
+    found = [filled.table.note] if filled.table.note else []
+    if filled.table.without_numbers:
+        found.append(f"No published numbers: {filled.table.without_numbers}.")
+    found += [f"{each.row.pretrain}, {each.row.model}: {each.chosen}." for each in filled.entries if each.chosen]
+    tested = [
+        (entry, column, p) for entry in filled.entries for column in filled.table.columns
+        if (p := filled.p_value(entry, column)) is not None
+    ]  # fmt: skip
+    if tested:
+        found.append(
+            "* differs at 5 % from the baseline of its pretraining set (two-sided unpaired Wilcoxon test over seeds): "
+            + "; ".join(f"{e.row.model}, {c.label}: p = {p:.3f}" for e, c, p in tested)
+        )
+    return found
+
+
+def _lines(filled: Filled, columns: tuple[Column, ...]) -> Iterator[Line]:
+    for entry in filled.entries:
+        names = iter([(entry.row.pretrain, entry.row.model)])
+        published = [filled.number(entry, column) for column in columns]
+        cells = tuple(
+            "" if each is None else each.printed + (f" ± {each.deviation:.2f}" if each.deviation is not None else "")
+            for each in published
+        )
+        yield Line("published", *next(names, ("", "")), "published", cells)
+        if entry.ours:
+            yield Line("ours", "", "", f"ours, {_seeds(entry.ours)}", _ours(filled, entry, columns))
+            changes = [filled.difference(entry, column) for column in columns]
+            cells = tuple("" if each is None else f"{each:+.2f}" for each in changes)
+            yield Line("difference", "", "", "difference", cells)
+        for group in entry.variants:
+            cells = tuple(str(variant_value(group, column) or "") for column in columns)
+            if any(cells):
+                yield Line("variant", "", "", f"variant: {group.label}, {_seeds(group)}", cells)
+
+
+def _ours(filled: Filled, entry: Entry, columns: tuple[Column, ...]) -> tuple[str, ...]:
+    assert entry.ours is not None
+    cells = []
+    for column in columns:
+        ours, p = entry.ours.ours(column), filled.p_value(entry, column)
+        cells.append("" if ours is None else str(ours) + ("*" if p is not None and p < LEVEL else ""))
+    return tuple(cells)
+
+
+def _seeds(group: Group) -> str:
+    seeds = sorted({each.run.seed for each in group.runs})
+    return f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
