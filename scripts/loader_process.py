@@ -149,7 +149,7 @@ class _Numbers:
 
     def __call__(self, captions: str | list[str]) -> torch.Tensor:
         captions = [captions] if isinstance(captions, str) else captions
-        return torch.tensor([[int(caption.split()[-1])] for caption in captions])
+        return torch.tensor([[int((caption or "0").split()[-1])] for caption in captions])
 
 
 SPEED = {"clipzoo": _our_batches, "open_clip": _their_batches}

@@ -73,7 +73,7 @@ class NumberTokenizer:
 
         ids = torch.zeros(len(captions), self.context_length, dtype=torch.int64)
         for row, caption in zip(ids, captions, strict=True):
-            row[:3] = torch.tensor([1, int(caption.split()[-1]) + 10, 2])
+            row[:3] = torch.tensor([1, int((caption or "0").split()[-1]) + 10, 2])
         return ids
 
 

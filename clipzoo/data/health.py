@@ -64,6 +64,8 @@ class Health:
                     self._named.setdefault(entry["kind"], set()).add((entry["sample_id"], entry["shard"]))
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a")  # noqa: SIM115 - open as long as the run
+        if path.stat().st_size and not path.read_text().endswith("\n"):
+            self._file.write("\n")  # a run died in the middle of a line
 
     def record(self, seen: int, findings: Iterable[Finding]) -> None:
         """Of one batch. Raises ConfigError once too many have been replaced."""

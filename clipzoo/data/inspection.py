@@ -52,7 +52,7 @@ def glance(
                     found.tiles.append((image.convert("RGB"), caption))
         except (BadSampleError, OSError, Image.DecompressionBombError) as error:
             found.bad[getattr(error, "kind", "undecodable_image")] += 1
-            found.examples.append(f"{index.shards[shard].name} {index.keys(shard)[place]}: {error}")
+            found.examples.append(f"{index.locations[shard]} {index.keys(shard)[place]}: {error}")
             continue
         found.bytes.append(len(encoded))
         found.words.append(len(caption.split()))

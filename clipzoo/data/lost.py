@@ -58,15 +58,15 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
 
 
 def _findings(index: ShardIndex, number: int, lost: int) -> list[Finding]:
-    shard, found = index.shards[number], []
+    shard, location, found = index.shards[number], index.locations[number], []
     if shard.flaw is not None or not shard.count:
         loss = "nothing tells how many" if lost >= _UNKNOWN else f"about {lost}"
         reason = f"{shard.flaw or 'no samples'}; {loss} samples are lost"
-        found.append(Finding(-1, shard.name, "", _kind(shard), reason, None))
+        found.append(Finding(-1, location, "", _kind(shard), reason, None))
     if shard.duplicates:
         repeated = [key for key, times in Counter(index.keys(number)).items() if times > 1]
         reason = f"keys that come more than once, every time as a sample: {', '.join(repeated[:_SHOWN])}, ..."
-        found.append(Finding(-1, shard.name, "", "duplicate_keys", reason, None))
+        found.append(Finding(-1, location, "", "duplicate_keys", reason, None))
     return found
 
 

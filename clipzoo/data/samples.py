@@ -54,7 +54,7 @@ class SampleReader:
             except BadSampleError as error:
                 failure = failure or error
                 continue
-            name = index.shards[shard].name
+            name = index.locations[shard]
             if failure or notes:
                 key = index.keys(shard)[position]
                 findings += [Finding(sample_id, name, key, note, "converted to plain RGB", None) for note in notes]
@@ -94,4 +94,4 @@ def _candidates(index: ShardIndex, shard: int, position: int) -> Iterator[tuple[
 
 
 def _name(index: ShardIndex, shard: int, position: int) -> tuple[str, str]:
-    return index.shards[shard].name, index.keys(shard)[position]
+    return index.locations[shard], index.keys(shard)[position]

@@ -155,6 +155,8 @@ class ShardData:
             # Its own: the loader would draw a seed from the generator that training uses.
             generator=torch.Generator(),
         )
+        # Whatever it loads late is loaded before the workers are forked, so that they share it.
+        self._tokenizer([""])
         ahead = Ahead(plan, self._indexes, self._files)
         ahead.reached(start_step)
         try:
