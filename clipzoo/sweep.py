@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class Point:
     swept: Mapping[str, str]
     overrides: tuple[str, ...]
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """Where its run is, or will be."""
         plain = configuration.resolved(configuration.composed(list(self.overrides)))
