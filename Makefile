@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.clipzoo-installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-all lint bench docs clean
+.PHONY: help demo test test-all test-slurm lint bench docs studies clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -34,6 +34,9 @@ test: $(STAMP)  ## the test suite (under ten minutes on two cores)
 test-all: $(STAMP)  ## the test suite with its slow tests
 	@$(PY) -m pytest -m "not slurm"
 
+test-slurm: $(STAMP)  ## SLURM scripts on a SLURM of two nodes that is installed and started here, as root
+	@$(PY) -m pytest -m slurm -rs --timeout 1200
+
 lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@echo "== lint"
 	@$(PY) -m ruff check .
@@ -42,6 +45,9 @@ lint: $(STAMP)  ## ruff (lint and format) and mypy
 
 bench: $(STAMP)  ## time ours against peers, side by side
 	@$(PY) scripts/benchmark.py
+
+studies: $(STAMP)  ## the papers' small experiments (under forty minutes on two cores)
+	@$(PY) -m clipzoo.studies
 
 docs: $(STAMP)  ## build the documentation into site/
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
