@@ -13,7 +13,7 @@ _PLACES = {
     "sand": ("on the sand", "on a beach"),
     "grass": ("on the grass", "in a meadow"),
     "sky": ("in the sky", "in front of a blue sky"),
-    "night": ("at night", "under the stars of the night"),
+    "night": ("at night", "in the dark"),
     "snow": ("in the snow", "on white snow"),
     "brick": ("on a brick wall", "in front of bricks"),
 }
@@ -49,8 +49,8 @@ class _Writer:
     def single(self, scene: Scene) -> str:
         thing = scene.things[0]
         number = "one" if self._with(0.2) else "a"
-        phrase = self._noun_phrase(thing, number, size=self._tells(0.3))
-        if self._tells(0.3):
+        phrase = self._noun_phrase(thing, number, size=self._tells(0.2))
+        if self._tells(0.2):
             phrase = f"{phrase} {_position(thing)}"
         return self._open(self._place(phrase, scene), "there is {}")
 
@@ -71,7 +71,7 @@ class _Writer:
     def _noun_phrase(self, thing: Thing, number: str, size: bool) -> str:
         """At least one of colour, texture and shape is told."""
         plural = number not in ("a", "one")
-        colour, texture, shape = self._tells(0.7), self._tells(0.4), self._tells(0.95)
+        colour, texture, shape = self._tells(0.5), self._tells(0.3), self._tells(0.95)
         if not (colour or texture or shape):
             colour, texture, shape = np.eye(3, dtype=bool)[self.random.integers(3)]
         if number == "a" and colour and not (texture or shape or size) and self._with(0.5):
@@ -94,7 +94,7 @@ class _Writer:
         return f"{article} {' '.join(words)}{after}"
 
     def _place(self, phrase: str, scene: Scene) -> str:
-        if not self._tells(0.3):
+        if not self._tells(0.25):
             return phrase
         place = self._one_of(_PLACES[scene.background])
         return f"{place}, {phrase}" if self._with(0.2) else f"{phrase} {place}"

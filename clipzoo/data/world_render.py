@@ -97,9 +97,8 @@ def _paint(canvas: Array, thing: Thing, size: int, tint: Array, random: np.rando
     distance = _DISTANCES[thing.shape](u, v)
 
     main = np.array(_PALETTE[thing.colour], np.float32) + tint.astype(np.float32)
-    brightness = float(main.mean())
     # The second shade of a texture stays in the family of the colour: a caption names only one.
-    second = main * 0.45 if brightness > 90 else main + (255 - main) * 0.55
+    second = main * 0.45 if sum(_PALETTE[thing.colour]) > 240 else main + (255 - main) * 0.55
     amount = _TEXTURES[thing.texture](u, v, distance, pixels, random.uniform(0, 1, 2).astype(np.float32))
     paint = main + (second - main) * amount[:, :, None]
 
