@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clipzoo import distributed
+from clipzoo.errors import TrainingError
 from clipzoo.run import revision, write_whole
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,10 @@ class Logger:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         if self._file is None:
             return
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+        except OSError as error:
+            raise TrainingError(f"could not write {self._file.name} ({error}): is the disk full?") from error
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
         for copy in list(self._copies):
             self._guarded(partial(copy, step, numbers), copy)

@@ -20,8 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 STEPS = 8
 """Of a run that nothing disturbs."""
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["torch", "torch._dynamo", "open_clip", "timm", "clipzoo.trainer", "clipzoo.report.run"])
+forks = multiprocessing.get_context("forkserver")
+"""Its processes begin with everything imported and without the threads of this one."""
+forks.set_forkserver_preload(["torch", "torch._dynamo", "open_clip", "timm", "clipzoo.trainer", "clipzoo.report.run"])
 
 
 class Rank:
@@ -29,7 +30,7 @@ class Rank:
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
         self.log = log
-        self.process: BaseProcess = _forks.Process(target=_train, args=(arguments, environment, str(log)), daemon=False)
+        self.process: BaseProcess = forks.Process(target=_train, args=(arguments, environment, str(log)), daemon=False)
         self.process.start()
 
     @property

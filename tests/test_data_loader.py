@@ -7,11 +7,12 @@ import sys
 import textwrap
 import time
 
+import numpy as np
 import pytest
 import torch
 
 from clipzoo.errors import ConfigError
-from tests.ranks import run_ranks
+from tests.runs import forks
 from tests.shards import shard_data, write_numbered
 
 COUNTS = [7, 1, 12, 5, 9, 6]
@@ -49,30 +50,30 @@ def views(found):
     return tuple(torch.stack([getattr(batch, name) for batch in found]) for name in ("sample_id", "image", "text"))
 
 
-def _every_combination(folder):
-    """As one of four ranks: this process's part of 1, 2, 3 and 4 ranks with 0, 1 and 2 workers."""
-    me = int(os.environ["RANK"])
+def _every_combination(folder, rank, results):
+    """One of four processes: its part of 1, 2, 3 and 4 ranks with 0, 1 and 2 workers."""
+    torch.set_num_threads(1)
     found = {}
-    for workers in (0, 1, 2):
-        data = shard_data(folder, workers=workers, flip=0.5)
-        data.open(None)
-        for ranks in range(me + 1, 5):
-            found[ranks, workers] = views(
-                data.batches(
-                    seed=3, global_batch=N, rank=me, world_size=ranks, start_step=0, stop_step=STEPS, trim_text=True
-                )
-            )
-    return found
+    for ranks in range(rank + 1, 5):
+        for workers in (0, 1, 2):
+            each = read(folder, rank=rank, ranks=ranks, workers=workers, flip=0.5)
+            found[ranks, workers] = [view.numpy() for view in each]
+    results.put((rank, found))
 
 
 def test_epochs_are_exact_and_equal_bit_by_bit_for_1_to_4_ranks_with_0_to_2_workers(folder):
-    parts = run_ranks(4, _every_combination, str(folder), seconds=280)
+    results = forks.Queue()
+    processes = [forks.Process(target=_every_combination, args=(folder, rank, results)) for rank in range(4)]
+    for process in processes:
+        process.start()
+    parts = dict(results.get(timeout=250) for _ in processes)
+    for process in processes:
+        process.join()
     expected = None
     for ranks in (1, 2, 3, 4):
         for workers in (0, 1, 2):
-            joined = [
-                torch.cat(each, 1) for each in zip(*(parts[r][ranks, workers] for r in range(ranks)), strict=True)
-            ]
+            each = zip(*(parts[rank][ranks, workers] for rank in range(ranks)), strict=True)
+            joined = [torch.from_numpy(np.concatenate(views, 1)) for views in each]
             expected = expected or joined
             for ours, theirs in zip(joined, expected, strict=True):
                 assert torch.equal(ours, theirs), (ranks, workers)
@@ -142,6 +143,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused(folder):
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
+from tests.runs import forks
 from tests.shards import shard_data
 
 if __name__ == "__main__":
