@@ -1,5 +1,6 @@
 """Remote shards and their bounded cache."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -104,6 +105,26 @@ def test_a_shard_is_fetched_once_by_all_who_want_it(tmp_path):
     for thread in threads:
         thread.join()
     assert (tmp_path / "log").read_text() == "fetched\n"
+
+
+def test_a_process_forked_during_a_fetch_does_not_keep_its_lock(tmp_path):
+    started, go_on = tmp_path / "started", tmp_path / "go_on"
+    waiting = f"touch {started}; until test -e {go_on}; do sleep 0.01; done"
+    files, location = ShardFiles(str(tmp_path / "cache"), 1), f"pipe:{waiting}; printf shard"
+    fetching = threading.Thread(target=files.path, args=(location,))
+    fetching.start()
+    while not started.exists():
+        time.sleep(0.01)
+    forked = multiprocessing.get_context("fork").Process(target=threading.Event().wait, daemon=True)
+    forked.start()
+    go_on.touch()
+    fetching.join()
+    again = threading.Thread(target=files.path, args=(location,), kwargs={"size": 5}, daemon=True)
+    again.start()
+    again.join(60)
+    waits = again.is_alive()
+    forked.kill()
+    assert not waits
 
 
 def test_a_fetch_that_dies_leaves_nothing_that_looks_whole(tmp_path):

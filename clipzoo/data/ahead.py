@@ -22,6 +22,7 @@ class Ahead:
         self._plan, self._indexes, self._files = plan, indexes, files
         self._asked: set[tuple[int, int]] = set()
         self._queue: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+        self._closed = False
         self._remote = any(is_remote(location) for index in indexes for location in index.locations)
         if self._remote:
             for _ in range(_THREADS):
@@ -38,11 +39,15 @@ class Ahead:
         self._asked = set(upcoming)
 
     def close(self) -> None:
+        """Nothing more is fetched; what is being fetched is finished for those who read it later."""
+        self._closed = True
         for _ in range(_THREADS):
             self._queue.put(None)
 
     def _fetch(self) -> None:
         while (wanted := self._queue.get()) is not None:
+            if self._closed:
+                return
             location, size = wanted
             # Who reads the shard will say what is wrong with it.
             with contextlib.suppress(OSError):

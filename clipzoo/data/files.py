@@ -138,4 +138,8 @@ def _as_os_error(url: str) -> Iterator[None]:
 def _locked(path: Path) -> Iterator[None]:
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            # Closing is not enough: a loader process forked meanwhile has the open file, and with it the lock, too.
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -157,16 +157,19 @@ class ShardData:
         )
         # Whatever it loads late is loaded before the workers are forked, so that they share it.
         self._tokenizer([""])
+        items = iterate(loader)
+        # Its threads begin when the workers are forked: a process forked among threads inherits the locks they hold.
         ahead = Ahead(plan, self._indexes, self._files)
         ahead.reached(start_step)
         try:
-            for step, (batch, findings, failure) in enumerate(iterate(loader), start_step):
+            for step, (batch, findings, failure) in enumerate(items, start_step):
                 if failure is not None:
                     raise ConfigError(failure)
                 self._health.record(len(batch), findings)
                 ahead.reached(step)
                 yield batch
         finally:
+            items.close()
             ahead.close()
 
     def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import signal
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -14,14 +14,11 @@ from torch.utils.data import DataLoader
 _running: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def iterate(loader: DataLoader) -> Iterator[Any]:
-    """The loader's items. Its workers are gone when this ends, is closed, or the interpreter exits."""
+def iterate(loader: DataLoader) -> Generator[Any, None, None]:
+    """The loader's items. Its workers start now; they are gone when this ends, is closed, or the interpreter exits."""
     iterator = iter(loader)
     _running.add(iterator)
-    try:
-        yield from iterator
-    finally:
-        _stop(iterator)
+    return _items(iterator)
 
 
 def start_worker(_: int) -> None:
@@ -29,6 +26,13 @@ def start_worker(_: int) -> None:
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(each, signal.SIG_IGN)
     torch.set_num_threads(1)
+
+
+def _items(iterator: Iterator[Any]) -> Generator[Any, None, None]:
+    try:
+        yield from iterator
+    finally:
+        _stop(iterator)
 
 
 def _stop(iterator: Any) -> None:
