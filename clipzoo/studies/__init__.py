@@ -1,0 +1,1 @@
+"""The papers' small experiments, run: closed forms against training, claims against measurements."""

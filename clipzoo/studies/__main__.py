@@ -1,0 +1,92 @@
+"""Run the papers' small experiments.
+
+python -m clipzoo.studies                                     all of them, then their page, docs/studies/README.md
+python -m clipzoo.studies study=half_disc                     one
+python -m clipzoo.studies study=half_disc study.draws=5       with another setting
+python -m clipzoo.studies folder=/tmp/studies jobs=1          elsewhere, one at a time
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from clipzoo import config as configuration
+from clipzoo.errors import ConfigError
+from clipzoo.run import say
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: 0 when every study came to its end, 1 when one failed, 2 for a wrong command line."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
+    try:
+        plain = configuration.resolved(configuration.composed(arguments, "studies"))
+        name = next((each.removeprefix("study=") for each in arguments if each.startswith("study=")), None)
+        done = run_all(plain) if name is None else run_one(name, plain)
+    except ConfigError as error:
+        configuration.leave(error)
+    return 0 if done else 1
+
+
+def run_one(name: str, plain: dict[str, Any]) -> bool:
+    """Run a study in this process and write its folder; whether it came to its end."""
+    import torch
+
+    from clipzoo.build import part
+    from clipzoo.studies.page import write_page
+    from clipzoo.studies.record import write_failure, write_findings
+
+    folder = Path(plain["folder"])
+    study = part(plain["study"])
+    # The matrices are small: a second thread costs more than it brings, and belongs to another study.
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    try:
+        findings = study.run()
+    except Exception as error:
+        # Whatever went wrong in one study belongs on the page, and the others go on.
+        traceback.print_exc()
+        write_failure(folder / name, f"{type(error).__name__}: {error}")
+        write_page(folder, plain["studies"])
+        return False
+    settings = {key: value for key, value in plain["study"].items() if key != "_target_"}
+    write_findings(folder / name, study, findings, settings, time.perf_counter() - began)
+    write_page(folder, plain["studies"])
+    say(f"{name}: {findings.verdict}")
+    return True
+
+
+def run_all(plain: dict[str, Any]) -> bool:
+    """Run every study in a process and on a core of its own; whether all came to their end."""
+    from clipzoo.studies.page import write_page
+    from clipzoo.studies.record import write_failure
+
+    folder = Path(plain["folder"])
+
+    def run(name: str) -> bool:
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "clipzoo.studies", f"study={name}", f"folder={folder}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        code = subprocess.run(command, env=environment).returncode
+        if code not in (0, 1):
+            # It could not write down its own failure.
+            write_failure(folder / name, f"its process ended with code {code}")
+        say(f"== {name}: {'done' if code == 0 else 'FAILED'} after {time.perf_counter() - began:.0f} s")
+        return code == 0
+
+    with ThreadPoolExecutor(plain["jobs"] or os.cpu_count()) as pool:
+        done = list(pool.map(run, plain["studies"]))
+    say(f"page: {write_page(folder, plain['studies'])}")
+    return all(done)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

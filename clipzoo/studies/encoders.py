@@ -1,0 +1,89 @@
+"""The encoders of small studies: what is left when there are no pictures and no captions."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clipzoo.encoders.base import Encoder
+from clipzoo.types import Features
+
+
+class Vectors(Encoder):
+    """Takes each view as its own features, so that the head's projections are linear encoders."""
+
+    def __init__(self, image_width: int, text_width: int) -> None:
+        super().__init__()
+        self.image_width, self.text_width = image_width, text_width
+
+    def image(self, image: Tensor) -> Features:
+        return Features(image)
+
+    def text(self, text: Tensor) -> Features:
+        return Features(text)
+
+
+class Lookup(Encoder):
+    """A free vector for each token of each of finitely many items; views are item numbers, [b].
+
+    images, texts: numbers of items. points: tokens an item. width: of a token.
+    """
+
+    def __init__(self, images: int, texts: int, points: int, width: int) -> None:
+        super().__init__()
+        self.image_width = self.text_width = width
+        self._shape = points, width
+        self.image_table = nn.Embedding(images, points * width)
+        self.text_table = nn.Embedding(texts, points * width)
+
+    def image(self, image: Tensor) -> Features:
+        return self._features(self.image_table(image))
+
+    def text(self, text: Tensor) -> Features:
+        return self._features(self.text_table(text))
+
+    def _features(self, rows: Tensor) -> Features:
+        tokens = rows.view(len(rows), *self._shape)
+        return Features(tokens[:, 0], tokens)
+
+
+class Perceptrons(Encoder):
+    """A ReLU network for each view. inputs: width of a view. hidden: of the hidden layers. width: of the features."""
+
+    def __init__(self, inputs: int, hidden: list[int], width: int) -> None:
+        super().__init__()
+        self.image_width = self.text_width = width
+        self.image_network = _perceptron([inputs, *hidden, width])
+        self.text_network = _perceptron([inputs, *hidden, width])
+
+    def image(self, image: Tensor) -> Features:
+        return Features(self.image_network(image))
+
+    def text(self, text: Tensor) -> Features:
+        return Features(self.text_network(text))
+
+
+def _perceptron(widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(widths, widths[1:], strict=False):
+        layers += [nn.ReLU()] if layers else []
+        layers.append(nn.Linear(inputs, outputs))
+    return nn.Sequential(*layers)
+
+
+class LeNet(Encoder):
+    """LeNet-5 with ReLU on pictures [b, 1, 28, 28]; a label is its own one-hot vector. Both are `labels` wide."""
+
+    def __init__(self, labels: int) -> None:
+        super().__init__()
+        self.image_width = self.text_width = labels
+        self.network = nn.Sequential(
+            nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, labels),
+        )  # fmt: skip
+
+    def image(self, image: Tensor) -> Features:
+        return Features(self.network(image))
+
+    def text(self, text: Tensor) -> Features:
+        return Features(functional.one_hot(text, self.text_width).float())

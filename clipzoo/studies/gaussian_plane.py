@@ -1,0 +1,258 @@
+"""The two-dimensional example of the perspective: four models of one Gaussian, drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clipzoo.heads.clip import ClipHead
+from clipzoo.model import Model
+from clipzoo.objectives.conditional import Conditional
+from clipzoo.studies.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels
+from clipzoo.studies.encoders import Vectors
+from clipzoo.studies.gaussian import Gaussian, matched_sample
+from clipzoo.studies.gaussian_training import Learned, learn
+from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.types import Batch, Progress
+
+COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN, "normalised": PURPLE}
+GRID = torch.linspace(-8, 8, 641, dtype=torch.float64)
+STEP = float(GRID[1] - GRID[0])
+
+
+@dataclass(frozen=True)
+class GaussianPlane(Study):
+    """variance: of u and of v. covariance: between them. samples: the batch, all of them. steps, rate: of Adam. seed.
+
+    sign_samples, sign_draws: on which the normalised encoder's loss is taken, the mean of so many draws.
+    tolerance: relative, of parameters; moment_tolerance: relative, of variances; loss_tolerance: absolute.
+    """
+
+    variance: float
+    covariance: float
+    samples: int
+    steps: int
+    rate: float
+    seed: int
+    sign_samples: int
+    sign_draws: int
+    tolerance: float
+    moment_tolerance: float
+    loss_tolerance: float
+
+    title = "Gaussians: the plane"
+    source = "A mathematical perspective on contrastive learning, section 5.4, figures 1 to 6"
+    question = (
+        "One Gaussian of (u, v) and embeddings of one dimension: which conditionals and marginals does the model have "
+        "that each loss and tilting learns?"
+    )
+    differs = (
+        "The normalised encoder in one dimension is a sign, whose gradient is zero: there is nothing to train, and the "
+        "figure shows its one model with positive correlation, at temperature 1.",
+    )
+
+    def run(self) -> Findings:
+        gaussian = Gaussian(
+            *(torch.tensor([[each]]).double() for each in (self.variance, self.covariance, self.variance))
+        )
+        learned = {problem: self._learn(problem, gaussian) for problem in ("two-sided", "one-sided", "joint")}
+        densities = {name: model_density(gaussian, found) for name, found in learned.items()}
+        densities["normalised"] = sign_density(gaussian)
+        truth = normal_density(gaussian)
+        rows: list[Row] = [
+            {"model": name, **_moments(density), "kl_from_truth": _divergence(truth, density)}
+            for name, density in {"truth": truth, **densities}.items()
+        ]
+        by_model = {row["model"]: row for row in rows}
+        checks = self._checks(gaussian, learned, by_model)
+        claims = _claims(by_model)
+        met, held = sum(each.met for each in checks), sum(each.borne_out for each in claims)
+        verdict = (
+            f"{met} of {len(checks)} closed forms are met and {held} of {len(claims)} of the claims hold; "
+            f"A is {checks[0].measured:.3f} two-sided ({checks[0].expected:.3f}), {checks[1].measured:.3f} joint "
+            f"({checks[1].expected:.3f}) and {checks[2].measured:.3f} one-sided ({checks[2].expected:.3f})."
+        )
+        drawings = {
+            "joint_densities": _draw_joint(gaussian, truth, densities),
+            "conditionals": _draw_conditionals(truth, densities),
+        }
+        return Findings(verdict, checks, claims, {"moments": rows}, drawings)
+
+    def _learn(self, problem: str, gaussian: Gaussian) -> Learned:
+        return learn(problem, gaussian, 1, samples=self.samples, steps=self.steps, rate=self.rate, seed=self.seed)
+
+    def _checks(
+        self, gaussian: Gaussian, learned: Mapping[str, Learned], rows: Mapping[str, Mapping[str, float]]
+    ) -> list[Check]:
+        one_sided_a, one_sided_b = gaussian.one_sided()
+        parameters = {
+            "A, two-sided": (learned["two-sided"].a, gaussian.two_sided()),
+            "A, joint": (learned["joint"].a, gaussian.joint()),
+            "A, one-sided": (learned["one-sided"].a, one_sided_a),
+            "B, one-sided": (learned["one-sided"].b, one_sided_b),
+        }
+        checks = [Check(name, float(a), float(b), self.tolerance, relative=True) for name, (a, b) in parameters.items()]
+        s = self.covariance / self.variance
+        h = (math.sqrt(1 + 4 * s * s) - 1) / (2 * s)
+        moments = {
+            ("variance_of_u", "two-sided"): self.variance / (1 - s * s),
+            ("variance_of_u", "joint"): self.variance / (1 - h * h),
+            ("variance_of_u_given_v", "one-sided"): self.variance * (1 - s * s),
+            ("variance_of_u_given_v", "two-sided"): self.variance,
+            ("slope_of_u_given_v", "one-sided"): s,
+            ("slope_of_u_given_v", "two-sided"): s,
+        }
+        for (moment, model), expected in moments.items():
+            name = f"{moment.replace('_', ' ')}, {model}"
+            checks.append(Check(name, rows[model][moment], expected, self.moment_tolerance, relative=True))
+        checks.append(Check("loss of the normalised encoder", *self._sign_losses(gaussian), self.loss_tolerance))
+        return checks
+
+    def _sign_losses(self, gaussian: Gaussian) -> tuple[float, float]:
+        """Measured with the CLIP head in one dimension, and -E S + log cosh 1, E S = 2 P(same sign) - 1."""
+        head = ClipHead(1, 1, 1, temperature=1.0, max_scale=1.0, learnable_temperature=False)
+        with torch.no_grad():
+            head.image_projection.fill_(1.0)
+            head.text_projection.fill_(1.0)
+            losses = []
+            for draw in range(self.sign_draws):
+                u, v = matched_sample(gaussian, self.sign_samples, self.seed + draw)
+                batch = Batch(u, v, torch.arange(len(u)))
+                similarity = Model(Vectors(1, 1), head)(batch)
+                losses.append(Conditional(1.0, 1.0)(similarity, batch, Progress(0, 1, len(u), len(u))).total)
+        agreement = 2 / math.pi * math.asin(self.covariance / self.variance)
+        return float(torch.stack(losses).mean()), math.log(math.cosh(1)) - agreement
+
+
+def normal_density(gaussian: Gaussian) -> Tensor:
+    """On GRID x GRID, u down and v across."""
+    precision = gaussian.covariance.inverse()
+    u, v = GRID[:, None], GRID[None, :]
+    exponent = -(precision[0, 0] * u * u + 2 * precision[0, 1] * u * v + precision[1, 1] * v * v) / 2
+    return _normalised(exponent.exp())
+
+
+def model_density(gaussian: Gaussian, found: Learned) -> Tensor:
+    return normal_density(gaussian.tilted(found.a, found.b, found.c))
+
+
+def sign_density(gaussian: Gaussian) -> Tensor:
+    """The product of the marginals tilted by exp(sign(u) sign(v))."""
+    tilting = (GRID.sign()[:, None] * GRID.sign()[None, :]).exp()
+    return _normalised(tilting * reference_density(gaussian))
+
+
+def reference_density(gaussian: Gaussian) -> Tensor:
+    return normal_density(Gaussian(gaussian.uu, torch.zeros_like(gaussian.uv), gaussian.vv))
+
+
+def _normalised(density: Tensor) -> Tensor:
+    return density / (density.sum() * STEP**2)
+
+
+def _moments(density: Tensor) -> dict[str, float]:
+    """Integrals over the grid, so that they hold for the model that is no Gaussian too."""
+    across, down = density.mT, density
+
+    def of(conditionals: Tensor) -> tuple[float, float]:
+        """Rows are conditioning values: the slope at 1 and the variance there."""
+        row = conditionals[int(torch.argmin((GRID - 1).abs()))]
+        weights = row / row.sum()
+        mean = float((weights * GRID).sum())
+        return mean, float((weights * (GRID - mean) ** 2).sum())
+
+    u_given_v, v_given_u = of(across), of(down)
+    return {
+        "variance_of_u": float((density.sum(1) * STEP**2 * GRID**2).sum()),
+        "variance_of_v": float((density.sum(0) * STEP**2 * GRID**2).sum()),
+        "slope_of_u_given_v": u_given_v[0],
+        "variance_of_u_given_v": u_given_v[1],
+        "slope_of_v_given_u": v_given_u[0],
+        "variance_of_v_given_u": v_given_u[1],
+    }
+
+
+def _divergence(truth: Tensor, model: Tensor) -> float:
+    """KL(truth | model)."""
+    return float((truth * (truth / model).log()).nansum() * STEP**2)
+
+
+def _claims(rows: Mapping[str, Mapping[str, float]]) -> list[Claim]:
+    truth = rows["truth"]
+
+    def off(model: str, moment: str) -> float:
+        return abs(rows[model][moment] / truth[moment] - 1)
+
+    divergences = {name: rows[name]["kl_from_truth"] for name in COLOURS}
+    joint_nearest = min(divergences, key=divergences.__getitem__) == "joint"
+    marginals = {name: off(name, "variance_of_u") for name in ("two-sided", "joint")}
+    return [
+        Claim(
+            "Two-sided: both conditional means are right, both conditional variances too large (figure 2).",
+            f"mean {rows['two-sided']['slope_of_u_given_v']:.3f} for {truth['slope_of_u_given_v']:.3f}, "
+            f"variance {rows['two-sided']['variance_of_u_given_v']:.3f} for {truth['variance_of_u_given_v']:.3f}",
+            off("two-sided", "slope_of_u_given_v") < 0.05
+            and off("two-sided", "slope_of_v_given_u") < 0.05
+            and rows["two-sided"]["variance_of_u_given_v"] > 1.2 * truth["variance_of_u_given_v"],
+        ),
+        Claim(
+            "One-sided: mean and variance of u given v are right, those of v given u are not (figure 3).",
+            f"variance of u given v {rows['one-sided']['variance_of_u_given_v']:.3f}, of v given u "
+            f"{rows['one-sided']['variance_of_v_given_u']:.3f}, for {truth['variance_of_u_given_v']:.3f}",
+            off("one-sided", "variance_of_u_given_v") < 0.05 < off("one-sided", "variance_of_v_given_u"),
+        ),
+        Claim(
+            "Joint: the marginal variances are nearer the truth than with the two-sided loss, conditional means are "
+            "biased (figure 4).",
+            f"variance of u {rows['joint']['variance_of_u']:.2f} against {rows['two-sided']['variance_of_u']:.2f}, for "
+            f"{truth['variance_of_u']:.2f}; mean of u given v = 1: {rows['joint']['slope_of_u_given_v']:.3f}",
+            marginals["joint"] < marginals["two-sided"] and off("joint", "slope_of_u_given_v") > 0.05,
+        ),
+        Claim(
+            "Of the three losses the joint one gives the nearest approximation of the target (figure 5).",
+            "KL from the truth: " + ", ".join(f"{name} {value:.3f}" for name, value in divergences.items()),
+            joint_nearest,
+        ),
+        Claim(
+            "The normalised encoder captures the positive correlation and, in one dimension, both marginals exactly "
+            "(figure 6).",
+            f"marginal variance {rows['normalised']['variance_of_u']:.4f} for {truth['variance_of_u']:.4f}",
+            off("normalised", "variance_of_u") < 1e-3 and rows["normalised"]["slope_of_u_given_v"] > 0,
+        ),
+    ]
+
+
+def _draw_joint(gaussian: Gaussian, truth: Tensor, densities: Mapping[str, Tensor]) -> Drawing:
+    figure, axes = panels(2, 3, 2.6, 2.6)
+    shown = {"product of the marginals": reference_density(gaussian), "truth": truth, **densities}
+    for axis, (name, density) in zip(axes, shown.items(), strict=True):
+        levels = [share * float(truth.max()) for share in (0.02, 0.1, 0.25, 0.45, 0.7, 0.95, 1.6, 2.5)]
+        axis.contourf(GRID, GRID, density.mT, levels, cmap="viridis", extend="max")
+        axis.contour(GRID, GRID, truth.mT, levels[:3], colors="white", linewidths=0.6)
+        axis.set(title=name, xlabel="u", ylabel="v", xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
+    return Drawing(
+        figure, "Figures 1, 5 and 6: densities of the models; the white lines are the truth's outer contours."
+    )
+
+
+def _draw_conditionals(truth: Tensor, densities: Mapping[str, Tensor]) -> Drawing:
+    figure, axes = panels(len(densities), 4, 2.5, 1.7, sharex=True)
+    at = int(torch.argmin((GRID - 1).abs()))
+    views: dict[str, Callable[[Tensor], Tensor]] = {
+        "u given v = 1": lambda density: density[:, at] / (density[:, at].sum() * STEP),
+        "v given u = 1": lambda density: density[at] / (density[at].sum() * STEP),
+        "marginal of u": lambda density: density.sum(1) * STEP,
+        "marginal of v": lambda density: density.sum(0) * STEP,
+    }
+    for row, (name, density) in enumerate(densities.items()):
+        for column, (view, of) in enumerate(views.items()):
+            axis = axes[4 * row + column]
+            axis.plot(GRID, of(truth), "--", color=BLACK, linewidth=1)
+            axis.plot(GRID, of(density), color=COLOURS[name])
+            axis.set(title=view if row == 0 else "", xlim=(-4, 5), ylim=(0, None), yticks=[])
+            axis.set_ylabel(name if column == 0 else "")
+    return Drawing(figure, "Figures 2, 3, 4 and 6: conditionals and marginals of each model; dashed: the truth.")

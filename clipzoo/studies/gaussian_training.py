@@ -1,0 +1,56 @@
+"""Linear encoders trained on Gaussian pairs with each of the three problems that have closed forms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clipzoo.data.pairs import PairData
+from clipzoo.heads.tilting import DistanceHead, InnerProductHead
+from clipzoo.objectives.base import Objective
+from clipzoo.objectives.conditional import Conditional
+from clipzoo.objectives.joint import Joint
+from clipzoo.studies.encoders import Vectors
+from clipzoo.studies.gaussian import Gaussian, matched_sample
+from clipzoo.studies.training import fit, seeded
+from clipzoo.types import Batch, Progress
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a trained pair of linear encoders says: A = G^T H, B = G^T G, C = H^T H in float64, and its loss.
+
+    b and c are zero where the tilting is an inner product.
+    """
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    loss: float
+
+
+PROBLEMS: dict[str, tuple[type[InnerProductHead], Objective]] = {
+    "two-sided": (InnerProductHead, Conditional(lambda_u=1.0, lambda_v=1.0)),
+    "one-sided": (DistanceHead, Conditional(lambda_u=2.0, lambda_v=0.0)),
+    "joint": (InnerProductHead, Joint()),
+}
+"""Sections 5.1, 5.2 and 5.3: the tilting and the loss. One-sided is u given v."""
+
+
+def learn(
+    problem: str, gaussian: Gaussian, embed_width: int, *, samples: int, steps: int, rate: float, seed: int
+) -> Learned:
+    """Full-batch training on a sample with exactly the Gaussian's covariance."""
+    head_class, objective = PROBLEMS[problem]
+    u, v = matched_sample(gaussian, samples, seed)
+    encoder = Vectors(u.shape[1], v.shape[1])
+    head = seeded(lambda: head_class(u.shape[1], v.shape[1], embed_width, temperature=1.0), seed)
+    model = fit(encoder, head, objective, PairData(u, v), steps=steps, batch=samples, rate=rate, seed=seed)
+    with torch.no_grad():
+        everything = Batch(u, v, torch.arange(samples))
+        loss = objective(model(everything), everything, Progress(0, 1, samples, samples)).total
+    g, h = head.image_projection.detach().double(), head.text_projection.detach().double()
+    distance = float(head_class is DistanceHead)
+    return Learned(g @ h.mT, distance * g @ g.mT, distance * h @ h.mT, float(loss))

@@ -1,0 +1,92 @@
+"""The page of all studies, made from their result.json files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clipzoo.run import write_whole
+from clipzoo.studies.record import RESULT, read_result
+
+HEAD = """# The papers' small experiments
+
+Everything in the papers that needs no large data, run on two CPU cores with this package's own heads, objectives and,
+where the experiment is a training, its trainer. `make studies` runs all of them and writes this page;
+`python -m clipzoo.studies study=NAME` runs one, and `study.KEY=VALUE` changes its settings (`conf/study/NAME.yaml`).
+A quantity with a closed form has its tolerance in that file, stated before anything is measured.
+"""
+
+
+def write_page(folder: Path, names: list[str]) -> Path:
+    """README.md of the studies found in `folder`, those of `names` first and in their order."""
+    others = sorted(path.parent.name for path in folder.glob(f"*/{RESULT}") if path.parent.name not in names)
+    results = {name: read_result(folder / name) for name in [*names, *others]}
+    found = {name: result for name, result in results.items() if result is not None}
+    parts = [HEAD, _summary(found), *(_section(name, result) for name, result in found.items())]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "README.md"
+    write_whole(path, "\n".join(parts))
+    return path
+
+
+def _summary(results: Mapping[str, dict[str, Any]]) -> str:
+    lines = ["| study | closed forms met | claims borne out | verdict |", "| --- | --- | --- | --- |"]
+    for name, result in results.items():
+        if "failed" in result:
+            lines.append(f"| [{name}](#{name}) | | | **failed**: {_line(result['failed'])} |")
+            continue
+        link = f"[{result['title']}](#{name})"
+        met, borne_out = _count(result["checks"], "met"), _count(result["claims"], "borne_out")
+        lines.append(f"| {link} | {met} | {borne_out} | {result['verdict']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, result: Mapping[str, Any]) -> str:
+    if "failed" in result:
+        return f'<a id="{name}"></a>\n\n## {name}\n\n**This study failed**: {_line(result["failed"])}\n'
+    lines = [f'<a id="{name}"></a>', "", f"## {result['title']}", ""]
+    lines += [f"*{result['source']}.* {result['question']}", "", f"**Verdict.** {result['verdict']}", ""]
+    for figure, caption in result["figures"].items():
+        lines += [f"![{caption}]({name}/{figure}.png)", "", f"*{caption}*", ""]
+    if result["claims"]:
+        lines += ["| the paper says | measured | borne out |", "| --- | --- | --- |"]
+        lines += [
+            f"| {each['says']} | {each['measured']} | {'yes' if each['borne_out'] else '**no**'} |"
+            for each in result["claims"]
+        ]
+        lines.append("")
+    if result["checks"]:
+        lines += [
+            "| closed form | measured | expected | error | tolerance | met |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        lines += [_check_row(each) for each in result["checks"]]
+        lines.append("")
+    if result["differs"]:
+        lines += ["Where the setting is not the paper's:", "", *(f"- {each}" for each in result["differs"]), ""]
+    tables = ", ".join(f"[{each}.csv]({name}/{each}.csv)" for each in result["tables"])
+    lines += [f"Numbers: {tables}, [{RESULT}]({name}/{RESULT}). `python -m clipzoo.studies study={name}`, "
+              f"{_duration(result['seconds'])}.", ""]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _check_row(check: Mapping[str, Any]) -> str:
+    percent = check["relative"]
+    error, tolerance = (
+        f"{100 * check[key]:.3g} %" if percent else f"{check[key]:.3g}" for key in ("error", "tolerance")
+    )
+    numbers = f"{check['measured']:.4g} | {check['expected']:.4g}"
+    return f"| {check['quantity']} | {numbers} | {error} | {tolerance} | {'yes' if check['met'] else '**no**'} |"
+
+
+def _count(entries: list[Mapping[str, Any]], key: str) -> str:
+    return f"{sum(each[key] for each in entries)} of {len(entries)}" if entries else ""
+
+
+def _duration(seconds: int) -> str:
+    return f"{seconds} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())

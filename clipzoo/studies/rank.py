@@ -1,0 +1,257 @@
+"""WPSE, section 5.1: an inner product in d dimensions holds a matrix of rank d + 1 at most; point sets hold more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clipzoo.data.pairs import PairData
+from clipzoo.heads.base import Head
+from clipzoo.heads.tilting import InnerProductHead
+from clipzoo.heads.wpse import WpseHead
+from clipzoo.kernels import GaussianKernel
+from clipzoo.model import Model
+from clipzoo.objectives.base import Objective
+from clipzoo.studies.draw import BLACK, BLUE, GREEN, VERMILION, panels
+from clipzoo.studies.encoders import Lookup
+from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.training import fit, seeded
+from clipzoo.types import Batch, Loss, Progress, Similarity
+
+INNER, WPSE = "inner product", "WPSE"
+
+
+@dataclass(frozen=True)
+class Rank(Study):
+    """items: N on each side. sharpness, floor: of the planted density ratio, floor + bump exp(sharpness (cos - 1)).
+
+    inner_widths: d of the inner product. wpse_widths, points: d and numbers of points of WPSE. item_width: of the free
+    vector of a point's token. kernel_width, alpha, features: of WPSE, D in training. steps, rate: of Adam.
+    evaluation_features: D at which trained WPSE is judged; small_features: D over which its random error is shown.
+    evaluation_draws. seed. tolerance: of the trained inner product's error to its closed form, relative.
+    """
+
+    items: int
+    sharpness: float
+    floor: float
+    inner_widths: list[int]
+    wpse_widths: list[int]
+    points: list[int]
+    item_width: int
+    kernel_width: float
+    alpha: list[float]
+    features: int
+    steps: int
+    rate: float
+    wpse_rate: float
+    evaluation_features: int
+    small_features: list[int]
+    evaluation_draws: int
+    seed: int
+    tolerance: float
+
+    title = "The rank of the similarity"
+    source = "WPSE, section 5.1, proposition C.1 and theorem 5.1"
+    question = (
+        "N items on a circle have a planted pointwise mutual information of full rank. An inner product in d "
+        "dimensions and a constant can be fitted to it only as well as the singular values beyond the d-th allow, "
+        "which is known exactly; theorem 5.1 says that weighted point sets in few dimensions are not bound so. "
+        "Both heads are fitted to the matrix with free vectors for the items."
+    )
+    differs = (
+        "The paper proves the limit and measures nothing here. The fit is to the matrix itself, by least squares, "
+        "instead of through InfoNCE: the question is what a similarity can hold.",
+        "A WPSE item of M points in d dimensions has M (d + 1) free numbers, an inner product's d: the last claim "
+        "compares them at equal numbers, which the paper does not.",
+    )
+
+    def run(self) -> Findings:
+        planted = planted_pmi(self.items, self.sharpness, self.floor)
+        rows = [self._fit_inner(planted, width) for width in self.inner_widths]
+        best: tuple[float, Model, int] | None = None
+        for width in self.wpse_widths:
+            for points in self.points:
+                model = self._fitted(planted, self._wpse(width), points, self.wpse_rate)
+                row = self._judged(planted, model, width, points)
+                rows.append(row)
+                if best is None or row["error"] < best[0]:
+                    best = row["error"], model, width
+        assert best is not None
+        feature_rows = self._feature_errors(planted, *best[1:])
+        inner = [row for row in rows if row["head"] == INNER]
+        checks = [
+            Check(f"inner product, d = {row['width']}: root mean square error", row["error"], row["bound"],
+                  self.tolerance, relative=True)
+            for row in inner
+        ]  # fmt: skip
+        claims = self._claims(rows)
+        lowest = min((row for row in rows if row["head"] == WPSE), key=lambda row: float(row["error"]))
+        held = next((row["width"] for row in inner if float(row["bound"]) <= float(lowest["error"])), "more")
+        verdict = (
+            f"WPSE with {lowest['points']} points in {lowest['width']} dimensions fits the planted matrix to "
+            f"{lowest['error']:.3f}, for which an inner product needs d = {held}; trained inner products meet their "
+            f"closed form in {sum(each.met for each in checks)} of {len(checks)} widths; "
+            f"{sum(each.borne_out for each in claims)} of {len(claims)} claims are borne out."
+        )
+        drawings = {"rank": self._draw(planted, rows, feature_rows)}
+        return Findings(verdict, checks, claims, {"errors": rows, "features": feature_rows}, drawings)
+
+    def _fit_inner(self, planted: Tensor, width: int) -> Row:
+        head = seeded(lambda: InnerProductHead(self.item_width, self.item_width, width, temperature=1.0), self.seed)
+        scores = _scores(self._fitted(planted, head, 1, self.rate), self.items)
+        return {
+            "head": INNER, "width": width, "points": 1, "numbers": width,
+            **_errors(scores, planted), "bound": least_error(planted, width),
+        }  # fmt: skip
+
+    def _judged(self, planted: Tensor, model: Model, width: int, points: int) -> Row:
+        model.head.resample(0)
+        numbers = points * (width + 1)
+        scores = _scores(model, self.items)
+        return {"head": WPSE, "width": width, "points": points, "numbers": numbers, **_errors(scores, planted)}
+
+    def _fitted(self, planted: Tensor, head: Head, points: int, rate: float) -> Model:
+        """All items at once, so that a step sees the whole matrix."""
+        everything = torch.arange(self.items)
+        encoder = seeded(lambda: Lookup(self.items, self.items, points, self.item_width), self.seed)
+        return fit(
+            encoder, head, MatrixFit(planted), PairData(everything, everything), steps=self.steps, batch=self.items,
+            rate=rate, seed=self.seed,
+        )  # fmt: skip
+
+    def _wpse(self, width: int, evaluation_features: int | None = None) -> WpseHead:
+        def build() -> WpseHead:
+            return WpseHead(
+                self.item_width, self.item_width, width, alpha=(self.alpha[0], self.alpha[1]),
+                kernel=GaussianKernel(self.kernel_width), features=self.features,
+                evaluation_features=evaluation_features or self.evaluation_features, weights="signed",
+                weight_bound=100.0, reduction="mean", image_points=None, text_points="all", temperature=0.07,
+                min_scale=1.0, max_scale=100.0, seed=self.seed,
+            )  # fmt: skip
+
+        return seeded(build, self.seed)
+
+    def _feature_errors(self, planted: Tensor, model: Model, width: int) -> list[Row]:
+        """Of the best WPSE: the error to the planted matrix when it is evaluated with D random features."""
+        rows: list[Row] = []
+        for count in self.small_features:
+            head = self._wpse(width, evaluation_features=count)
+            head.load_state_dict(model.head.state_dict())
+            again = Model(model.encoder, head).eval()
+            total = 0.0
+            for draw in range(self.evaluation_draws):
+                head.resample(draw)
+                total += _errors(_scores(again, self.items), planted)["error"] ** 2
+            rows.append({"features": count, "error": (total / self.evaluation_draws) ** 0.5})
+        return rows
+
+    def _claims(self, rows: list[Row]) -> list[Claim]:
+        inner = {int(row["width"]): row for row in rows if row["head"] == INNER}
+        sets = [row for row in rows if row["head"] == WPSE]
+        same_width = [(row, inner[int(row["width"])]) for row in sets if int(row["width"]) in inner]
+        best = {width: min(float(row["error"]) for row in sets if row["width"] == width) for width in self.wpse_widths}
+        equal = [
+            (
+                row,
+                min((each for each in inner.values()), key=lambda each: abs(int(each["width"]) - int(row["numbers"]))),
+            )
+            for row in sets
+        ]
+        return [
+            Claim(
+                "An inner product in d dimensions cannot hold a matrix of higher rank, whatever is trained.",
+                "largest share of its bound that a trained one undercuts: "
+                f"{max(0.0, max(1 - float(row['error']) / float(row['bound']) for row in inner.values())):.4f}",
+                all(float(row["error"]) >= 0.999 * float(row["bound"]) for row in inner.values()),
+            ),
+            Claim(
+                "Weighted point sets approximate it better than the inner product of the same dimension can.",
+                ", ".join(f"d = {width}: {best[width]:.3f} for {float(inner[width]['bound']):.3f}"
+                          for width in self.wpse_widths if width in inner),
+                all(best[int(row["width"])] < float(bound["bound"]) for row, bound in same_width),
+            ),
+            Claim(
+                "(Not in the paper.) They do so with as many free numbers an item as the inner product has.",
+                ", ".join(f"{row['points']} points, d = {row['width']}: {row['error']:.3f}, inner product with "
+                          f"{other['width']} numbers {other['error']:.3f}" for row, other in equal),
+                all(float(row["error"]) < float(other["error"]) for row, other in equal),
+            ),
+        ]  # fmt: skip
+
+    def _draw(self, planted: Tensor, rows: list[Row], feature_rows: list[Row]) -> Drawing:
+        figure, (picture, errors, features) = panels(1, 3, 3.6, 3)
+        image = picture.imshow(planted, cmap="viridis")
+        picture.set(title="planted PMI", xlabel="text item", ylabel="image item")
+        figure.colorbar(image, ax=picture, shrink=0.8)
+        widths = range(1, self.items - 1)
+        errors.semilogy(
+            widths, [least_error(planted, each) for each in widths], color=BLACK, linewidth=1, label="closed form"
+        )
+        inner = [row for row in rows if row["head"] == INNER]
+        errors.semilogy(
+            [row["width"] for row in inner], [row["error"] for row in inner], "o", color=VERMILION, label=INNER
+        )
+        for index, count in enumerate(self.points):
+            mine = [row for row in rows if row["head"] == WPSE and row["points"] == count]
+            colour = (BLUE, GREEN)[index % 2]
+            errors.semilogy([row["width"] for row in mine], [row["error"] for row in mine], "s--", color=colour,
+                            linewidth=1, label=f"{WPSE}, {count} points")  # fmt: skip
+        errors.set(xlabel="embedding width d", ylabel="root mean square error", ylim=(1e-3, None))
+        errors.legend(frameon=False, fontsize=7)
+        features.loglog(
+            [row["features"] for row in feature_rows], [row["error"] for row in feature_rows], "o-", color=BLUE
+        )
+        features.set(xlabel="random features D in evaluation", ylabel="error of the best WPSE")
+        return Drawing(
+            figure, "The planted matrix; the error of fits over d, with the inner product's closed form; WPSE over D."
+        )
+
+
+class MatrixFit(Objective):
+    """mean (S - c - target)^2 with the best constant c; a study's own objective, addressed by item."""
+
+    name = "matrix_fit"
+    target: Tensor
+
+    def __init__(self, target: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("target", target.float())
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        difference = similarity.image_to_text.dense() - self.target[batch.sample_id][:, batch.sample_id]
+        return Loss((difference - difference.mean()).square().mean())
+
+
+def planted_pmi(items: int, sharpness: float, floor: float) -> Tensor:
+    """[N, N] float64, log of p(x, y) / p(x) p(y) for items on a circle; the marginals are uniform by symmetry."""
+    angle = 2 * math.pi * torch.arange(items, dtype=torch.float64) / items
+    bump = (sharpness * (torch.cos(angle[:, None] - angle) - 1)).exp()
+    ratio = floor + (1 - floor) * bump / bump.mean()
+    return ratio.log()
+
+
+def least_error(planted: Tensor, width: int) -> float:
+    """The least root mean square error of a matrix of rank `width` and a constant.
+
+    The planted matrix is circulant: the constant vector is one of its singular vectors and the constant takes it away.
+    """
+    values = torch.linalg.svdvals(planted - planted.mean())
+    return float(values[width:].square().sum()) ** 0.5 / len(planted)
+
+
+def _scores(model: Model, items: int) -> Tensor:
+    everything = torch.arange(items)
+    with torch.no_grad():
+        return model.similarity(model.encode_image(everything), model.encode_text(everything)).double()
+
+
+def _errors(scores: Tensor, planted: Tensor) -> dict[str, float]:
+    """Both after the best constant."""
+    difference = scores - planted
+    return {
+        "error": float((difference - difference.mean()).square().mean()) ** 0.5,
+        "largest": float(difference.max() - difference.min()) / 2,
+    }

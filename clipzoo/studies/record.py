@@ -1,0 +1,80 @@
+"""A study's folder: figures, numbers as CSV, and result.json, written last."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from clipzoo.run import write_whole
+from clipzoo.studies.study import Drawing, Findings, Row, Study
+
+RESULT = "result.json"
+
+
+def write_findings(
+    folder: Path, study: Study, findings: Findings, settings: Mapping[str, Any], seconds: float
+) -> dict[str, Any]:
+    """<table>.csv, <figure>.png and result.json; what the latter holds is returned. Each file is whole or not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in findings.tables.items():
+        write_whole(folder / f"{name}.csv", _csv(rows))
+    for name, drawing in findings.drawings.items():
+        _write_png(folder / f"{name}.png", drawing)
+    content = {
+        **_description(study),
+        "verdict": findings.verdict,
+        "checks": [{**asdict(each), "error": each.error, "met": bool(each.met)} for each in findings.checks],
+        "claims": [{**asdict(each), "borne_out": bool(each.borne_out)} for each in findings.claims],
+        "figures": {name: drawing.caption for name, drawing in findings.drawings.items()},
+        "tables": {name: [dict(row) for row in rows] for name, rows in findings.tables.items()},
+        "settings": dict(settings),
+        "seconds": round(seconds),
+    }
+    write_whole(folder / RESULT, json.dumps(content, indent=1, default=float))
+    return content
+
+
+def write_failure(folder: Path, reason: str) -> None:
+    """The record of a study that did not come to its end; figures of an earlier run are no longer referred to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / RESULT, json.dumps({"failed": reason}, indent=1))
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    path = folder / RESULT
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _description(study: Study) -> dict[str, Any]:
+    return {
+        "title": study.title,
+        "source": study.source,
+        "question": study.question,
+        "differs": list(study.differs),
+    }
+
+
+def _csv(rows: list[Row]) -> str:
+    text = io.StringIO()
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _short(value) for key, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _short(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _write_png(path: Path, drawing: Drawing) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Without the date and the library's version equal figures are equal files.
+    drawing.figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
+    os.replace(temporary, path)
