@@ -16,8 +16,8 @@ TASKS = (
     ("zero-shot top-1", "zero_shot/", "/top1"),
     ("linear probe before projection, top-1", "linear_probe/", "/before/top1"),
     ("linear probe after projection, top-1", "linear_probe/", "/after/top1"),
-    ("image to text, recall@1", "retrieval/", "/image_to_text/recall_at_1"),
-    ("text to image, recall@1", "retrieval/", "/text_to_image/recall_at_1"),
+    ("image to text @1", "retrieval/", "/image_to_text/recall_at_1"),
+    ("text to image @1", "retrieval/", "/text_to_image/recall_at_1"),
 )
 COSTS = (
     ("minutes", "training/seconds", 1 / 60),

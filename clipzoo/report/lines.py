@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from clipzoo.report.published import Column
+from clipzoo.report.published import Column, layout
 from clipzoo.report.significance import LEVEL
 from clipzoo.report.tables import Entry, Filled, Group, variant_value
 
@@ -83,7 +83,14 @@ def remarks(filled: Filled) -> list[str]:
     found = [filled.table.note] if filled.table.note else []
     if filled.table.without_numbers:
         found.append(f"No published numbers: {filled.table.without_numbers}.")
+    found += [f"{column.label}, {column.heading}: not measured; {reason}." for column, reason in unmeasured(filled)]
     found += [f"{each.row.pretrain}, {each.row.model}: {each.chosen}." for each in filled.entries if each.chosen]
+    found += [
+        f"{entry.row.pretrain}, {entry.row.model}: also runs of {other}, whose configuration is the same."
+        for entry in filled.entries
+        for other in dict.fromkeys(each.run.row for each in (entry.ours.runs if entry.ours else ()))
+        if other != entry.row.name
+    ]
     tested = [
         (entry, column, p) for entry in filled.entries for column in filled.table.columns
         if (p := filled.p_value(entry, column)) is not None
@@ -94,6 +101,16 @@ def remarks(filled: Filled) -> list[str]:
             + "; ".join(f"{e.row.model}, {c.label}: p = {p:.3f}" for e, c, p in tested)
         )
     return found
+
+
+def unmeasured(filled: Filled) -> Iterator[tuple[Column, str]]:
+    """The columns that stay empty, and why."""
+    reasons = layout()["not_measured"]
+    for column in filled.table.columns:
+        measured = {"/".join(key.split("/")[:2]) for group in column.groups or () for key in group}
+        # Means over many sets stay empty too; the sets' own columns say why.
+        if len(measured) == 1 and (reason := reasons.get(measured.pop())):
+            yield column, reason
 
 
 def _lines(filled: Filled, columns: tuple[Column, ...]) -> Iterator[Line]:

@@ -123,8 +123,14 @@ def _pictures(filled: Filled) -> Iterator[str]:
             title = f"{filled.table.heading.split(':')[0]}: {column.label}"
             yield picture(figures.point_set_sizes(filled, column, title), title)
     elif filled.table.numbers and len(columns) > 1:
-        for heading in dict.fromkeys(each.heading for each in columns):
-            part = [each for each in columns if each.heading == heading]
+        parts = {
+            name: [each for each in columns if each.heading == name] for name in (each.heading for each in columns)
+        }
+        judged = {column for entry in filled.entries for column in columns if entry.ours and entry.ours.ours(column)}
+        for heading, part in parts.items():
+            # Once there are runs, what none of them was judged on needs no picture.
+            if judged and not judged.intersection(part):
+                continue
             yield picture(figures.published_bars(filled, part), f"bars, {heading}")
 
 

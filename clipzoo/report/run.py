@@ -26,6 +26,7 @@ def write_report(run: Path) -> Path:
     metrics = results.get("metrics") or (evaluations[-1] if evaluations else {})
     parts = [f"# {run.name}", _facts(run, results)]
     parts += [table(metrics) for table in (zero_shot_table, probe_table, retrieval_table)]
+    parts.append(_missing(run))
     if lines:
         figures.training_curves(lines).savefig(pictures / "training.png")
         parts.append(f"## Training\n\n{cost_table(results.get('training', {}))}\n\n![curves](report/training.png)")
@@ -70,6 +71,15 @@ def _facts(run: Path, results: dict[str, Any]) -> str:
         "Seed": results.get("seed", config.get("seed")),
     }
     return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value is not None)
+
+
+def _missing(run: Path) -> str:
+    """The sets that were asked for and not found."""
+    path = run / "evaluation" / "missing.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    if not found:
+        return ""
+    return "## Sets that were not there\n\n" + "\n".join(f"- **{name}**: `{text}`" for name, text in found.items())
 
 
 def _zero_shot_pages(run: Path, pictures: Path, metrics: dict[str, Any]) -> Iterator[str]:

@@ -60,7 +60,7 @@ def compared_bars(comparison: Comparison) -> Figure:
         for panel, place in zip(panels.flatten(), places, strict=True):
             task, columns = tasks[place]
             _bars(panel, comparison.rows, columns)
-            panel.set_title(f"{task}, %", fontsize=10, color=INK, loc="left")
+            panel.set_title(f"{task}, %", fontsize=10 if counts[place] > 1 else 8, color=INK, loc="left")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(7, len(labels)), frameon=False, fontsize=9)
     return figure

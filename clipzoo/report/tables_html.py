@@ -10,7 +10,7 @@ from html import escape
 from matplotlib.figure import Figure
 
 from clipzoo.report.comparison import COSTS, Compared, Comparison
-from clipzoo.report.lines import Block, blocks, missing, remarks
+from clipzoo.report.lines import Block, Line, blocks, missing, remarks
 from clipzoo.report.published import Column
 from clipzoo.report.tables import Filled
 
@@ -144,10 +144,14 @@ def _block(block: Block) -> str:
     for line in block.lines:
         cells = "".join(f'<td class="left">{escape(each)}</td>' for each in (line.after, line.model, line.what))
         for each in line.cells:
-            change = {"+": " class='up'", "-": " class='down'"}.get(each[:1], "") if line.kind == "difference" else ""
-            cells += f"<td{change}>{escape(each)}</td>"
+            cells += f"<td{_change(line, each)}>{escape(each)}</td>"
         lines.append(f'<tr class="{line.kind}{" first" if line.model else ""}">{cells}</tr>')
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _change(line: Line, cell: str) -> str:
+    """Above or below what is published, in colour."""
+    return {"+": " class='up'", "-": " class='down'"}.get(cell[:1], "") if line.kind == "difference" else ""
 
 
 def _best(rows: Sequence[Compared], column: Column) -> float | None:
