@@ -43,6 +43,8 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint_and_lines_cut_short(
 
 
 def test_wandb_offline_keeps_one_run_over_resumes_with_config_revision_curves_table_and_pictures(tmp_path, monkeypatch):
+    import wandb
+
     monkeypatch.setenv("CLIPZOO_SWEEP", "sweep-1234")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     picture = tmp_path / "curves.png"
@@ -54,6 +56,7 @@ def test_wandb_offline_keeps_one_run_over_resumes_with_config_revision_curves_ta
         if start:
             log.report({"zero_shot/demo/top1": 40.0}, [picture])
         log.close()
+    wandb.teardown()  # its process writes the files in its own time, and whole by its end
     first, second = (records(each) for each in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")))
     assert first["run"].run_id == second["run"].run_id == (tmp_path / "wandb_id").read_text()
     assert second["run"].run_group == "sweep-1234"
