@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clipzoo import config as configuration
+from clipzoo.report.demo_rows import ROWS
 from clipzoo.report.experiments import Experiment, axes, experiments
 from clipzoo.report.published import Table, layout, search_of, table, table_names
 from clipzoo.report.tables_text import aligned
 
 PAGE = configuration.CONF.parent / "docs" / "reproduce.md"
-DEMO_ROWS = (
-    *("wpse/CC3M/CLIP", "wpse/CC3M/WPSE Gaussian", "wpse/CC3M/WPSE IMQ", "kme/CC3M/KME-CLIP"),
-    *("cloob/CC3M/CLOOB RN50 (31 epochs)", "nuclr/CC3M/NUCLR", "nuclr/CC3M/SogCLR"),
-)
-"""The rows of `make reproduce-demo`."""
-
 TEXT = """\
 # The papers' tables
 
@@ -105,7 +100,7 @@ def page() -> str:
     head = ("table", "what", "pretraining", "rows", "demo", "GPU hours", "report")
     rows = [_row_line(each) for each in experiments().values()]
     return TEXT.format(
-        demo=len(DEMO_ROWS),
+        demo=len(ROWS),
         pairs=pairs,
         searches="\n".join(_searches()),
         total=_hours(list(experiments().values())),
@@ -127,7 +122,7 @@ def _table_line(found: Table) -> list[str]:
     rows = list(dict.fromkeys(row.name for row in found.rows))
     known = [experiments()[row] for row in rows if row in experiments()]
     sets = ", ".join(dict.fromkeys(row.pretrain for row in found.rows))
-    demo = sum(row in DEMO_ROWS for row in rows)
+    demo = sum(row in ROWS for row in rows)
     lacking = "" if found.without_numbers is None else " (published numbers missing)"
     command = f"`--table {found.name}`"
     counted = f"{len(known)}" if len(known) == len(rows) else f"{len(known)} of {len(rows)}"
