@@ -83,7 +83,8 @@ def backward(
     column_blocks = list(right_layout.blocks(_TILE))
     for rows in left_layout.blocks(_TILE):
         block, outer = left[rows.points], left_outer[rows.points]
-        scaled, factor = alpha * block, outer[:, None] * block if plain else block
+        d_block, d_weights = d_left[rows.points], d_left_weights[rows.points]
+        scaled, factor = alpha * block, (outer[:, None] * block if plain else block).mT.contiguous()
         for columns in column_blocks:
             tile = product(scaled, right[columns.points])
             pairs = normaliser[rows.samples, columns.samples], gradient[rows.samples, columns.samples]
@@ -91,15 +92,14 @@ def backward(
                 _plain_gradient_(tile, *pairs, rows, columns)
             else:
                 _shifted_gradient_(tile, left_logs[rows.points], right_logs[columns.points], *pairs, rows, columns)
-            d_left[rows.points] += product(tile, right_factor[columns.points].mT)
-            d_right[:, columns.points] += product(factor.mT, tile.mT)
-            d_left_weights[rows.points] += tile @ right_outer[columns.points]
-            d_right_weights[columns.points] += outer @ tile
-        d_left[rows.points] *= outer[:, None]
-        d_left_weights[rows.points] *= outer
+            d_block.add_(product(tile, right_factor[columns.points].mT))
+            d_right[:, columns.points].add_(product(factor, tile.mT))
+            d_weights.addmv_(tile, right_outer[columns.points])
+            d_right_weights[columns.points].addmv_(tile.mT, outer)
+        d_block.mul_(outer[:, None])
+        d_weights.mul_(outer)
         # fp64 for the sum: its two terms nearly cancel where the points that count are close.
-        pulls = torch.linalg.vecdot(d_left[rows.points], block) - d_left_weights[rows.points]
-        d_gamma += 2 * float(pulls.sum(dtype=torch.float64))
+        d_gamma += 2 * float((torch.linalg.vecdot(d_block, block) - d_weights).sum(dtype=torch.float64))
     d_left *= 2 * float(gamma)
     d_right *= 2 * float(gamma) * right_outer
     d_right_weights *= right_outer

@@ -40,8 +40,8 @@ def backward(
         shares = (scores - rows[part, None]).exp2_().mul_(d_rows[part, None])
         if with_columns:
             shares += scores.sub_(columns[other]).exp2_().mul_(d_columns[other])
-        d_left[part] += product(shares, right[other].mT)
-        d_right[:, other] += product(left[part].mT, shares.mT)
+        d_left[part].add_(product(shares, right[other].mT))
+        d_right[:, other].add_(product(left[part].mT, shares.mT))
     return d_left, d_right.mT
 
 
