@@ -29,7 +29,7 @@ def write_run(
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
     trainer = plain["trainer"]
-    pairs = pairs or (20_000 if "scale=demo" in overrides else PAIRS[plain["row"].split("/")[1]])
+    pairs = pairs or (10_000 if "scale=demo" in overrides else PAIRS[plain["row"].split("/")[1]])
     steps = trainer["steps"] or int(trainer["epochs"] * pairs / trainer["global_batch"])
     cost = {"steps": steps, "seconds": steps * 0.2, "samples_per_second": 5 * trainer["global_batch"], "ranks": 2,
             "peak_memory_mib": 1100.0, "device": "CPU"}  # fmt: skip

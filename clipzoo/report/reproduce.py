@@ -47,7 +47,7 @@ or `scripts/launch.py`, which wants the searched values themselves (they are lis
 | --- | --- | --- |
 | `scale=paper` | see below | the experiment as it stands |
 | `scale=small` | one GPU, about an hour | ViT-S/16 on 160 px, thirty epochs of 30 shards of CC3M, one recipe |
-| `scale=demo` | two CPU cores, minutes | the demo's towers on the generated world, one recipe |
+| `scale=demo` | a CPU core, minutes | the demo's towers, eight epochs of 10,000 generated scenes, one recipe |
 
 The small ones keep a row's head and objective and what the row changes in them. Their numbers compare methods with each
 other, never with the papers.
