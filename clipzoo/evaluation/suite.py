@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import time
-from collections.abc import Callable, Sequence
 from math import floor
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +13,7 @@ import torch
 from clipzoo import distributed
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation import artefacts
+from clipzoo.evaluation import artefacts, kept
 from clipzoo.evaluation.encoding import Encoding
 from clipzoo.evaluation.penalty_search import probe
 from clipzoo.evaluation.probe_features import WHERE, read_features, write_features
@@ -30,8 +27,10 @@ class Suite:
     """Evaluates a model on the sets under `root`; each finished set is kept, so that a stopped evaluation goes on.
 
     zero_shot, linear_probe, retrieval: names of sets. tokenizer, image_size: the encoder's.
-    interpolation: of the resized picture. probe_resize: the shorter side before the probe's central crop, as a
-    multiple of image_size (zero-shot and retrieval: 1). batch_size: pictures or captions at once on a rank.
+    interpolation: of the resized picture. prompts: whose class names and templates, see sets/catalogue.py.
+    missing: whether a set that is not there is an error or reported. probe_resize: the shorter side before the
+    probe's central crop, as a multiple of image_size (zero-shot and retrieval: 1). batch_size: pictures or captions
+    at once on a rank.
     workers: processes that decode, on each rank. precision: of the encoders. draws: of random features, for heads that
     have them. paired: also the paired recall of KME-CLIP. every_epochs: also during training; null only at its end.
     seed: of the validation samples held out where a set has none. keep_features: leave the probe's features on disk.
@@ -46,6 +45,8 @@ class Suite:
         tokenizer: Tokenizer,
         image_size: int,
         interpolation: Literal["bicubic", "bilinear"],
+        prompts: Literal["slip", "clip", "set"],
+        missing: Literal["error", "report"],
         probe_resize: float,
         batch_size: int,
         workers: int,
@@ -69,15 +70,39 @@ class Suite:
         self._probe_resize = round(probe_resize * image_size)
         self._draws, self._paired, self._seed = draws, paired, seed
         self._every = every_epochs
+        # What changes a result besides the weights.
+        self._facts = (root, image_size, interpolation, prompts, probe_resize, precision, draws, paired, seed)
         self._keep_features = keep_features
+        self._prompts: Literal["slip", "clip", "set"] = prompts
+        self._missing_is_error = missing == "error"
         self._sets: dict[str, Any] = {}
+        self._missing: dict[str, str] = {}
 
     def open(self) -> None:
-        """Find all sets, before anything slow; a ConfigError names those that are missing."""
-        from clipzoo.data.downstream import open_set
+        """Find all sets, before anything slow; every one that is missing is named with the way to get it."""
+        from clipzoo.evaluation.sets.catalogue import MissingSetError, open_benchmark
 
-        for name in sorted({name for names in self._names.values() for name in names}):
-            self._sets[name] = open_set(self._root, name)
+        self._missing = {}
+        for name in dict.fromkeys(name for names in self._names.values() for name in names):
+            try:
+                self._sets[name] = open_benchmark(name, self._root, self._prompts)
+                self._check(name)
+            except MissingSetError as error:
+                self._missing[name] = str(error)
+        if self._missing and self._missing_is_error:
+            raise ConfigError("\n         ".join(self._missing.values()))
+        for text in self._missing.values():
+            say(f"evaluation: missing: {text}")
+
+    def _check(self, name: str) -> None:
+        """Raise when a set cannot do what it is listed for."""
+        splits = getattr(self._sets[name], "splits", {})
+        for task, needed in {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}.items():
+            if name in self._names[task] and not needed <= set(splits):
+                lacks = " and ".join(sorted(needed - set(splits)))
+                raise ConfigError(f"{name} has no split {lacks}: take it out of eval.{task}")
+        if name in self._names["retrieval"] and not hasattr(self._sets[name], "captions"):
+            raise ConfigError(f"{name} has no captions: take it out of eval.retrieval")
 
     def due(self, before: float, now: float) -> bool:
         """Whether training that went from epoch `before` to `now` has passed an evaluation."""
@@ -86,27 +111,34 @@ class Suite:
     @torch.no_grad()
     def run(self, model: Model, output: Path) -> dict[str, float]:
         """All metrics in percent, by flat keys; pictures and tables for the report go to `output`."""
-        if not self._sets:
+        if not self._sets and not self._missing:
             self.open()
+        key = kept.key(model, self._facts)
         training = model.training
         model.eval()
         try:
-            return self._run(model, output, self._key(model))
+            return self._run(model, output, key)
         finally:
             model.train(training)
 
     def _run(self, model: Model, output: Path, key: str) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        for name in self._names["zero_shot"]:
+        if self._sets or self._missing:
+            text = json.dumps(self._missing, indent=1)
+            distributed.first_rank_does(lambda: write_whole(kept.made(output / "missing.json"), text))
+        for name in self._there("zero_shot"):
             path = output / "zero_shot" / f"{name}.json"
-            metrics |= _kept(path, key, lambda name=name: self._zero_shot(model, name, output))  # type: ignore[misc]
-        for name in self._names["linear_probe"]:
+            metrics |= kept.kept(path, key, lambda name=name: self._zero_shot(model, name, output))  # type: ignore[misc]
+        for name in self._there("linear_probe"):
             path = output / "linear_probe" / f"{name}.json"
-            metrics |= _kept(path, key, lambda name=name: self._linear_probe(model, name, output, key))  # type: ignore[misc]
-        for name in self._names["retrieval"]:
+            metrics |= kept.kept(path, key, lambda name=name: self._linear_probe(model, name, output, key))  # type: ignore[misc]
+        for name in self._there("retrieval"):
             path = output / "retrieval" / f"{name}.json"
-            metrics |= _kept(path, key, lambda name=name: self._retrieval(model, name, output))  # type: ignore[misc]
+            metrics |= kept.kept(path, key, lambda name=name: self._retrieval(model, name, output))  # type: ignore[misc]
         return metrics
+
+    def _there(self, task: str) -> list[str]:
+        return [name for name in self._names[task] if name in self._sets]
 
     def _zero_shot(self, model: Model, name: str, output: Path) -> dict[str, float]:
         data = self._sets[name]
@@ -138,7 +170,7 @@ class Suite:
                 found[where] = self._solve(data, where, folder, model.device)
         merged = {where: each for part in distributed.gather_object(found) for where, each in part.items()}
         if distributed.is_first():
-            write_whole(_made(output / "linear_probe" / f"{name}.search.json"), json.dumps(merged, indent=1))
+            write_whole(kept.made(output / "linear_probe" / f"{name}.search.json"), json.dumps(merged, indent=1))
             if not self._keep_features:
                 shutil.rmtree(folder)
         return {
@@ -151,41 +183,3 @@ class Suite:
         splits = {split: read_features(folder, split, where).to(device) for split in data.splits}
         result = probe(splits, list(data.class_names), data.metric, self._seed, f"{data.name}, {where} projection")
         return {"metrics": result.metrics, "C": result.c, "converged": result.converged, "search": result.search}
-
-    def _key(self, model: Model) -> str:
-        """Of the weights and of how pictures are shown: what is kept under another key is made again."""
-        digest = hashlib.sha256()
-        for name, value in model.state_dict().items():
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
-        facts = self._encoding
-        shown = (facts.image_size, facts.interpolation, facts.precision, self._probe_resize, self._draws, self._seed)
-        digest.update(f"{shown} {self._root} {self._paired}".encode())
-        return digest.hexdigest()
-
-
-def _kept(path: Path, key: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """The metrics in `path` when they were made under the same key; else `measure` them and keep them."""
-    begin = time.perf_counter()
-
-    def stored() -> dict[str, float] | None:
-        content = json.loads(path.read_text()) if path.exists() else {}
-        return content["metrics"] if content.get("key") == key else None
-
-    metrics = distributed.first_rank_does(stored)
-    if metrics is None:
-        metrics = measure()
-        content = json.dumps({"key": key, "metrics": metrics}, indent=1)
-        distributed.first_rank_does(lambda: write_whole(_made(path), content))
-    shown = ", ".join(f"{name.split('/', 2)[2]} {value:.2f}" for name, value in _headline(metrics))
-    say(f"evaluation: {path.parent.name} {path.stem}: {shown} ({time.perf_counter() - begin:.1f} s)")
-    return metrics
-
-
-def _headline(metrics: dict[str, float]) -> Sequence[tuple[str, float]]:
-    return [(key, value) for key, value in metrics.items() if key.endswith(("top1", "recall_at_1"))]
-
-
-def _made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
