@@ -47,12 +47,14 @@ def train(config: DictConfig) -> None:
     legality.require(head, objective)
     distributed.start(trainer.device, trainer.timeout)
     with watch.Watch(trainer.timeout):
+        distributed.first_rank_does(lambda: run.refuse_another(folder, plain))
+        with run.nothing_left_of_a_failed_start(folder):
+            data = part(plain["data"])
+            data.open(folder)
+            suite = part(plain["eval"])
+            suite.open()
+            model = build_model(plain, head)
         distributed.first_rank_does(lambda: run.claim(folder, plain))
-        data = part(plain["data"])
-        data.open(folder)
-        suite = part(plain["eval"])
-        suite.open()
-        model = build_model(plain, head)
         run.say(f"{folder}: {data.samples} samples, {trainer.global_batch} a step, {distributed.world_size()} ranks")
         optim, log, seed = part(plain["optim"]), part(plain["logger"]), plain["seed"]
         parts = Parts(model, objective, data, optim, suite, log, folder, seed, plain, interruption)

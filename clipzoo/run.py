@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,21 +23,38 @@ PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "webdataset", "nu
 
 
 def claim(folder: Path, plain: Mapping[str, Any]) -> None:
-    """Take the folder for this configuration; refuse one that holds a run of another."""
-    path = folder / "config.yaml"
-    if path.exists():
-        stored = yaml.safe_load(path.read_text())
-        before, now = configuration.identity(stored), configuration.identity(plain)
-        different = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-        if different:
-            shown = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
-            more = f" and {len(different) - 6} more" if len(different) > 6 else ""
-            raise ConfigError(
-                f"{folder} holds a run of another configuration ({shown}{more}): give another name=..., "
-                "or remove the folder"
-            )
+    """Take the folder for this configuration, once all that it names has been found."""
+    refuse_another(folder, plain)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, yaml.safe_dump(dict(plain), sort_keys=False))
+    write_whole(folder / "config.yaml", yaml.safe_dump(dict(plain), sort_keys=False))
+
+
+def refuse_another(folder: Path, plain: Mapping[str, Any]) -> None:
+    """Raise when the folder holds a run of another configuration."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        return
+    before, now = configuration.identity(yaml.safe_load(path.read_text())), configuration.identity(plain)
+    different = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    if different:
+        shown = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
+        more = f" and {len(different) - 6} more" if len(different) > 6 else ""
+        raise ConfigError(
+            f"{folder} holds a run of another configuration ({shown}{more}): give another name=..., "
+            "or remove the folder"
+        )
+
+
+@contextmanager
+def nothing_left_of_a_failed_start(folder: Path) -> Iterator[None]:
+    """What cannot even start, such as a run whose shards are not there, leaves no folder that was not there before."""
+    new = not folder.exists()
+    try:
+        yield
+    except ConfigError:
+        if new and _is_first():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def is_finished(folder: Path) -> bool:
@@ -100,8 +119,12 @@ def write_whole(path: Path, text: str) -> None:
 
 def say(text: str) -> None:
     """A line to the terminal, from the first rank only."""
-    if os.environ.get("RANK", "0") == "0":
+    if _is_first():
         print(text, file=sys.stderr, flush=True)
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _version(package: str) -> str | None:

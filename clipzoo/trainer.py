@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,14 +13,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo import distributed, watch
-from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.errors import ConfigError
 from clipzoo.flops import peak_flops, step_flops
 from clipzoo.interruption import Interruption
 from clipzoo.logger import Logger
 from clipzoo.meter import Meter
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.run import say, write_whole
+from clipzoo.run import say
+from clipzoo.soundness import Soundness
 from clipzoo.state import TrainingState
 from clipzoo.step import Contrast, Replay, backward
 from clipzoo.types import Batch, Loss, Progress
@@ -137,11 +137,13 @@ class Trainer:
             stop_step=total,
             trim_text=not model.head.needs_padding,
         )
+        soundness = Soundness(parts.folder, self.loss_limit)
         watch.at(start, "waiting for data")
         with parts.interruption.latched():
             for step, batch in enumerate(meter.timed(batches), start=start):
                 progress = Progress(step, total, data.samples, self.global_batch)
                 if step and parts.suite.due(Progress(step - 1, *_rest(progress)).epoch, progress.epoch):
+                    soundness.settle()
                     state.save(step)
                     with parts.interruption.unlatched():
                         self._evaluate(parts, step, state)
@@ -151,16 +153,20 @@ class Trainer:
                     self._count(meter, model, batch)
                 rate = parts.optim.set_rate(optimizer, progress)
                 contrast.diagnose = (step + 1) % self.log_every == 0
-                loss, norm, stop = self._update(module, optimizer, scaler, batch, progress, parts, meter)
+                loss, norm = self._update(module, optimizer, scaler, batch, progress, parts, meter, soundness)
                 done = step + 1
-                if done % self.log_every == 0 or done == total:
+                logs = done % self.log_every == 0 or done == total
+                saves = done % self.save_every == 0 or done == total or soundness.stop
+                if logs or saves:
+                    soundness.settle()
+                if logs:
                     epoch = Progress(done, *_rest(progress)).epoch
                     values = {"epoch": epoch, "loss": loss.total, "lr": rate, "gradient_norm": norm}
                     self._log(parts, meter, done, {**values, **loss.logs, **model.head.logs()})
-                if done % self.save_every == 0 or done == total or stop:
+                if saves:
                     watch.at(done, "saving", bounded=False)
                     state.save(done)
-                if stop and done < total:
+                if saves and soundness.stop and done < total:
                     state.finish()
                     parts.logger.close()
                     parts.interruption.leave(f" and saved after step {done}")
@@ -178,8 +184,9 @@ class Trainer:
         progress: Progress,
         parts: Parts,
         meter: Meter,
-    ) -> tuple[Loss, Tensor, bool]:
-        """One optimiser step: its loss, the norm of its gradient, and whether any rank was asked to stop."""
+        soundness: Soundness,
+    ) -> tuple[Loss, Tensor]:
+        """One optimiser step: its loss and the norm of its gradient. A broken one leaves the weights as they are."""
         # All randomness of a step is a function of seed, step and rank: a resumed run needs no saved generator state.
         torch.manual_seed(_mixed(parts.seed, progress.step, distributed.rank()))
         parts.model.head.resample(progress.step)
@@ -189,40 +196,20 @@ class Trainer:
         scaler.unscale_(optimizer)
         trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         norm = nn.utils.get_total_norm([each.grad for each in trained])
-        stop = self._any_rank_stops(loss, norm, scaler, batch, progress, parts)
+        # With a scaler infinite gradients are ordinary: it skips them.
+        broken = soundness.judge(
+            progress.step, batch.sample_id, loss.total, norm, not scaler.is_enabled(), parts.interruption.asked
+        )
+        if not scaler.is_enabled():
+            # What a scaler would set: the fused optimiser reads it on the device, and leaves all as it is when it is 1.
+            optimizer.found_inf = broken.float()
         if self.clip_gradient is not None:
             nn.utils.clip_grads_with_norm_(trained, self.clip_gradient, norm)
         scaler.step(optimizer)
         scaler.update()
         parts.model.head.clamp_()
         meter.mark("optimizer")
-        return loss, norm, stop
-
-    def _any_rank_stops(
-        self, loss: Loss, norm: Tensor, scaler: Any, batch: Batch, progress: Progress, parts: Parts
-    ) -> bool:
-        """Whether any rank was asked to stop. Raises on a broken loss or gradient before it reaches the weights."""
-        broken = ~torch.isfinite(loss.total.detach()) | (loss.total.detach().abs() > self.loss_limit)
-        if not scaler.is_enabled():  # with a scaler infinite gradients are ordinary: it skips them
-            broken = broken | ~torch.isfinite(norm)
-        asked = torch.full_like(broken, parts.interruption.asked)
-        anywhere, stop = distributed.maximum(torch.stack([broken, asked]).int()).tolist()
-        if anywhere:
-            self._refuse(float(loss.total), float(norm), batch, progress, parts.folder)
-        return bool(stop)
-
-    def _refuse(self, loss: float, norm: float, batch: Batch, progress: Progress, folder: Path) -> None:
-        """Stop the run; the batch's ids are kept."""
-        found = distributed.gather_object({"sample_id": batch.sample_id.tolist(), "loss": loss, "gradient_norm": norm})
-        path = folder / f"broken_step_{progress.step}.json"
-        if distributed.is_first():
-            write_whole(path, json.dumps({"step": progress.step, "ranks": found}))
-        losses = ", ".join(f"{each['loss']:g}" for each in found[:8])
-        raise TrainingError(
-            f"step {progress.step} is broken (the ranks' losses: {losses}; gradient norm {norm:g}; "
-            f"trainer.loss_limit={self.loss_limit:g}): its sample ids are in {path}, and the last checkpoint is "
-            "untouched. A smaller optim.schedule.peak or trainer.clip_gradient=1.0 may help"
-        )
+        return loss, norm
 
     def _log(self, parts: Parts, meter: Meter, step: int, values: dict[str, Any]) -> None:
         tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}

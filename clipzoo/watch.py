@@ -25,9 +25,9 @@ PERIOD = 1.0
 """Seconds between two words of a rank."""
 SILENCE = 30
 """Periods without a word after which a neighbour is taken for dead."""
-SUSPICION = 4
+SUSPICION = 6
 """The same when a collective has broken already."""
-LINGER = 15.0
+LINGER = 30.0
 """Seconds that ranks wait for a report, and the first rank for the others to read it."""
 FAILED, MISUSED = 1, 2
 
@@ -71,6 +71,7 @@ class Watch:
         if self._world > 1:
             # The main thread reports through a connection of its own: the thread's may be lost in mid-word.
             self._board, self._own_board = (_Board(self._rank, self._world) for _ in range(2))
+            self._board.tell(*self.place[:2])
             _current = self
             self._thread.start()
 
@@ -136,18 +137,33 @@ class Watch:
         """Report who is to blame: ranks that no longer speak, or those that the others wait for."""
         if not board.first_to_ask():
             return
-        before = board.words()
-        time.sleep(SUSPICION * PERIOD)
-        after = board.words()
-        silent = [rank for rank in after if after[rank] == before.get(rank) and rank != self._rank]
+        silent = self._silent(board)
         if silent:
             board.report_lost(silent)
             return
+        after = board.words()
         met = {rank: word["collectives"] for rank, word in after.items()}
         behind = [rank for rank in met if met[rank] < max(met.values())]
         told = [f"rank {rank} is at step {after[rank]['step']}, {after[rank]['place']}" for rank in behind[:8]]
         blame = f"{'; '.join(told)}; the others wait for it" if told else "no rank is behind: is it the network?"
         board.report(FAILED, f"clipzoo: {sign}: {blame}")
+
+    def _silent(self, board: _Board) -> list[int]:
+        """The ranks that no longer speak. One that lives says two words: a single one may still have been on its way.
+
+        Waits as long as words keep coming: a busy machine makes ranks speak late, only the dead stay silent.
+        """
+        heard = dict.fromkeys(set(range(self._world)) - {self._rank}, 0)
+        before, quiet = board.words(), 0
+        while quiet < SUSPICION and any(count < 2 for count in heard.values()):
+            time.sleep(PERIOD)
+            words = board.words()
+            spoke = {rank for rank in heard if words.get(rank) != before.get(rank)}
+            quiet = 0 if any(heard[rank] < 2 for rank in spoke) else quiet + 1
+            for rank in spoke:
+                heard[rank] += 1
+            before = words
+        return sorted(rank for rank, count in heard.items() if count < 2)
 
     def _end(self, board: _Board) -> NoReturn:
         """Leave with the code of the report. Who reported shows it; the first rank's log names the one to look at."""

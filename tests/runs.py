@@ -72,14 +72,22 @@ def tiny(shards: str, runs: Path, *overrides: str) -> list[str]:
     ]  # fmt: skip
 
 
-def start(shards: str, runs: Path, *overrides: str, ranks: int = 1, fault: str = "none:-1:-1") -> list[Rank]:
-    """Start a tiny run named "run"."""
+def start(
+    shards: str, runs: Path, *overrides: str, ranks: int = 1, fault: str = "none:-1:-1", pause: float = 0
+) -> list[Rank]:
+    """Start a tiny run named "run". pause: seconds a step, for who wants to disturb it."""
     arguments = tiny(shards, runs, "name=run", *overrides)
     runs.mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "FAULT": fault}
+    world = {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "FAULT": fault,
+        "PAUSE": str(pause),
+    }
     attempt = len(list(runs.glob("rank0.*.log")))
     return [
         Rank(arguments, {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}, runs / f"rank{rank}.{attempt}.log")

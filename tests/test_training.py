@@ -116,9 +116,10 @@ def test_a_name_that_holds_another_run_is_refused(tiny_shards, tmp_path):
     assert "holds a run of another configuration (seed 0 -> 5)" in said
 
 
-def test_shards_that_are_not_there_are_named_before_training(tmp_path):
+def test_shards_that_are_not_there_are_named_and_leave_no_folder(tmp_path):
     said = train("nowhere/{00..03}.tar", tmp_path, expected=2)
     assert "nowhere/00.tar" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_gap_and_the_spread_of_the_embeddings_are_logged(undisturbed):
