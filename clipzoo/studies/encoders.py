@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -87,3 +88,27 @@ class LeNet(Encoder):
 
     def text(self, text: Tensor) -> Features:
         return Features(functional.one_hot(text, self.text_width).float())
+
+
+class Trajectories(Encoder):
+    """A transformer over a tracer's places, [b, L, 2], whose last token is pooled; the other view is taken as it is.
+
+    coefficients: width of the other view. observations: L. width, layers, heads: of the transformer.
+    """
+
+    def __init__(self, coefficients: int, observations: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.image_width, self.text_width = coefficients, width
+        self.lift = nn.Linear(2, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(observations, width))
+        block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        # Nested tensors are for padded rows; there are none.
+        self.blocks = nn.TransformerEncoder(block, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+
+    def image(self, image: Tensor) -> Features:
+        return Features(image)
+
+    def text(self, text: Tensor) -> Features:
+        return Features(self.blocks(self.lift(text) + self.positions)[:, -1])

@@ -26,7 +26,7 @@ STEP = float(GRID[1] - GRID[0])
 
 @dataclass(frozen=True)
 class GaussianPlane(Study):
-    """variance: of u and of v. covariance: between them. samples: the batch, all of them. steps, rate: of Adam. seed.
+    """variance: of u and of v. covariance: between them. samples: to train on. batch, steps, rate: of Adam. seed.
 
     sign_samples, sign_draws: on which the normalised encoder's loss is taken, the mean of so many draws.
     tolerance: relative, of parameters; moment_tolerance: relative, of variances; loss_tolerance: absolute.
@@ -35,6 +35,7 @@ class GaussianPlane(Study):
     variance: float
     covariance: float
     samples: int
+    batch: int
     steps: int
     rate: float
     seed: int
@@ -83,7 +84,16 @@ class GaussianPlane(Study):
         return Findings(verdict, checks, claims, {"moments": rows}, drawings)
 
     def _learn(self, problem: str, gaussian: Gaussian) -> Learned:
-        return learn(problem, gaussian, 1, samples=self.samples, steps=self.steps, rate=self.rate, seed=self.seed)
+        return learn(
+            problem,
+            gaussian,
+            1,
+            samples=self.samples,
+            batch=self.batch,
+            steps=self.steps,
+            rate=self.rate,
+            seed=self.seed,
+        )
 
     def _checks(
         self, gaussian: Gaussian, learned: Mapping[str, Learned], rows: Mapping[str, Mapping[str, float]]

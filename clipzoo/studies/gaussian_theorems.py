@@ -17,16 +17,17 @@ COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN}
 
 @dataclass(frozen=True)
 class GaussianTheorems(Study):
-    """correlations: canonical ones between u and v. n_u, n_v: dimensions of u and v. samples: the batch, all of them.
+    """correlations: canonical ones between u and v. n_u, n_v: dimensions of u and v. samples: to train on.
 
-    steps, rate: of Adam. seed. tolerance: of A and B, whitened, relative, Frobenius norm. loss_tolerance: absolute.
-    covariance_tolerance: of the models' covariances, relative.
+    batch, steps, rate: of Adam. seed. tolerance: of A and B, whitened, relative, Frobenius norm. loss_tolerance:
+    absolute. covariance_tolerance: of the models' covariances, relative.
     """
 
     correlations: list[float]
     n_u: int
     n_v: int
     samples: int
+    batch: int
     steps: int
     rate: float
     seed: int
@@ -45,7 +46,7 @@ class GaussianTheorems(Study):
         "The paper proves these statements and trains only in two dimensions; here u and v have several.",
         "The low-rank one-sided optimum is given in closed form (B from s²/(1-s²), A from s/(1-s²) of the largest "
         "canonical correlations s), from (50b) with the sign of its log-determinant corrected.",
-        "The expectations are over a Sobol sample that has exactly the Gaussian's covariance, as one batch.",
+        "The expectations are over a Sobol sample that has exactly the Gaussian's covariance.",
     )
 
     def run(self) -> Findings:
@@ -71,7 +72,8 @@ class GaussianTheorems(Study):
 
     def _learn(self, problem: str, gaussian: Gaussian, rank: int) -> Learned:
         return learn(
-            problem, gaussian, rank, samples=self.samples, steps=self.steps, rate=self.rate, seed=self.seed
+            problem, gaussian, rank, samples=self.samples, batch=self.batch, steps=self.steps, rate=self.rate,
+            seed=self.seed,
         )  # fmt: skip
 
     def _compare(self, problem: str, gaussian: Gaussian, rank: int, found: Learned) -> tuple[list[Check], Row]:

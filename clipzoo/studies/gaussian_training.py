@@ -40,17 +40,17 @@ PROBLEMS: dict[str, tuple[type[InnerProductHead], Objective]] = {
 
 
 def learn(
-    problem: str, gaussian: Gaussian, embed_width: int, *, samples: int, steps: int, rate: float, seed: int
+    problem: str, gaussian: Gaussian, embed_width: int, *, samples: int, batch: int, steps: int, rate: float, seed: int
 ) -> Learned:
-    """Full-batch training on a sample with exactly the Gaussian's covariance."""
+    """Training on a sample with exactly the Gaussian's covariance; the loss returned is the mean over its batches."""
     head_class, objective = PROBLEMS[problem]
     u, v = matched_sample(gaussian, samples, seed)
     encoder = Vectors(u.shape[1], v.shape[1])
     head = seeded(lambda: head_class(u.shape[1], v.shape[1], embed_width, temperature=1.0), seed)
-    model = fit(encoder, head, objective, PairData(u, v), steps=steps, batch=samples, rate=rate, seed=seed)
+    model = fit(encoder, head, objective, PairData(u, v), steps=steps, batch=batch, rate=rate, seed=seed)
     with torch.no_grad():
-        everything = Batch(u, v, torch.arange(samples))
-        loss = objective(model(everything), everything, Progress(0, 1, samples, samples)).total
+        parts = Batch(u, v, torch.arange(samples)).split(batch)
+        losses = [objective(model(part), part, Progress(0, 1, samples, batch)).total for part in parts]
     g, h = head.image_projection.detach().double(), head.text_projection.detach().double()
     distance = float(head_class is DistanceHead)
-    return Learned(g @ h.mT, distance * g @ g.mT, distance * h @ h.mT, float(loss))
+    return Learned(g @ h.mT, distance * g @ g.mT, distance * h @ h.mT, float(torch.stack(losses).mean()))
