@@ -21,6 +21,7 @@ from clipzoo.meter import Meter
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.run import say
+from clipzoo.similarity.tiled import automatic_tile
 from clipzoo.soundness import Soundness
 from clipzoo.state import TrainingState
 from clipzoo.step import Contrast, Replay, backward
@@ -50,6 +51,8 @@ class Trainer:
 
     global_batch: samples an optimiser step, over all ranks. epochs or steps: the length, the other null.
     micro_batch: samples that pass the encoders at once on a rank; null for the rank's whole share.
+    tile: scores of vector heads in tiles of so many rows and columns, without their matrix; null for the matrix, "auto"
+    for tiles where the matrix would be large. The same loss and gradient either way.
     precision: of the encoders; heads and objectives compute in the parameters' precision.
     clip_gradient: largest norm of the gradient; null for none. loss_limit: a loss beyond it, up or down, is broken.
     device: "auto", "cpu" or "cuda". compile: run the encoders through torch.compile.
@@ -64,6 +67,7 @@ class Trainer:
         epochs: float | None,
         steps: int | None,
         micro_batch: int | None,
+        tile: Literal["auto"] | int | None,
         precision: Literal["bf16", "fp16", "float32", "float64"],
         clip_gradient: float | None,
         loss_limit: float,
@@ -80,8 +84,8 @@ class Trainer:
         if (epochs is None) == (steps is None):
             raise ConfigError(f"give one of trainer.epochs and trainer.steps: they are {epochs} and {steps}")
         counts = {"global_batch": global_batch, "log_every": log_every, "save_every": save_every, "keep": keep}
-        for key, value in {**counts, "micro_batch": micro_batch or 1}.items():
-            if value < 1:
+        for key, value in {**counts, "micro_batch": micro_batch, "tile": tile}.items():
+            if isinstance(value, int) and value < 1:
                 raise ConfigError(f"trainer.{key} must be at least 1, not {value}")
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if global_batch % world:
@@ -89,6 +93,7 @@ class Trainer:
         self.global_batch = global_batch
         self.epochs, self.steps = epochs, steps
         self.micro_batch = micro_batch
+        self.tile = automatic_tile(global_batch // world, global_batch) if tile == "auto" else tile
         self.precision = precision
         self.clip_gradient, self.loss_limit = clip_gradient, loss_limit
         self.compile, self.gather = compile, gather
@@ -106,6 +111,7 @@ class Trainer:
         model, objective, data = parts.model, parts.objective, parts.data
         precision = torch.float64 if self.precision == "float64" else torch.float32
         model.to(self.device, precision)
+        model.head.tile = self.tile
         objective.to(self.device, precision)
         objective.allocate(data.samples)
         objective.to(self.device)

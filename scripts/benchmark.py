@@ -1,4 +1,4 @@
-"""Every benchmark, side by side with peers: `make bench`, or `python scripts/benchmark.py training loader ops`.
+"""Every benchmark, side by side with peers: `make bench`, or `python scripts/benchmark.py training heads`.
 
 Each writes docs/benchmarks/<name>.json. They are ratios of interleaved medians: a busy machine slows both sides.
 """
@@ -16,6 +16,7 @@ BENCHMARKS = {
     "training": "benchmark_training.py",
     "loader": "benchmark_loader.py",
     "ops": "benchmark_ops.py",
+    "heads": "benchmark_heads.py",
 }
 
 

@@ -86,7 +86,7 @@ def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(
     assert losses(tmp_path) == losses(undisturbed)
 
 
-@pytest.mark.parametrize("overrides", [(), ("trainer.micro_batch=2",)])
+@pytest.mark.parametrize("overrides", [(), ("trainer.micro_batch=2", "trainer.tile=3")])
 def test_two_ranks_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path, overrides):
     train(tiny_shards, tmp_path, *overrides, ranks=2)
     expected, found = weights(undisturbed), weights(tmp_path)

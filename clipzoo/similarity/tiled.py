@@ -16,6 +16,11 @@ from clipzoo.ops.log_sum_exps import log_sum_exps
 from clipzoo.types import Scores
 
 
+def automatic_tile(local_batch: int, global_batch: int) -> int | None:
+    """None, a matrix, as long as the local [b, N] takes less than 128 MiB in fp32; beyond, the tile."""
+    return 1024 if local_batch * global_batch >= 2**25 else None
+
+
 def tiled_scores(left: Tensor, right: Tensor, tile: int) -> tuple[Scores, Scores]:
     """Factors [b, f] of the local images and texts, score = left . right -> image_to_text and text_to_image.
 

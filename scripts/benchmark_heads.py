@@ -1,0 +1,263 @@
+"""Step time and memory of every head beside CLIP and open_clip's CLIP: the whole step, on generated input.
+
+    python scripts/benchmark_heads.py --encoder bench_vit --batch 64 --heads clip kme open_clip
+    python scripts/benchmark_heads.py --encoder vit_b16 --batch 2048 --micro-batch 256 --precision bf16 --device cuda
+
+A step is what training does with a batch: encoders, head, loss, gradient, AdamW. All contenders have the same towers,
+batch and precision. They take their steps in turn, and the medians are compared; memory is measured before, one
+contender at a time: the peak over a step above what the process held without it, weights and optimiser included.
+open_clip's model is ours exported, with its own ClipLoss and, for micro-batches, its way to accumulate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import clipzoo
+from clipzoo import config as configuration
+from clipzoo.build import build_model, build_objective, part
+from clipzoo.library import LoadedModel
+from clipzoo.step import Contrast, Replay, backward
+from clipzoo.trainer import PRECISIONS
+from clipzoo.types import Batch, Progress
+
+Step = Callable[[], object]
+
+HEADS: dict[str, list[str]] = {
+    "clip": ["head=clip", "objective=infonce"],
+    "wpse": ["head=wpse", "objective=infonce"],
+    "kme": ["head=kme", "objective=infonce"],
+    "kme-captions": ["head=kme", "head.text_points=caption", "objective=infonce"],
+    "cloob": ["head=cloob", "objective=infoloob"],
+    "open_clip": ["head=clip", "objective=infonce"],
+}
+PROGRESS = Progress(step=0, total_steps=1000, samples=100_000, global_batch=100)
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    memory = {}
+    _step(options.heads[0], options, device)()  # what is loaded once and for all is nobody's memory
+    for name in options.heads:
+        memory[name] = _peak_memory(partial(_step, name, options, device), device)
+        print(f"{name}: {memory[name]:.0f} MiB", file=sys.stderr, flush=True)
+    steps = {name: _step(name, options, device) for name in options.heads}
+    times = _interleaved(steps, options.rounds, device)
+    result = _summary(options, memory, times, device)
+    print(_table(result))
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        _draw(result, options.output.with_suffix(".png"))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS), help="all by default")
+    parser.add_argument("--encoder", default="bench_vit", help="an option of the group encoder")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--micro-batch", type=int, default=None)
+    parser.add_argument("--caption-tokens", type=int, default=None, help="real tokens a caption; default: all")
+    parser.add_argument("--precision", choices=list(PRECISIONS), default="float32")
+    parser.add_argument("--compile", action="store_true", help="the encoders of all through torch.compile")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, help="a JSON file; a plot goes beside it")
+    return parser.parse_args()
+
+
+def _step(name: str, options: argparse.Namespace, device: torch.device) -> Step:
+    plain = configuration.resolved(
+        configuration.composed([f"encoder={options.encoder}", *HEADS[name], "data.shards=none"])
+    )
+    batch = _batch(plain["encoder"], options).to(device)
+    if name == "open_clip":
+        return _open_clip_step(plain, batch, options, device)
+    model, objective = build_model(plain).to(device), build_objective(plain).to(device)
+    objective.allocate(PROGRESS.samples)
+    objective.to(device)
+    if not model.head.needs_padding and options.caption_tokens:
+        batch = Batch(batch.image, batch.text[:, : options.caption_tokens].contiguous(), batch.sample_id)
+    optimizer = part(plain["optim"]).build(model, objective)
+    module = Replay(Contrast(model, objective, PRECISIONS[options.precision], options.compile)).train()
+    model.head.resample(0)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        backward(module, batch, PROGRESS, options.micro_batch, 1.0)
+        optimizer.step()
+        model.head.clamp_()
+
+    return step
+
+
+def _batch(encoder: dict[str, Any], options: argparse.Namespace) -> Batch:
+    """Noise as images; captions of `caption_tokens` words between the marks of their start and end."""
+    generator = torch.Generator().manual_seed(0)
+    size, width = encoder["image_size"], encoder["context_length"]
+    image = torch.randint(256, (options.batch, 3, size, size), generator=generator, dtype=torch.uint8)
+    tokens = options.caption_tokens or width
+    text = torch.zeros(options.batch, width, dtype=torch.long)
+    text[:, :tokens] = torch.randint(1, 49406, (options.batch, tokens), generator=generator)
+    text[:, 0], text[:, tokens - 1] = 49406, 49407
+    return Batch(image, text, torch.arange(options.batch))
+
+
+def _open_clip_step(plain: dict[str, Any], batch: Batch, options: argparse.Namespace, device: torch.device) -> Step:
+    import open_clip
+    from open_clip.loss import ClipLoss
+
+    with tempfile.TemporaryDirectory() as folder:
+        clipzoo.export(LoadedModel(build_model(plain), plain), folder)
+        model = open_clip.create_model(f"local-dir:{folder}", device=device).train()
+    forward = torch.compile(model) if options.compile else model
+    decayed = [each for each in model.parameters() if each.ndim > 1]
+    others = [each for each in model.parameters() if each.ndim <= 1]
+    groups = [{"params": others, "weight_decay": 0.0}, {"params": decayed, "weight_decay": 0.5}]
+    optimizer = torch.optim.AdamW(groups, lr=5e-4, betas=(0.9, 0.98), eps=1e-8)
+    loss_of, autocast = ClipLoss(), PRECISIONS[options.precision]
+    # Its loader hands over normalised floats.
+    image, text = (batch.image / 255 - 0.45) / 0.27, batch.text
+    size = options.micro_batch or options.batch
+
+    def encode(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.autocast(device.type, autocast, enabled=autocast is not None):
+            return forward(image[rows], text[rows])[:3]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        parts = [slice(start, start + size) for start in range(0, options.batch, size)]
+        if len(parts) == 1:
+            loss_of(*encode(parts[0])).backward()
+        else:
+            _accumulate(parts, encode, loss_of)
+        optimizer.step()
+        with torch.no_grad():
+            model.logit_scale.clamp_(0, 4.6052)
+
+    return step
+
+
+def _accumulate(slices: list[slice], encode: Callable[..., tuple[Tensor, Tensor, Tensor]], loss_of: nn.Module) -> None:
+    """open_clip's --accum-freq: features of all parts are kept; each part in turn is encoded again in their midst."""
+    with torch.no_grad():
+        kept = [encode(each)[:2] for each in slices]
+    for index, each in enumerate(slices):
+        image, text, scale = encode(each)
+        images = torch.cat([image if other == index else kept[other][0] for other in range(len(slices))])
+        texts = torch.cat([text if other == index else kept[other][1] for other in range(len(slices))])
+        loss_of(images, texts, scale).backward()
+
+
+def _interleaved(steps: dict[str, Step], rounds: int, device: torch.device) -> dict[str, list[float]]:
+    """Seconds of each round, in turn. On a CPU those that the process ran, so that a busy machine does not count."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(-1, rounds):
+        for name, step in steps.items():
+            seconds = _seconds(step, device)
+            if turn >= 0:  # the first round warms up
+                times[name].append(seconds)
+        print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
+    return times
+
+
+def _seconds(step: Step, device: torch.device) -> float:
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = clock()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - start
+
+
+def _peak_memory(build: Callable[[], Step], device: torch.device) -> float:
+    """MiB."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(device)
+        step = build()
+        step()
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    before = _status("VmRSS")
+    step = build()
+    step()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present size
+    step()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1])
+
+
+def _summary(options: argparse.Namespace, memory: dict, times: dict, device: torch.device) -> dict[str, Any]:
+    seconds = {name: statistics.median(values) for name, values in times.items()}
+    base = next(name for name in ("clip", *seconds) if name in seconds)
+    rows = {
+        name: {
+            "seconds": round(seconds[name], 4),
+            "readings": [round(value, 4) for value in times[name]],
+            "peak_mib": round(memory[name]),
+            "times_base": round(seconds[name] / seconds[base], 3),
+        }
+        for name in seconds
+    }
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {options.threads} thread(s)"
+    sizes = {key: getattr(options, key) for key in ("encoder", "batch", "micro_batch", "caption_tokens", "precision")}
+    return {"what": "training step", "device": where, "torch": torch.__version__, **sizes, "base": base, "rows": rows}
+
+
+def _table(result: dict[str, Any]) -> str:
+    lines = [f"| head | seconds a step | of {result['base']}'s | peak MiB |", "| --- | ---: | ---: | ---: |"]
+    for name, row in result["rows"].items():
+        lines.append(f"| {name} | {row['seconds']:.3f} | {row['times_base']:.2f} | {row['peak_mib']} |")
+    return "\n".join(lines)
+
+
+def _draw(result: dict[str, Any], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    rows = result["rows"]
+    figure = Figure(figsize=(8, 0.45 * len(rows) + 1.4), layout="constrained")
+    time_axes, memory_axes = figure.subplots(1, 2, sharey=True)
+    for axes, key, title, form in (
+        (time_axes, "times_base", f"step time, {result['base']} = 1", "%.2f"),
+        (memory_axes, "peak_mib", "peak memory, MiB", "%.0f"),
+    ):
+        bars = axes.barh(list(rows), [row[key] for row in rows.values()], color="#4c72b0")
+        axes.bar_label(bars, fmt=form, padding=3)
+        axes.set_title(title, fontsize=10)
+        axes.margins(x=0.18)
+        axes.spines[["top", "right"]].set_visible(False)
+    time_axes.invert_yaxis()
+    size = f"{result['encoder']}, batch {result['batch']}, {result['precision']}"
+    figure.suptitle(f"{size}, {result['device']}", fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
