@@ -19,6 +19,8 @@ from clipzoo.types import Features
 class TimmTower(nn.Module):
     """Any timm trunk. Tokens: all of them after the final norm (CLS first), or the positions of a feature map.
 
+    Convolutional trunks work on channels-last memory, which their kernels are fastest on.
+
     name: timm's model name. image_size: H = W; null for trunks that take any.
     pretrained: load timm's weights. options: further arguments of timm.create_model (drop_path_rate, ...).
     checkpoint: recompute activations in the backward pass instead of keeping them.
@@ -41,9 +43,13 @@ class TimmTower(nn.Module):
         self.trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
         self.trunk.set_grad_checkpointing(checkpoint)
         self.width: int = self.trunk.num_features
+        # timm states the size of the last feature map for trunks that have one.
+        convolutional = self.trunk.pretrained_cfg.get("pool_size") is not None
+        self._layout = torch.channels_last if convolutional else torch.contiguous_format
+        self.trunk.to(memory_format=self._layout)
 
     def forward(self, image: Tensor) -> Features:
-        features = self.trunk.forward_features(image)
+        features = self.trunk.forward_features(image.contiguous(memory_format=self._layout))
         pooled = self.trunk.forward_head(features, pre_logits=True)
         tokens = features.flatten(2).mT if features.dim() == 4 else features  # [b, w, h', w'] -> [b, M, w]
         return Features(pooled, tokens)
@@ -105,11 +111,12 @@ class ClipResNet(nn.Module):
         self.trunk = ModifiedResNet(layers, self.width, heads, image_size, stem_width)
         # The output projection is the head's; identity here keeps open_clip's parameter names for the rest.
         self.trunk.attnpool.c_proj = nn.Identity()
+        self.trunk.to(memory_format=torch.channels_last)
         self.checkpoint = checkpoint
 
     def forward(self, image: Tensor) -> Features:
         trunk = self.trunk
-        features = trunk.stem(image)
+        features = trunk.stem(image.contiguous(memory_format=torch.channels_last))
         for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4):
             if self.checkpoint and self.training:
                 features = checkpoint(stage, features, use_reentrant=False)
