@@ -36,7 +36,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Missing:
-    """A row without a run. how: the command that makes it and its cost, or why there is none."""
+    """A row without numbers of ours. command: what makes them; cost: what it takes, or why there is no command."""
 
     after: str
     model: str
@@ -59,9 +59,13 @@ def blocks(filled: Filled) -> list[Block]:
 
 
 def missing(filled: Filled) -> list[Missing]:
-    """Rows that no run stands for."""
+    """Rows that no run stands for, and rows whose runs were not judged on any of the columns."""
     found = []
     for entry in filled.entries:
+        if entry.ours is not None and not _measured(entry.ours, filled.table.columns):
+            run, paper = entry.ours.runs[0].run, filled.table.name.split("/")[0]
+            how = f"python scripts/evaluate.py run={run.folder} eval={paper}"
+            found.append(Missing(entry.row.pretrain, entry.row.model, how, "evaluation of a trained run"))
         if entry.ours is None:
             command, cost = (None, entry.reason or "no experiment")
             if entry.experiment is not None:
@@ -86,7 +90,7 @@ def remarks(filled: Filled) -> list[str]:
     found += [f"{column.label}, {column.heading}: not measured; {reason}." for column, reason in unmeasured(filled)]
     found += [f"{each.row.pretrain}, {each.row.model}: {each.chosen}." for each in filled.entries if each.chosen]
     found += [
-        f"{entry.row.pretrain}, {entry.row.model}: also runs of {other}, whose configuration is the same."
+        f"{entry.row.pretrain}, {entry.row.model}: counts runs of {other}, whose configuration is the same."
         for entry in filled.entries
         for other in dict.fromkeys(each.run.row for each in (entry.ours.runs if entry.ours else ()))
         if other != entry.row.name
@@ -122,13 +126,14 @@ def _lines(filled: Filled, columns: tuple[Column, ...]) -> Iterator[Line]:
             for each in published
         )
         yield Line("published", *next(names, ("", "")), "published", cells)
-        if entry.ours:
+        if entry.ours and _measured(entry.ours, columns):
             yield Line("ours", "", "", f"ours, {_seeds(entry.ours)}", _ours(filled, entry, columns))
-            changes = [filled.difference(entry, column) for column in columns]
-            cells = tuple("" if each is None else f"{each:+.2f}" for each in changes)
-            yield Line("difference", "", "", "difference", cells)
+            cells = tuple(_difference(filled, entry, column) for column in columns)
+            if any(cells):
+                yield Line("difference", "", "", "difference", cells)
         for group in entry.variants:
-            cells = tuple(str(variant_value(group, column) or "") for column in columns)
+            found = [(variant_value(group, column), filled.digits(column)) for column in columns]
+            cells = tuple(ours.text(digits) if ours else "" for ours, digits in found)
             if any(cells):
                 yield Line("variant", "", "", f"variant: {group.label}, {_seeds(group)}", cells)
 
@@ -138,8 +143,21 @@ def _ours(filled: Filled, entry: Entry, columns: tuple[Column, ...]) -> tuple[st
     cells = []
     for column in columns:
         ours, p = entry.ours.ours(column), filled.p_value(entry, column)
-        cells.append("" if ours is None else str(ours) + ("*" if p is not None and p < LEVEL else ""))
+        marked = "*" if p is not None and p < LEVEL else ""
+        cells.append("" if ours is None else ours.text(filled.digits(column)) + marked)
     return tuple(cells)
+
+
+def _difference(filled: Filled, entry: Entry, column: Column) -> str:
+    """Signed; what rounds to nothing has no sign."""
+    change, digits = filled.difference(entry, column), filled.digits(column)
+    if change is None:
+        return ""
+    return f"{change:+.{digits}f}" if round(change, digits) else f"{0:.{digits}f}"
+
+
+def _measured(group: Group, columns: tuple[Column, ...]) -> bool:
+    return any(group.ours(column) for column in columns)
 
 
 def _seeds(group: Group) -> str:

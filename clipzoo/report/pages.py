@@ -11,7 +11,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.report.collect import PAPER, Run, collect
 from clipzoo.report.comparison import COSTS, Comparison, comparisons
 from clipzoo.report.experiments import experiments
-from clipzoo.report.published import table, table_names
+from clipzoo.report.published import layout, table, table_names
 from clipzoo.report.tables import Filled, described, fill, matches
 from clipzoo.report.tables_text import aligned, comma_separated, latex, markdown
 from clipzoo.run import revision, write_whole
@@ -29,7 +29,8 @@ def write_pages(root: Path, names: Sequence[str], output: Path) -> Path:
     """
     runs, unfinished = collect(root)
     runs = [run for run in runs if run.row]
-    filled = [fill(table(name), runs) for name in names or table_names()]
+    known = [name for name in table_names() if not layout()["tables"][name].get("repeats")]
+    filled = [fill(table(name), runs) for name in names or known]
     if not names:
         filled = [each for each in filled if each.shown]
         if not runs:
@@ -120,6 +121,8 @@ def _pictures(filled: Filled) -> Iterator[str]:
     columns = filled.table.columns
     if any(figures.point_set_size(entry) for entry in filled.entries):
         for column in columns:
+            if column.label == "GPUs":
+                continue
             title = f"{filled.table.heading.split(':')[0]}: {column.label}"
             yield picture(figures.point_set_sizes(filled, column, title), title)
     elif filled.table.numbers and len(columns) > 1:

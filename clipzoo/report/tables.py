@@ -22,7 +22,10 @@ class Ours:
     values: tuple[float, ...]
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" + (f" ± {self.deviation:.2f}" if self.deviation is not None else "")
+        return self.text(2)
+
+    def text(self, digits: int) -> str:
+        return f"{self.mean:.{digits}f}" + (f" ± {self.deviation:.{digits}f}" if self.deviation is not None else "")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ class Filled:
 
     def number(self, entry: Entry, column: Column) -> Number | None:
         return self.table.numbers.get((entry.row, column))
+
+    def digits(self, column: Column) -> int:
+        """Decimals that the paper prints in the column."""
+        printed = [each.printed for (_, where), each in self.table.numbers.items() if where == column]
+        return max((len(each.partition(".")[2]) for each in printed), default=2)
 
     def difference(self, entry: Entry, column: Column) -> float | None:
         """Ours minus published."""

@@ -43,8 +43,12 @@ def published_bars(filled: Filled, columns: Sequence[Column]) -> Figure:
             panel.bar(left, printed, 0.92 * share, facecolor="none", edgecolor=colour, linewidth=1.1)
             panel.bar(left, ours, 0.62 * share, color=colour, label=entry.row.model)
         panel.set_xticks(range(len(columns)), [each.label for each in columns], rotation=30, ha="right", fontsize=8)
-        panel.set_title(f"after {name}: printed (outline), ours (filled)", fontsize=10, color=INK, loc="left")
-        panel.legend(frameon=False, fontsize=8, ncols=4)
+        heading = columns[0].heading
+        what = f"{heading[0].upper()}{heading[1:]} after {name}, %: printed (outline), ours (filled)"
+        panel.set_title(what, fontsize=10, color=INK, loc="left")
+        panel.margins(x=0.01)
+        panel.set_ylim(0, 1.12 * panel.get_ylim()[1])
+        panel.legend(frameon=False, fontsize=8, ncols=6, loc="upper left")
         _plain(panel)
     return figure
 

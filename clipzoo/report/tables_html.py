@@ -26,11 +26,12 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 .cards b { display: block; font-size: 1.35rem; color: var(--ink); }
 nav a { margin-right: .9rem; } a { color: #2f6f9f; }
 .scroll { overflow-x: auto; margin: .6rem 0; }
-table { border-collapse: collapse; font-size: 12.5px; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .55rem; white-space: nowrap; text-align: right; }
-th { color: var(--quiet); font-weight: 600; border-bottom: 1px solid var(--ink); }
+table { border-collapse: collapse; font-size: 12px; font-variant-numeric: tabular-nums; }
+th, td { padding: .22rem .42rem; white-space: nowrap; text-align: right; }
+th { vertical-align: bottom; color: var(--quiet); font-weight: 600; border-bottom: 1px solid var(--ink); }
 th.group { text-align: center; border-bottom: 1px solid var(--line); white-space: normal; max-width: 9rem; }
-.left { text-align: left; } .wrap { white-space: normal; vertical-align: top; }
+.left { text-align: left; } .wrap { white-space: normal; }
+td { vertical-align: top; } td.what { max-width: 15rem; min-width: 7rem; }
 tr.first td { border-top: 1px solid var(--line); } tr.published td, tr.difference td { color: var(--quiet); }
 tr.published.first td:nth-child(-n+2) { color: #1d2a35; font-weight: 600; }
 tr.ours td { font-weight: 600; } tr.variant td { color: #8a6320; }
@@ -84,7 +85,7 @@ def filled_table(filled: Filled, pictures: Sequence[str]) -> str:
              escape(each.cost)] for each in lacking
         ]  # fmt: skip
         table = plain_table(["after", "model", "command", "estimated cost"], rows)
-        parts.append(f"<details open><summary>No run yet for {len(lacking)} of {len(filled.entries)} rows</summary>")
+        parts.append(f"<details open><summary>Missing: {len(lacking)} of {len(filled.entries)} rows</summary>")
         parts.append(f"{table}</details>")
     return "\n".join(parts)
 
@@ -139,10 +140,12 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _block(block: Block) -> str:
     head = "".join(f'<th class="left">{each}</th>' for each in ("after", "model", ""))
-    head += "".join(f"<th>{escape(each)}</th>" for each in block.labels)
+    # A line may break at a space, not in CIFAR-10.
+    head += "".join(f'<th class="wrap">{escape(each).replace("-", "&#8209;")}</th>' for each in block.labels)
     lines = []
     for line in block.lines:
-        cells = "".join(f'<td class="left">{escape(each)}</td>' for each in (line.after, line.model, line.what))
+        cells = "".join(f'<td class="left">{escape(each)}</td>' for each in (line.after, line.model))
+        cells += f'<td class="left wrap what">{escape(line.what)}</td>'
         for each in line.cells:
             cells += f"<td{_change(line, each)}>{escape(each)}</td>"
         lines.append(f'<tr class="{line.kind}{" first" if line.model else ""}">{cells}</tr>')
