@@ -189,7 +189,7 @@ class HalfDisc(Study):
                     axis.set(title=name, xlabel="y₁", ylabel="y₂", aspect="equal")
                 figure.colorbar(dots, ax=axes[:2], shrink=0.8)
             axis = axes[2 + index]
-            axis.plot(exact.sort(descending=True).values, color=BLACK, label="true")
+            axis.plot(exact.sort(descending=True).values, color=BLACK, linewidth=3, label="true")
             axis.plot(found.sort(descending=True).values, color=BLUE, label="found")
             axis.set(title=f"τ = {temperature:g}", xlabel="rank", ylabel="popularity", ylim=(0, None))
             axis.legend(frameon=False)

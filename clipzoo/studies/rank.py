@@ -15,7 +15,7 @@ from clipzoo.heads.wpse import WpseHead
 from clipzoo.kernels import GaussianKernel
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.studies.draw import BLACK, BLUE, GREEN, VERMILION, panels
+from clipzoo.studies.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels
 from clipzoo.studies.encoders import Lookup
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.training import fit, seeded
@@ -160,6 +160,7 @@ class Rank(Study):
             )
             for row in sets
         ]
+        best_set, best_other = min(equal, key=lambda each: each[0]["error"])
         return [
             Claim(
                 "An inner product in d dimensions cannot hold a matrix of higher rank, whatever is trained.",
@@ -175,8 +176,9 @@ class Rank(Study):
             ),
             Claim(
                 "(Not in the paper.) They do so with as many free numbers an item as the inner product has.",
-                ", ".join(f"{row['points']} points, d = {row['width']}: {row['error']:.3f}, inner product with "
-                          f"{other['width']} numbers {other['error']:.3f}" for row, other in equal),
+                f"nearer in {sum(row['error'] < other['error'] for row, other in equal)} of {len(equal)} settings; "
+                f"{best_set['points']} points, d = {best_set['width']}: {best_set['error']:.3f}, inner product with "
+                f"{best_other['width']} numbers {best_other['error']:.3f}",
                 all(float(row["error"]) < float(other["error"]) for row, other in equal),
             ),
         ]  # fmt: skip
@@ -196,7 +198,7 @@ class Rank(Study):
         )
         for index, count in enumerate(self.points):
             mine = [row for row in rows if row["head"] == WPSE and row["points"] == count]
-            colour = (BLUE, GREEN)[index % 2]
+            colour = (BLUE, GREEN, PURPLE)[index % 3]
             errors.semilogy([row["width"] for row in mine], [row["error"] for row in mine], "s--", color=colour,
                             linewidth=1, label=f"{WPSE}, {count} points")  # fmt: skip
         errors.set(xlabel="embedding width d", ylabel="root mean square error", ylim=(1e-3, None))
