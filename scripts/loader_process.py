@@ -2,8 +2,9 @@
 
     python scripts/loader_process.py '{"side": "open_clip", "task": "speed", ...}'
 
-Task "speed": for every line on stdin, a number of batches, it reads so many and prints how long that took. Task "ids":
-it reads `epochs` epochs of captions like "number 12" and prints the numbers of each.
+Task "speed": for every line on stdin, a number of batches, it reads so many and prints how long that took; for 0 it
+waits until its workers have nothing to do. Task "ids": it reads `epochs` epochs of captions like "number 12" and prints
+the numbers of each.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main() -> None:
     if options.task == "speed":
         batches = SPEED[options.side](options)
         for line in sys.stdin:
-            print(json.dumps(_measure(batches, int(line))), flush=True)
+            print(json.dumps(_measure(batches, int(line)) if int(line) else _rest()), flush=True)
     else:
         for numbers in IDS[options.side](options):
             print(json.dumps(numbers), flush=True)
@@ -47,6 +48,14 @@ def _measure(batches: Iterator[Any], count: int) -> dict[str, float]:
         "work": _work() - work,
         "worker_bytes": sum(_own_memory(pid) for pid in _workers()),
     }
+
+
+def _rest() -> dict[str, float]:
+    before = -1.0
+    while (now := _work()) > before + 0.05:
+        before = now
+        time.sleep(0.5)
+    return {"work": now}
 
 
 def _workers() -> list[int]:

@@ -258,6 +258,13 @@ def test_a_set_without_any_whole_shard_is_an_error(tmp_path):
         shard_data(folder).open(None)
 
 
+def test_mistyped_shards_leave_nothing_behind(tmp_path):
+    (tmp_path / "s").mkdir()
+    with pytest.raises(ConfigError, match="none of the shards holds a sample"):
+        shard_data(str(tmp_path / "s" / "{00..03}.tar")).open(None)
+    assert not list((tmp_path / "s").iterdir())
+
+
 def test_repeated_keys_are_named(tmp_path):
     write_shard(tmp_path / "s" / "0.tar", [*numbered(0, 3), *numbered(1, 1)])
     data = shard_data(tmp_path / "s")

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import get_context
@@ -50,7 +50,9 @@ def load_or_build(
             else:
                 row = _row(names[number], scan, state or (scan.bytes, 0))
                 writer.add(row, scan.records.tobytes(), scan.key_bytes)
-        return ShardIndex(writer.shards, locations, writer.finish())
+        # A set without a sample, such as one that is mistyped, leaves nothing behind.
+        holds = any(shard.count for shard in writer.shards)
+        return ShardIndex(writer.shards, locations, writer.finish() if holds else folder / "nothing")
 
 
 def _is_stale(known: Shard | None, state: tuple[int, int] | None) -> bool:
@@ -100,6 +102,7 @@ def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
     """The first of the folders that can be written."""
     refusals = []
     for folder in folders:
+        new = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             probe = folder / f".{os.uname().nodename}.{os.getpid()}.probe"
@@ -108,7 +111,12 @@ def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
         except OSError as error:
             refusals.append(f"{folder} ({error.strerror})")
             continue
-        yield folder
+        try:
+            yield folder
+        finally:
+            if new:
+                with suppress(OSError):  # unless something was written
+                    folder.rmdir()
         return
     raise ConfigError(
         f"the index of {example} and its like can be written nowhere: {', '.join(refusals) or 'no folder given'}; "
