@@ -57,7 +57,7 @@ def test_each_stride_tries_seven_points_around_the_best_so_far_and_stays_in_the_
 
     monkeypatch.setattr(LogisticRegression, "solve", peaked_at_the_edge)
     one = Split(torch.tensor([[1.0]]), torch.tensor([0]))
-    penalty_search._search(one, one, 2, "top1", "set")
+    penalty_search.search(LogisticRegression(torch.randn(4, 1), torch.tensor([0, 1, 0, 1]), 2), one, 2, "top1", "set")
     assert tried[:7] == [0, 16, 32, 48, 64, 80, 96]
     # Around 96, cut off at the edge; then around 88, the smallest that is right, which no stride moves away from.
     assert tried[7:] == [72, 88, 76, 84, 92, 82, 86, 90, 94, 85, 87, 89, 91]

@@ -65,15 +65,16 @@ def probe(splits: Mapping[str, Split], class_names: list[str], metric: str, seed
         held = held_out(train.labels, seed)
         train, validation = train.rows(~held), train.rows(held)
     with exact_products():
-        search = _search(train, validation, len(class_names), metric, name)
-        best = min(search, key=lambda c: (-search[c], c))
+        model = LogisticRegression(train.features, train.labels, len(class_names))
+        found = search(model, validation, len(class_names), metric, name)
+        best = min(found, key=lambda c: (-found[c], c))
         whole = train.join(validation)
         model = LogisticRegression(whole.features, whole.labels, len(class_names))
         solution = model.solve(best)
         logits = solution.logits(splits["test"].features)
     labels = splits["test"].labels
     metrics = accuracies(labels, places(logits, labels), class_names, f"{name}, test")
-    return ProbeResult(metrics, best, search, logits.argmax(dim=1), solution.converged)
+    return ProbeResult(metrics, best, found, logits.argmax(dim=1), solution.converged)
 
 
 def held_out(labels: Tensor, seed: int) -> Tensor:
@@ -96,9 +97,8 @@ def held_out(labels: Tensor, seed: int) -> Tensor:
     return held.to(labels.device)
 
 
-def _search(train: Split, validation: Split, classes: int, metric: str, name: str) -> dict[float, float]:
-    """Strides of 16, 8, 4, 2, 1 over the grid, seven points each, centred on the best so far."""
-    model = LogisticRegression(train.features, train.labels, classes)
+def search(model: LogisticRegression, validation: Split, classes: int, metric: str, name: str) -> dict[float, float]:
+    """Strides of 16, 8, 4, 2, 1 over the grid, seven points each, centred on the best so far -> score by C."""
     scores: dict[int, float] = {}
     center, said = len(GRID) // 2, time.perf_counter()
     for stride in STRIDES:

@@ -1,0 +1,143 @@
+"""The linear probe's search for C beside scikit-learn's solver: objective, accuracy and time, C by C.
+
+    python scripts/benchmark_probe.py --samples 50000 --width 512 --classes 100 --every 3 --budget 400
+
+Our search runs whole. On every --every-th value that it tries, in its order, scikit-learn's L-BFGS takes a turn, on the
+same features and with as many threads. It gets float64, the tolerance with which it comes within a millionth of the
+optimum (with its default it stops earlier), and at most --iterations; after --budget seconds of its own it is asked no
+more. The ratio is that of the times on the values that both solved. Ours are those of the search, warm starts and the
+preparation of the features included, the latter in full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression as Peer
+from torch import Tensor
+
+from clipzoo.evaluation import penalty_search
+from clipzoo.evaluation.logistic import LogisticRegression, Solution
+from clipzoo.evaluation.penalty_search import Split
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    train, validation = features(options, seed=1), features(options, seed=2, samples=options.samples // 10)
+    result = race(options, train, validation)
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1))
+    print(json.dumps({key: value for key, value in result.items() if key != "values"}, indent=1))
+
+
+def features(options: argparse.Namespace, seed: int, samples: int | None = None) -> Split:
+    """Overlapping classes in a space whose variances fall off as those of encoders do, unit length, float32."""
+    count = samples or options.samples
+    shared, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
+    scales = torch.arange(1, options.width + 1).pow(-0.75)
+    centers = torch.randn(options.classes, options.width, generator=shared)
+    turn = torch.linalg.qr(torch.randn(options.width, options.width, generator=shared)).Q
+    labels = torch.randint(0, options.classes, (count,), generator=own)
+    spread = options.noise * torch.randn(count, options.width, generator=own)
+    points = ((centers[labels] + spread) * scales) @ turn + 0.1
+    return Split(torch.nn.functional.normalize(points, dim=1), labels)
+
+
+def race(options: argparse.Namespace, train: Split, validation: Split) -> dict[str, Any]:
+    values: list[dict[str, Any]] = []
+    spent = {"clipzoo": 0.0, "scikit-learn": 0.0}
+    whole = 0.0
+    wide = train.features.double().numpy()
+
+    begin = time.perf_counter()
+    model = LogisticRegression(train.features, train.labels, options.classes)
+    prepared = time.perf_counter() - begin
+    solve = LogisticRegression.solve
+
+    def in_turn(self: LogisticRegression, c: float) -> Solution:
+        nonlocal whole
+        begin = time.perf_counter()
+        solution = solve(self, c)
+        seconds = time.perf_counter() - begin
+        whole += seconds
+        line: dict[str, Any] = {"C": c, "clipzoo": {"seconds": seconds, "iterations": solution.iterations}}
+        line["clipzoo"] |= judged(solution.weight, solution.bias, train, validation, c)
+        if len(values) % options.every == 0 and spent["scikit-learn"] < options.budget:
+            begin = time.perf_counter()
+            peer = Peer(C=c, tol=options.tolerance, max_iter=options.iterations)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                peer.fit(wide, train.labels.numpy())
+            taken = time.perf_counter() - begin
+            spent["scikit-learn"] += taken
+            spent["clipzoo"] += seconds
+            weight, bias = torch.from_numpy(peer.coef_.T), torch.from_numpy(peer.intercept_)
+            line["scikit-learn"] = {"seconds": taken, "iterations": int(np.max(peer.n_iter_))}
+            line["scikit-learn"] |= judged(weight, bias, train, validation, c)
+            line["objective_less_theirs"] = line["clipzoo"]["objective"] / line["scikit-learn"]["objective"] - 1
+        values.append(line)
+        shown = ", ".join(
+            f"{name} {line[name]['seconds']:.1f} s, {line[name]['iterations']} iterations, {line[name]['top1']:.2f} %"
+            for name in ("clipzoo", "scikit-learn")
+            if name in line
+        )
+        extra = f"; objective {line['objective_less_theirs']:+.1e}" if "scikit-learn" in line else ""
+        print(f"C {c:.3g}: {shown}{extra}", file=sys.stderr, flush=True)
+        return solution
+
+    LogisticRegression.solve = in_turn  # type: ignore[method-assign,assignment]
+    search = penalty_search.search(model, validation, options.classes, "top1", "probe")
+    both = [line for line in values if "scikit-learn" in line]
+    return {
+        "what": f"{options.samples} x {options.width}, {options.classes} classes, {options.threads} threads",
+        "values_of_C": len(search),
+        "solved_by_both": len(both),
+        "chosen": min(search, key=lambda c: (-search[c], c)),
+        "seconds": {"clipzoo": spent["clipzoo"] + prepared, "scikit-learn": spent["scikit-learn"]},
+        "times_as_fast": spent["scikit-learn"] / (spent["clipzoo"] + prepared),
+        "whole_search_seconds_clipzoo": whole + prepared,
+        "largest_objective_above_theirs": max(line["objective_less_theirs"] for line in both),
+        "largest_objective_below_theirs": -min(line["objective_less_theirs"] for line in both),
+        "accuracy_differs_at": [line["C"] for line in both if line["clipzoo"]["top1"] != line["scikit-learn"]["top1"]],
+        "values": values,
+    }
+
+
+def judged(weight: Tensor, bias: Tensor, train: Split, validation: Split, c: float) -> dict[str, float]:
+    """scikit-learn's objective on train in float64, and the accuracy on validation."""
+    losses = sum(
+        torch.nn.functional.cross_entropy(rows.double() @ weight + bias, labels, reduction="sum").item()
+        for rows, labels in zip(train.features.split(10_000), train.labels.split(10_000), strict=True)
+    )
+    right = (validation.features.double() @ weight + bias).argmax(1) == validation.labels
+    objective = c * losses + weight.square().sum().item() / 2
+    return {"objective": objective, "top1": 100 * int(right.sum()) / len(right)}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=50_000)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--classes", type=int, default=100)
+    parser.add_argument("--noise", type=float, default=2.5, help="beside a class's own spread of 1")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tolerance", type=float, default=1e-7, help="scikit-learn's tol")
+    parser.add_argument("--iterations", type=int, default=1000, help="scikit-learn's max_iter")
+    parser.add_argument("--every", type=int, default=3, help="scikit-learn solves every so many-th value")
+    parser.add_argument("--budget", type=float, default=400.0, help="seconds for scikit-learn")
+    parser.add_argument("--output", type=Path, help="a JSON file for the result")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
