@@ -63,7 +63,7 @@ def test_a_check_is_met_within_its_tolerance_and_not_beyond() -> None:
 
 def test_the_record_holds_what_was_found(tmp_path: Path) -> None:
     study = Example()
-    write_findings(tmp_path / "example", study, study.run(), {"draws": 3}, 1.4)
+    write_findings(tmp_path / "example", study, study.run(), {"draws": 3}, {"clock": 1.4, "processor": 0.6})
     result = read_result(tmp_path / "example")
     assert result is not None
     assert [each["met"] for each in result["checks"]] == [True, False]
@@ -75,7 +75,7 @@ def test_the_record_holds_what_was_found(tmp_path: Path) -> None:
 
 def test_the_page_says_what_was_met_what_was_not_and_what_failed(tmp_path: Path) -> None:
     study = Example()
-    write_findings(tmp_path / "example", study, study.run(), {}, 1.0)
+    write_findings(tmp_path / "example", study, study.run(), {}, {"clock": 130.0, "processor": 60.0})
     write_failure(tmp_path / "broken", "ValueError: no | such\nthing")
     text = write_page(tmp_path, ["broken", "example", "never_run"]).read_text()
     assert "| 1 of 2 | 0 of 1 | It depends. |" in text
@@ -83,6 +83,7 @@ def test_the_page_says_what_was_met_what_was_not_and_what_failed(tmp_path: Path)
     assert "| two | 2.5 | 2 | 0.5 | 0.1 | **no** |" in text
     assert "**failed**: ValueError: no / such thing" in text
     assert "never_run" not in text
+    assert "60 s of one core, 2.2 min by the clock" in text
     for line in text.splitlines():
         if line.startswith("!["):
             assert (tmp_path / line.split("](")[1].rstrip(")")).exists()

@@ -48,7 +48,7 @@ def run_one(name: str, plain: dict[str, Any]) -> bool:
     study = part(plain["study"])
     # The matrices are small: a second thread costs more than it brings, and belongs to another study.
     torch.set_num_threads(1)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     try:
         findings = study.run()
     except Exception as error:
@@ -58,7 +58,8 @@ def run_one(name: str, plain: dict[str, Any]) -> bool:
         write_page(folder, plain["studies"])
         return False
     settings = {key: value for key, value in plain["study"].items() if key != "_target_"}
-    write_findings(folder / name, study, findings, settings, time.perf_counter() - began)
+    seconds = {"clock": time.perf_counter() - began, "processor": time.process_time() - used}
+    write_findings(folder / name, study, findings, settings, seconds)
     write_page(folder, plain["studies"])
     say(f"{name}: {findings.verdict}")
     return True

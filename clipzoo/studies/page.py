@@ -84,8 +84,10 @@ def _count(entries: list[Mapping[str, Any]], key: str) -> str:
     return f"{sum(each[key] for each in entries)} of {len(entries)}" if entries else ""
 
 
-def _duration(seconds: int) -> str:
-    return f"{seconds} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+def _duration(seconds: Mapping[str, int]) -> str:
+    clock, processor = (f"{each} s" if each < 100 else f"{each / 60:.1f} min" for each in
+                        (seconds["clock"], seconds["processor"]))  # fmt: skip
+    return f"{processor} of one core, {clock} by the clock"
 
 
 def _line(text: str) -> str:

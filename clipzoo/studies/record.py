@@ -18,9 +18,12 @@ RESULT = "result.json"
 
 
 def write_findings(
-    folder: Path, study: Study, findings: Findings, settings: Mapping[str, Any], seconds: float
+    folder: Path, study: Study, findings: Findings, settings: Mapping[str, Any], seconds: Mapping[str, float]
 ) -> dict[str, Any]:
-    """<table>.csv, <figure>.png and result.json; what the latter holds is returned. Each file is whole or not there."""
+    """<table>.csv, <figure>.png and result.json; what the latter holds is returned. Each file is whole or not there.
+
+    seconds: what the study took, by the "clock" and of the "processor", which others' work does not count to.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in findings.tables.items():
         write_whole(folder / f"{name}.csv", _csv(rows))
@@ -34,7 +37,7 @@ def write_findings(
         "figures": {name: drawing.caption for name, drawing in findings.drawings.items()},
         "tables": {name: [dict(row) for row in rows] for name, rows in findings.tables.items()},
         "settings": dict(settings),
-        "seconds": round(seconds),
+        "seconds": {kind: round(value) for kind, value in seconds.items()},
     }
     write_whole(folder / RESULT, json.dumps(content, indent=1, default=float))
     return content
