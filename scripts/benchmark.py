@@ -17,6 +17,8 @@ BENCHMARKS = {
     "loader": "benchmark_loader.py",
     "ops": "benchmark_ops.py",
     "heads": "benchmark_heads.py",
+    "options": "benchmark_options.py",
+    "epochs": "compare_epochs.py",
 }
 
 

@@ -98,7 +98,7 @@ def _repeated(side: str, shards: str, case: Case, peer: Path) -> dict[str, float
 
 def _once(side: str, shards: str, peer: Path) -> dict[str, str | float]:
     """One epoch of damaged shards."""
-    outcome = _run(side, shards, Case(), 1, peer, seconds=40)
+    outcome = _run(side, shards, Case(), 1, peer, seconds=90)
     seen = len(set(outcome.epochs[0])) / sum(Case().counts) if outcome.epochs else 0.0
     return {"ended": outcome.ended, "seen at all": seen, "said": outcome.said, "processes left": outcome.orphans}
 
