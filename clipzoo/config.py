@@ -35,9 +35,10 @@ TOP_LEVEL: dict[str, tuple[type, ...]] = {
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "trainer.log_every", "trainer.save_every", "trainer.keep",
     "trainer.micro_batch", "trainer.device", "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.loss_limit",
-    "trainer.best_metric", "trainer.save_in_background",
+    "trainer.best_metric", "trainer.save_in_background", "trainer.head_products",
 )  # fmt: skip
-"""Keys that change what a run costs or shows, not what it computes: a run may be resumed with others."""
+"""Keys that change what a run costs or shows, and no more of what it computes than another device's rounding would: a
+run may be resumed with others."""
 
 
 def check_command_line(arguments: list[str], name: str = "train") -> None:

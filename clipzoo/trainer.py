@@ -28,6 +28,8 @@ from clipzoo.step import Contrast, Replay, backward
 from clipzoo.types import Batch, Loss, Progress
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None, "float64": None}
+PRODUCTS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
+"""torch's names of what it multiplies fp32 matrices in."""
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Trainer:
     tile: scores of vector heads in tiles of so many rows and columns, without their matrix; null for the matrix, "auto"
     for tiles where the matrix would be large. The same loss and gradient either way.
     precision: of the encoders; heads and objectives compute in the parameters' precision.
+    head_products: of fp32 matrices, which heads and objectives multiply, on a GPU.
     clip_gradient: largest norm of the gradient; null for none. loss_limit: a loss beyond it, up or down, is broken.
     device: "auto", "cpu" or "cuda". compile: run the encoders through torch.compile.
     gather: precision in which embeddings travel among ranks. log_every, save_every: steps. keep: checkpoints kept.
@@ -69,6 +72,7 @@ class Trainer:
         micro_batch: int | None,
         tile: Literal["auto"] | int | None,
         precision: Literal["bf16", "fp16", "float32", "float64"],
+        head_products: Literal["float32", "tf32", "bf16"],
         clip_gradient: float | None,
         loss_limit: float,
         device: Literal["auto", "cpu", "cuda"],
@@ -102,6 +106,8 @@ class Trainer:
         self.save_in_background = save_in_background
         self.timeout = timeout
         self.device = _device(device)
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision(PRODUCTS[head_products])
 
     def fit(self, parts: Parts) -> tuple[dict[str, Any], dict[str, float]]:
         """Train to the last step and evaluate: what the training cost, and the metrics.
@@ -253,7 +259,6 @@ def _device(name: str) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
-    torch.set_float32_matmul_precision("high")
     return device
 
 

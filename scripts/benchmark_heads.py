@@ -1,7 +1,7 @@
 """Step time and memory of every head beside CLIP and open_clip's CLIP: the whole step, on generated input.
 
     python scripts/benchmark_heads.py --encoder bench_vit --batch 64 --heads clip kme open_clip
-    python scripts/benchmark_heads.py --encoder vit_b16 --batch 2048 --micro-batch 256 --precision bf16 --device cuda
+    python scripts/benchmark_heads.py --encoder vit_b16 --batch 2048 --micro-batch 256 --precision bf16 --head-products bf16
 
 A step is what training does with a batch: encoders, head, loss, gradient, AdamW. All contenders have the same towers,
 batch and precision. They take their steps in turn, and the medians are compared; memory is measured before, one
@@ -32,7 +32,7 @@ from clipzoo import config as configuration
 from clipzoo.build import build_model, build_objective, part
 from clipzoo.library import LoadedModel
 from clipzoo.step import Contrast, Replay, backward
-from clipzoo.trainer import PRECISIONS
+from clipzoo.trainer import PRECISIONS, PRODUCTS
 from clipzoo.types import Batch, Progress
 
 Step = Callable[[], object]
@@ -52,6 +52,8 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision(PRODUCTS[options.head_products])
     memory = {}
     _step(options.heads[0], options, device)()  # what is loaded once and for all is nobody's memory
     for name in options.heads:
@@ -75,6 +77,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=None)
     parser.add_argument("--caption-tokens", type=int, default=None, help="real tokens a caption; default: all")
     parser.add_argument("--precision", choices=list(PRECISIONS), default="float32")
+    parser.add_argument("--head-products", choices=list(PRODUCTS), default="tf32", help="on a GPU")
     parser.add_argument("--compile", action="store_true", help="the encoders of all through torch.compile")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
@@ -227,7 +230,8 @@ def _summary(options: argparse.Namespace, memory: dict, times: dict, device: tor
         for name in seconds
     }
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {options.threads} thread(s)"
-    sizes = {key: getattr(options, key) for key in ("encoder", "batch", "micro_batch", "caption_tokens", "precision")}
+    named = "encoder", "batch", "micro_batch", "caption_tokens", "precision", "head_products"
+    sizes = {key: getattr(options, key) for key in named}
     return {"what": "training step", "device": where, "torch": torch.__version__, **sizes, "base": base, "rows": rows}
 
 

@@ -43,8 +43,8 @@ def fit(
     """
     trainer = Trainer(
         global_batch=batch, epochs=None, steps=steps, micro_batch=None, tile=None, precision=precision,
-        clip_gradient=None, loss_limit=1e6, device=device, compile=False, gather="exact", log_every=steps,
-        save_every=steps, keep=1, best_metric=None, save_in_background=False, timeout=600.0,
+        head_products="float32", clip_gradient=None, loss_limit=1e6, device=device, compile=False, gather="exact",
+        log_every=steps, save_every=steps, keep=1, best_metric=None, save_in_background=False, timeout=600.0,
     )  # fmt: skip
     schedule = Cosine(rate, rate, final_rate, warmup_epochs=None, warmup_steps=0, restart_epochs=None, per_epoch=False)
     optim = AdamW(betas=[0.9, 0.999], eps=1e-8, weight_decay=0.0, schedule=schedule)
