@@ -74,7 +74,7 @@ start() {
     slurmctld -c
     slurmd -N node1
     slurmd -N node2
-    for _ in $(seq 150); do
+    for _ in $(seq 600); do
         [ "$(sinfo -hN -p main -t idle -o %N 2>/dev/null | wc -l)" = 2 ] && return
         sleep 0.2
     done

@@ -42,7 +42,7 @@ class Rank:
     def said(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
-    def wait_for(self, text: str, seconds: float = 200) -> None:
+    def wait_for(self, text: str, seconds: float = 280) -> None:
         """Until it has said `text`."""
         end = time.monotonic() + seconds
         while text not in self.said:
@@ -52,7 +52,7 @@ class Rank:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def end(self, seconds: float = 200) -> int:
+    def end(self, seconds: float = 280) -> int:
         """Wait for the end; the exit code is returned, -9 after SIGKILL."""
         self.process.join(seconds)
         if self.process.is_alive():

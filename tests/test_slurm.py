@@ -63,13 +63,13 @@ class Job:
     def fact(self, name: str) -> str:
         return re.findall(rf"\b{name}=(\S+)", call("scontrol", "show", "job", "-o", self.number))[0]
 
-    def wait_for(self, text: str, seconds: float = 120) -> None:
+    def wait_for(self, text: str, seconds: float = 500) -> None:
         end = time.monotonic() + seconds
         while text not in self.said:
             assert time.monotonic() < end, f"no {text!r} from job {self.number} ({self.fact('JobState')}):\n{self.said}"
             time.sleep(0.1)
 
-    def end(self, state: str = "COMPLETED", seconds: float = 240) -> None:
+    def end(self, state: str = "COMPLETED", seconds: float = 900) -> None:
         end = time.monotonic() + seconds
         while (now := self.fact("JobState")) in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "PREEMPTED"):
             assert time.monotonic() < end, f"job {self.number} is {now}:\n{self.said}"
@@ -127,7 +127,7 @@ def test_a_sweep_of_four_points_is_an_array_and_yields_its_table(slurm, tiny_sha
     sweep = tiny(tiny_shards, tmp_path, "optim.schedule.peak=1e-4,1e-3", "seed=0,1", "logger.wandb=off")
     options = f"--nodes=1 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=1 --output={tmp_path}/%a.log"
     number = re.findall(r"\d+", call(*launch, "--submit", "--sbatch", options, *sweep))[-1]
-    end = time.monotonic() + 240
+    end = time.monotonic() + 900
     while call("squeue", "-h", "-j", number):
         assert time.monotonic() < end, call("squeue")
         time.sleep(0.5)
