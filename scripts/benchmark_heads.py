@@ -1,7 +1,7 @@
 """Step time and memory of every head beside CLIP and open_clip's CLIP: the whole step, on generated input.
 
     python scripts/benchmark_heads.py --encoder bench_vit --batch 64 --heads clip kme open_clip
-    python scripts/benchmark_heads.py --encoder vit_b16 --batch 2048 --micro-batch 256 --precision bf16 --head-products bf16
+    python scripts/benchmark_heads.py --encoder vit_b16 --batch 2048 --micro-batch 256 --precision bf16
 
 A step is what training does with a batch: encoders, head, loss, gradient, AdamW. All contenders have the same towers,
 batch and precision. They take their steps in turn, and the medians are compared; memory is measured before, one
