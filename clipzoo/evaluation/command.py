@@ -13,22 +13,23 @@ from omegaconf import OmegaConf
 from clipzoo import config as configuration
 from clipzoo import distributed, run
 from clipzoo.errors import ConfigError
+from clipzoo.schema import nearest
 
 
 def evaluate(overrides: list[str]) -> dict[str, float]:
     """Evaluate what `run=` or `model=` names on the sets of `eval=`; results and report are brought up to date."""
     asked = _asked(overrides)
-    encoder = _stored_encoder(asked["run"]) if asked["run"] else None
-    if encoder is not None:
+    facts: Mapping[str, Any] | None = None
+    if asked["run"]:
+        facts = _facts(_stored(asked["run"]))
         # Before torch is imported: a mistyped key is named at once.
-        plain = configuration.resolved(configuration.composed([*overrides, _override("+encoder", encoder)], "eval"))
+        plain = _composed(overrides, facts)
     from clipzoo.build import part
 
     device = _device(asked["device"])
     model = _loaded(asked)
-    if encoder is None:
-        facts = {key: model.config["encoder"][key] for key in ("image_size", "tokenizer")}
-        plain = configuration.resolved(configuration.composed([*overrides, _override("+encoder", facts)], "eval"))
+    if facts is None:
+        plain = _composed(overrides, _facts(model.config))
     suite = part(plain["eval"])
     suite.open()
     distributed.start(device, plain["timeout"])
@@ -41,6 +42,15 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     return metrics
 
 
+def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the suite must know of a model's encoder."""
+    return {key: config["encoder"][key] for key in ("image_size", "tokenizer")}
+
+
+def _composed(overrides: list[str], facts: Mapping[str, Any]) -> dict[str, Any]:
+    return configuration.resolved(configuration.composed([*overrides, _override("+encoder", facts)], "eval"))
+
+
 def _asked(overrides: list[str]) -> dict[str, Any]:
     """The values of eval.yaml's own keys, before its groups can be resolved."""
     given = OmegaConf.from_dotlist([each for each in overrides if not each.startswith(("eval=", "eval.", "+", "~"))])
@@ -48,15 +58,27 @@ def _asked(overrides: list[str]) -> dict[str, Any]:
     asked = {key: given.get(key, default) for key, default in defaults.items() if key != "defaults"}
     if (asked["run"] is None) == (asked["model"] is None):
         raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
+    if asked["row"] is not None:
+        _check_row(asked["row"], asked["run"])
     return asked
 
 
-def _stored_encoder(path: str) -> dict[str, Any]:
+def _check_row(row: str, run: str | None) -> None:
+    from clipzoo.report.published import table, table_names
+
+    if run is not None:
+        raise ConfigError(f"row={row} goes with model=: a run has a row of its own")
+    rows = dict.fromkeys(each.name for name in table_names() for each in table(name).rows)
+    if row not in rows:
+        raise ConfigError(f"no paper has the row {row}{nearest(row, list(rows))}")
+
+
+def _stored(path: str) -> dict[str, Any]:
+    """The configuration of a run or of a checkpoint inside one."""
     folder = _run_folder(Path(path))
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"run={path} is no run: there is no {folder / 'config.yaml'}")
-    encoder = yaml.safe_load((folder / "config.yaml").read_text())["encoder"]
-    return {key: encoder[key] for key in ("image_size", "tokenizer")}
+    return yaml.safe_load((folder / "config.yaml").read_text())
 
 
 def _loaded(asked: Mapping[str, Any]) -> Any:
@@ -71,7 +93,9 @@ def _folder(plain: Mapping[str, Any]) -> Path:
     if plain["output"] is not None:
         return Path(plain["output"])
     if plain["run"] is not None:
-        return _run_folder(Path(plain["run"]))
+        path = Path(plain["run"])
+        # What one checkpoint comes to is no result of the run.
+        return _run_folder(path) / path.stem if path.suffix == ".pt" else path
     parts = [plain["model"], plain["pretrained"] and Path(plain["pretrained"]).stem]
     return Path("runs") / "-".join(part.replace("/", "-").replace(":", "-") for part in parts if part)
 
@@ -92,7 +116,8 @@ def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics
         content["metrics"] |= metrics
         run.write_whole(folder / "results.json", json.dumps(content, indent=1))
     elif not (folder / "config.yaml").exists():
-        run.write_results(folder, {"row": None, "seed": plain["eval"]["seed"]}, None, overrides, {"steps": 0}, metrics)
+        row = plain["row"] if plain["run"] is None else _stored(plain["run"])["row"]
+        run.write_results(folder, {"row": row, "seed": plain["eval"]["seed"]}, None, overrides, {"steps": 0}, metrics)
     run.write_whole(folder / "evaluation" / "metrics.json", json.dumps(metrics, indent=1))
     run.say(f"report: {write_report(folder)}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from clipzoo.report.evaluation_page import evaluation_section
 from clipzoo.report.results_tables import cost_table, probe_table, retrieval_table, zero_shot_table
 from clipzoo.report.samples import sample_pages
 from clipzoo.run import write_whole
@@ -23,10 +24,11 @@ def write_report(run: Path) -> Path:
     pictures.mkdir(parents=True, exist_ok=True)
     lines, evaluations = read_metrics(run / "metrics.jsonl")
     results = json.loads((run / "results.json").read_text()) if (run / "results.json").exists() else {}
-    metrics = results.get("metrics") or (evaluations[-1] if evaluations else {})
-    parts = [f"# {run.name}", _facts(run, results)]
+    metrics = results.get("metrics") or _evaluated(run) or (evaluations[-1] if evaluations else {})
+    missing = _missing_sets(run)
+    parts = [f"# {run.name}", _facts(run, results), evaluation_section(metrics, missing, results.get("row"))]
     parts += [table(metrics) for table in (zero_shot_table, probe_table, retrieval_table)]
-    parts.append(_missing(run))
+    parts.append(_missing(missing))
     if lines:
         figures.training_curves(lines).savefig(pictures / "training.png")
         parts.append(f"## Training\n\n{cost_table(results.get('training', {}))}\n\n![curves](report/training.png)")
@@ -39,6 +41,12 @@ def write_report(run: Path) -> Path:
     path = run / "report.md"
     write_whole(path, "\n\n".join(part for part in parts if part) + "\n")
     return path
+
+
+def _evaluated(run: Path) -> dict[str, Any]:
+    """What scripts/evaluate.py found in a run that is not finished."""
+    path = run / "evaluation" / "metrics.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -58,25 +66,35 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 
 def _facts(run: Path, results: dict[str, Any]) -> str:
     config = yaml.safe_load((run / "config.yaml").read_text()) if (run / "config.yaml").exists() else {}
-    names = {
-        part: config[part]["_target_"].rsplit(".", 1)[-1]
-        for part in ("encoder", "head", "objective")
-        if isinstance(config.get(part), dict) and "_target_" in config[part]
-    }
+    names = {part: _class(config.get(part)) for part in ("encoder", "head", "objective")}
+    towers = [_class(config.get("encoder", {}).get(each)) for each in ("image_tower", "text_tower")]
+    if all(towers):
+        names["encoder"] = f"{towers[0]}, {towers[1]}"
+    trainer = config.get("trainer", {})
     facts = {
         "Experiment": results.get("experiment"),
         "Paper row": results.get("row"),
-        **{part.capitalize(): f"`{name}`" for part, name in names.items()},
-        "Global batch": config.get("trainer", {}).get("global_batch"),
+        **{part.capitalize(): f"`{name}`" for part, name in names.items() if name},
+        "Global batch": trainer.get("global_batch"),
+        "Epochs": trainer.get("epochs"),
+        "Precision": trainer.get("precision"),
         "Seed": results.get("seed", config.get("seed")),
     }
     return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value is not None)
 
 
-def _missing(run: Path) -> str:
-    """The sets that were asked for and not found."""
+def _class(part: Any) -> str | None:
+    """The name of a part's class."""
+    return part["_target_"].rsplit(".", 1)[-1] if isinstance(part, dict) and "_target_" in part else None
+
+
+def _missing_sets(run: Path) -> dict[str, str]:
+    """The sets that were asked for and not found, with the way to get each."""
     path = run / "evaluation" / "missing.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _missing(found: dict[str, str]) -> str:
     if not found:
         return ""
     return "## Sets that were not there\n\n" + "\n".join(f"- **{name}**: `{text}`" for name, text in found.items())
