@@ -28,7 +28,7 @@ def main() -> None:
     else:
         from clipzoo.report.pages import write_pages
 
-        print(write_pages(options.folder, options.table, options.output or options.folder / "report"))
+        print(write_pages(options.folder, options.table, options.output or options.folder / "report", options.note))
 
 
 def _is_run(folder: Path) -> bool:
@@ -40,6 +40,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, nargs="?", help="a run, or a folder of runs")
     parser.add_argument("--table", action="append", default=[], metavar="NAME", help="only this table; may be repeated")
     parser.add_argument("--output", type=Path, help="where the tables go (default: <folder>/report)")
+    parser.add_argument("--note", metavar="TEXT", help="a paragraph for the head of the tables' page")
     parser.add_argument("--list", action="store_true", help="name the tables and stop")
     options = parser.parse_args()
     if options.folder is None and not options.list:

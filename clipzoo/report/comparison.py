@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from clipzoo.report.collect import PAPER, Match, Run, matches
+from clipzoo.report.examples import load
 from clipzoo.report.published import PAPERS, Column, table, table_names
 from clipzoo.report.tables import Group, described
 
@@ -22,7 +23,7 @@ TASKS = (
 COSTS = (
     ("minutes", "training/seconds", 1 / 60),
     ("samples/s", "training/samples_per_second", 1.0),
-    ("peak memory, GiB", "training/peak_memory_mib", 1 / 1024),
+    ("peak GiB", "training/peak_memory_mib", 1 / 1024),
 )
 ENCODER = re.compile(r"\*? RN\d+(x\d)?( \(\d+ epochs\))?$")
 """What a model's printed name says of its encoder and training: at another scale it is untrue."""
@@ -30,11 +31,20 @@ ENCODER = re.compile(r"\*? RN\d+(x\d)?( \(\d+ epochs\))?$")
 
 @dataclass(frozen=True)
 class Compared:
-    """The runs of one row. label: what the paper calls it, without encoder and epochs, and what else sets it apart."""
+    """The runs of one row.
+
+    label: what the paper calls it, without encoder and epochs; where several rows or variants of one are so called,
+    with what tells them apart. apart: all that sets the runs apart from the row's experiment at this scale.
+    """
 
     paper: str
     label: str
+    apart: str
     group: Group
+
+    @property
+    def named(self) -> str:
+        return self.label if self.apart in self.label else f"{self.label} ({self.apart})"
 
     def cost(self, key: str, factor: float) -> float | None:
         found = [match.run.metrics[key] * factor for match in self.group.runs if key in match.run.metrics]
@@ -43,11 +53,15 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """columns: by task, the sets that all or some of the runs were judged on; where several, their mean comes first."""
+    """columns: by task, the sets that all or some of the runs were judged on; where several, their mean comes first.
+
+    chance: what guessing comes to, by metric, where the evaluation left the number of classes or pictures.
+    """
 
     scale: str
     rows: tuple[Compared, ...]
     columns: dict[str, tuple[Column, ...]]
+    chance: Mapping[str, float]
 
 
 def comparisons(runs: Sequence[Run]) -> list[Comparison]:
@@ -57,7 +71,7 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
         some = [run for run in runs if run.scale == scale]
         rows = [(row, extra, group) for row in _rows() for extra, group in _groups(some, row, scale)]
         if rows:
-            found.append(Comparison(scale, tuple(_labelled(rows)), _columns(some)))
+            found.append(Comparison(scale, tuple(_labelled(rows)), _columns(some), _chance(some)))
     return found
 
 
@@ -76,14 +90,30 @@ def _groups(runs: Sequence[Run], row: str, scale: str) -> Iterator[tuple[str, Gr
 
 
 def _labelled(rows: Sequence[tuple[str, str, Group]]) -> Iterator[Compared]:
-    def label(row: str, extra: str, short: bool) -> str:
-        model = row.split("/", 2)[2]
-        model = ENCODER.sub("", model) if short else row
-        return f"{model} ({extra})" if extra else model
+    """With the shortest names that tell the rows from each other."""
 
-    counts = Counter(label(row, extra, True) for row, extra, _ in rows)
+    def names(row: str, extra: str) -> list[str]:
+        model, added = ENCODER.sub("", row.split("/", 2)[2]), f" ({extra})" if extra else ""
+        return [model, f"{model}{added}", f"{row}{added}"]
+
+    counts = Counter(name for row, extra, _ in rows for name in dict.fromkeys(names(row, extra)))
     for row, extra, group in rows:
-        yield Compared(PAPERS[row.split("/")[0]], label(row, extra, counts[label(row, extra, True)] == 1), group)
+        label = next((name for name in names(row, extra) if counts[name] == 1), names(row, extra)[-1])
+        yield Compared(PAPERS[row.split("/")[0]], label, extra, group)
+
+
+def _chance(runs: Sequence[Run]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for run in runs:
+        for path in sorted((run.folder / "evaluation" / "zero_shot").glob("*.npz")):
+            classes = len(load(path)["class_names"])
+            found |= {f"zero_shot/{path.stem}/top1": 100 / classes}
+            found |= {f"linear_probe/{path.stem}/{where}/top1": 100 / classes for where in ("before", "after")}
+        for path in sorted((run.folder / "evaluation" / "retrieval").glob("*.npz")):
+            ways = ("image_to_text", "text_to_image")
+            pictures = int(load(path)["gallery"])
+            found |= {f"retrieval/{path.stem}/{way}/recall_at_1": 100 / pictures for way in ways}
+    return found
 
 
 def _columns(runs: Sequence[Run]) -> dict[str, tuple[Column, ...]]:

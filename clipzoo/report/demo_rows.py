@@ -34,7 +34,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "wpse/CC3M/CLIP": (),
 }
 """The rows, with the point of the paper's own search that suits so small a world."""
-COMMON = ("scale=demo", "eval.every_epochs=3")
+COMMON = ("scale=demo", "eval.linear_probe=[shapes,counts]")
 SAID_EVERY = 20.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 
 from clipzoo import config as configuration
@@ -13,19 +14,23 @@ from clipzoo.report.comparison import COSTS, Comparison, comparisons
 from clipzoo.report.experiments import experiments
 from clipzoo.report.published import layout, table, table_names
 from clipzoo.report.tables import Filled, described, fill, matches
-from clipzoo.report.tables_text import aligned, comma_separated, latex, markdown
+from clipzoo.report.tables_text import aligned, comma_separated, compared_latex, compared_rows, latex, markdown
 from clipzoo.run import revision, write_whole
 
 LEAD = (
     "Our runs beside the numbers that the papers print. A run stands for a row only if its configuration is that of "
     "the row's experiment, seeds and places of files aside; any other is named a variant, with what is different."
 )
+SMALL = (
+    "Rows of the papers' tables, trained in small with one recipe: each has its paper's head and objective. The numbers"
+    " compare methods on this data and at this budget; they say nothing of the numbers that the papers print."
+)
 
 
-def write_pages(root: Path, names: Sequence[str], output: Path) -> Path:
+def write_pages(root: Path, names: Sequence[str], output: Path, note: str | None = None) -> Path:
     """The page over the runs below `root`, in `output`: of the tables asked for, or of all that some run has values in.
 
-    Raises ConfigError where there is nothing to show.
+    note: what else a reader must know, a paragraph. Raises ConfigError where there is nothing to show.
     """
     runs, unfinished = collect(root)
     runs = [run for run in runs if run.row]
@@ -37,15 +42,22 @@ def write_pages(root: Path, names: Sequence[str], output: Path) -> Path:
             raise ConfigError(f"{root} holds no finished run of a paper's row: give --table wpse/1, or train one first")
     beside = comparisons(runs)
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / "tables.csv", comma_separated(filled))
-    write_whole(output / "tables.tex", "\n".join(latex(each) for each in filled))
-    write_whole(output / "tables.md", _markdown(filled, beside, runs, unfinished))
-    write_whole(output / "index.html", _html(filled, beside, runs, unfinished))
+    lead = [LEAD if filled else SMALL, *([note] if note else [])]
+    write_whole(output / "tables.csv", comma_separated(filled, beside))
+    write_whole(output / "tables.tex", "\n".join([*map(compared_latex, beside), *map(latex, filled)]))
+    write_whole(output / "tables.md", _markdown(lead, filled, beside, runs, unfinished))
+    write_whole(output / "index.html", _html(lead, filled, beside, runs, unfinished))
     return output / "index.html"
 
 
-def _markdown(filled: Sequence[Filled], beside: Sequence[Comparison], runs: Sequence[Run], rest: Sequence[Path]) -> str:
-    parts = ["# The papers' tables", LEAD]
+def _markdown(
+    lead: Sequence[str],
+    filled: Sequence[Filled],
+    beside: Sequence[Comparison],
+    runs: Sequence[Run],
+    rest: Sequence[Path],
+) -> str:
+    parts = ["# The papers' tables", *lead]
     for comparison in beside:
         parts.append(f"## At scale={comparison.scale}\n\n{_scale(comparison.scale)}")
         parts += _compared_markdown(comparison)
@@ -58,10 +70,7 @@ def _markdown(filled: Sequence[Filled], beside: Sequence[Comparison], runs: Sequ
 
 def _compared_markdown(comparison: Comparison) -> Iterator[str]:
     for task, columns in comparison.columns.items():
-        rows = [
-            [row.label, row.paper, *(str(row.group.ours(column) or "") for column in columns)]
-            for row in comparison.rows
-        ]
+        rows = compared_rows(comparison, columns)
         yield f"### {task}, %\n\n" + aligned(["model", "paper", *(each.label for each in columns)], rows, left=2)
     costs = [
         [
@@ -73,7 +82,13 @@ def _compared_markdown(comparison: Comparison) -> Iterator[str]:
     yield "### Training\n\n" + aligned(["model", *(name for name, _, _ in COSTS)], costs, left=1)
 
 
-def _html(filled: Sequence[Filled], beside: Sequence[Comparison], runs: Sequence[Run], rest: Sequence[Path]) -> str:
+def _html(
+    lead: Sequence[str],
+    filled: Sequence[Filled],
+    beside: Sequence[Comparison],
+    runs: Sequence[Run],
+    rest: Sequence[Path],
+) -> str:
     from clipzoo.report import tables_html as html
 
     facts = [("finished runs", f"{len(runs)}")] + [("unfinished", f"{len(rest)}")] * bool(rest)
@@ -89,6 +104,8 @@ def _html(filled: Sequence[Filled], beside: Sequence[Comparison], runs: Sequence
     parts = [html.cards(facts), html.contents([*titles, ("runs", "Runs")])]
     for comparison in beside:
         parts.append(f'<h2 id="scale-{comparison.scale}">At scale={comparison.scale}</h2>')
+        if filled:
+            parts.append(f"<p>{escape(SMALL)}</p>")
         parts.append(f"<p>{escape(_scale(comparison.scale))}</p>")
         parts.append(html.compared_table(comparison))
         parts += _compared_pictures(comparison)
@@ -101,7 +118,7 @@ def _html(filled: Sequence[Filled], beside: Sequence[Comparison], runs: Sequence
     rows = [[escape(each) for each in row] for row in _runs(runs, rest)]
     parts.append(f'<h2 id="runs">Runs</h2>{html.plain_table(RUNS, rows)}')
     parts.append(f'<p class="note">Made at revision {escape(str(revision()))} by scripts/report.py.</p>')
-    return html.page("The papers' tables", LEAD, parts)
+    return html.page("The papers' tables", lead, parts)
 
 
 def _compared_pictures(comparison: Comparison) -> Iterator[str]:
@@ -109,8 +126,9 @@ def _compared_pictures(comparison: Comparison) -> Iterator[str]:
     from clipzoo.report.tables_html import picture
 
     yield "<h3>By data set</h3>" + picture(figures.compared_bars(comparison), "bars by data set")
+    yield "<h3>Over training</h3>" + picture(figures.loss_curves(comparison), "loss over training")
     if (curves := figures.evaluation_curves(comparison)) is not None:
-        yield "<h3>Over training</h3>" + picture(curves, "evaluations during training")
+        yield picture(curves, "evaluations during training")
     yield "<h3>Cost</h3>" + picture(figures.cost_bars(comparison), "minutes, samples a second, memory")
 
 
@@ -138,9 +156,10 @@ def _pictures(filled: Filled) -> Iterator[str]:
 
 
 def _scale(name: str) -> str:
-    """What conf/scale says of itself."""
-    lines = (configuration.CONF / "scale" / f"{name}.yaml").read_text().splitlines()
-    return lines[1].removeprefix("# ")
+    """What conf/scale says of itself: its comment up to the command."""
+    lines = (configuration.CONF / "scale" / f"{name}.yaml").read_text().splitlines()[1:]
+    said = takewhile(lambda line: line.startswith("# ") and not line.startswith("#  "), lines)
+    return " ".join(line.removeprefix("# ") for line in said)
 
 
 FULL_SIZE = ("row", "tables", "command", "estimated cost")
@@ -154,7 +173,8 @@ def _full_size(runs: Sequence[Run]) -> Iterator[list[str]]:
         if row in there or experiment is None:
             continue
         inside = [name for name in table_names() if any(each.name == row for each in table(name).rows)]
-        cost = f"{experiment.hours * experiment.runs:,.0f} {experiment.device} hours"
+        several = f", {experiment.runs} runs" if experiment.runs > 1 else ""
+        cost = f"{experiment.hours * experiment.runs:,.0f} {experiment.device} hours{several}"
         yield [experiment.row, ", ".join(inside), experiment.command, cost]
 
 

@@ -71,10 +71,10 @@ def compared_bars(comparison: Comparison) -> Figure:
 
 
 def evaluation_curves(comparison: Comparison) -> Figure | None:
-    """What each row came to while it was trained; None where runs were judged at their end only."""
+    """What each row came to while it was trained; None where no run was judged thrice: two points are no curve."""
     found = {row.label: [_evaluations(match.run.folder, match.run.plain) for match in row.group.runs]
              for row in comparison.rows}  # fmt: skip
-    if not any(len(run) > 1 for runs in found.values() for run in runs):
+    if not any(len(run) > 2 for runs in found.values() for run in runs):
         return None
     figure = Figure(figsize=(12, 3.4), dpi=DPI, layout="constrained")
     panels = figure.subplots(1, 2)
@@ -91,6 +91,30 @@ def evaluation_curves(comparison: Comparison) -> Figure | None:
         panel.set_xlabel("epoch", fontsize=8)
         _plain(panel)
     panels[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def loss_curves(comparison: Comparison) -> Figure:
+    """The loss of each row, a panel an objective: only losses of one objective can be compared."""
+    panels: dict[str, list[tuple[int, Compared]]] = {}
+    for place, row in enumerate(comparison.rows):
+        objective = str(row.group.runs[0].run.plain["objective"]["_target_"]).rpartition(".")[2]
+        panels.setdefault(objective, []).append((place, row))
+    widths = [1.6 if len(rows) > 1 else 1.0 for rows in panels.values()]
+    figure = Figure(figsize=(12, 3.0), dpi=DPI, layout="constrained")
+    drawn = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False).flatten()
+    for panel, (objective, rows) in zip(drawn, panels.items(), strict=True):
+        for place, row in rows:
+            for number, match in enumerate(row.group.runs):
+                lines, _ = read_metrics(match.run.folder / "metrics.jsonl")
+                points = [(line["epoch"], line["loss"]) for line in lines if "loss" in line]
+                if points:
+                    panel.plot(*zip(*points, strict=True), color=PALETTE[place % len(PALETTE)], linewidth=1.4,
+                               label=None if number else row.label)  # fmt: skip
+        panel.set_title(f"{objective}, loss", fontsize=10, color=INK, loc="left")
+        panel.set_xlabel("epoch", fontsize=8)
+        panel.legend(frameon=False, fontsize=7)
+        _plain(panel)
     return figure
 
 
@@ -160,17 +184,19 @@ def _bars(panel: Axes, rows: Sequence[Compared], columns: Sequence[Column]) -> N
         left = np.arange(len(columns)) - 0.42 + share * (place + 0.5)
         panel.bar(left, values, 0.92 * share, color=PALETTE[place % len(PALETTE)], label=row.label)
         panel.errorbar(left, values, spread, fmt="none", ecolor="#555555", elinewidth=0.8)
+    panel.margins(x=0.03 / len(columns))
     panel.set_xticks(range(len(columns)), [each.label for each in columns], fontsize=8)
     panel.set_ylim(0, None)
     _plain(panel)
 
 
 def _shelves(counts: Sequence[int]) -> list[list[int]]:
-    """Panels that fit beside each other, seven data sets a shelf at most."""
+    """Panels beside each other, each on the first shelf with room: seven data sets a shelf at most."""
     shelves: list[list[int]] = []
     for place, count in enumerate(counts):
-        if shelves and sum(counts[each] for each in shelves[-1]) + count <= 7:
-            shelves[-1].append(place)
+        with_room = [shelf for shelf in shelves if sum(counts[each] for each in shelf) + count <= 7]
+        if with_room:
+            with_room[0].append(place)
         else:
             shelves.append([place])
     return shelves

@@ -24,17 +24,18 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 .cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; padding: 0; list-style: none; }
 .cards li { border: 1px solid var(--line); border-radius: 8px; padding: .5rem .9rem; }
 .cards b { display: block; font-size: 1.35rem; color: var(--ink); }
-nav a { margin-right: .9rem; } a { color: #2f6f9f; }
+nav a { margin-right: .9rem; white-space: nowrap; } a { color: #2f6f9f; }
 .scroll { overflow-x: auto; margin: .6rem 0; }
 table { border-collapse: collapse; font-size: 12px; font-variant-numeric: tabular-nums; }
 th, td { padding: .22rem .42rem; white-space: nowrap; text-align: right; }
 th { vertical-align: bottom; color: var(--quiet); font-weight: 600; border-bottom: 1px solid var(--ink); }
-th.group { text-align: center; border-bottom: 1px solid var(--line); white-space: normal; max-width: 9rem; }
+th.group { text-align: center; border-bottom: 1px solid var(--line); white-space: normal; min-width: 4.6rem; }
 .left { text-align: left; } .wrap { white-space: normal; }
 td { vertical-align: top; } td.what { max-width: 15rem; min-width: 7rem; }
 tr.first td { border-top: 1px solid var(--line); } tr.published td, tr.difference td { color: var(--quiet); }
 tr.published.first td:nth-child(-n+2) { color: #1d2a35; font-weight: 600; }
 tr.ours td { font-weight: 600; } tr.variant td { color: #8a6320; }
+small { display: block; color: var(--quiet); font-size: 10.5px; }
 td.mean { background: #f3f6f9; } td.best { font-weight: 700; color: var(--ink); }
 td.up { color: var(--good) !important; } td.down { color: var(--bad) !important; }
 img { max-width: 100%; height: auto; margin: .5rem 0; }
@@ -43,10 +44,10 @@ p.note, li.note { color: var(--quiet); font-size: 13.5px; } details { margin: .6
 """
 
 
-def page(title: str, lead: str, parts: Iterable[str]) -> str:
-    """A whole document."""
+def page(title: str, lead: Iterable[str], parts: Iterable[str]) -> str:
+    """A whole document. lead: its first paragraphs."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    body = f"<h1>{escape(title)}</h1>\n<p>{escape(lead)}</p>\n" + "\n".join(parts)
+    body = f"<h1>{escape(title)}</h1>\n" + "\n".join([*(f"<p>{escape(each)}</p>" for each in lead), *parts])
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n'
     )
@@ -59,7 +60,7 @@ def cards(facts: Sequence[tuple[str, str]]) -> str:
 
 def contents(titles: Sequence[tuple[str, str]]) -> str:
     """Links to sections, as (anchor, title)."""
-    return "<nav>" + "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title in titles) + "</nav>"
+    return "<nav>" + " ".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title in titles) + "</nav>"
 
 
 def picture(figure: Figure, description: str) -> str:
@@ -104,9 +105,15 @@ def compared_table(comparison: Comparison) -> str:
     return f"{table}<details><summary>Linear probes by data set</summary>{_compared(comparison, probes, ())}</details>"
 
 
+def _apart(row: Compared) -> str:
+    """In small, what sets the runs apart, unless the label says it."""
+    return f"<small>{escape(row.apart)}</small>" if row.apart and row.apart not in row.label else ""
+
+
 def _compared(
     comparison: Comparison, tasks: Mapping[str, Sequence[Column]], costs: Sequence[tuple[str, str, float]]
 ) -> str:
+    chance = comparison.chance
     columns = [column for found in tasks.values() for column in found]
     groups = "".join(f'<th class="group" colspan="{len(found)}">{escape(task)}</th>' for task, found in tasks.items())
     groups += f'<th class="group" colspan="{len(costs)}">training</th>' if costs else ""
@@ -116,7 +123,7 @@ def _compared(
     best = {column: _best(comparison.rows, column) for column in columns}
     lines = []
     for row in comparison.rows:
-        cells = f'<td class="left">{escape(row.label)}</td><td class="left">{escape(row.paper)}</td>'
+        cells = f'<td class="left">{escape(row.label)}{_apart(row)}</td><td class="left">{escape(row.paper)}</td>'
         for column in columns:
             ours = row.group.ours(column)
             marks = ["mean"] * (column.label == "mean") + ["best"] * bool(ours and ours.mean == best[column])
@@ -125,6 +132,12 @@ def _compared(
             value = row.cost(key, factor)
             cells += f"<td>{'' if value is None else format(value, ',.3g' if value < 100 else ',.0f')}</td>"
         lines.append(f"<tr>{cells}</tr>")
+    if any(column.value(chance) for column in columns):
+        values = [column.value(chance) for column in columns]
+        cells = "".join(f"<td>{'' if value is None else format(value, '.1f')}</td>" for value in values)
+        lines.append(
+            f'<tr class="published"><td class="left">chance</td><td></td>{cells}{"<td></td>" * len(costs)}</tr>'
+        )
     head = f'<tr><th></th><th></th>{groups}</tr><tr><th class="left">model</th><th class="left">paper</th>{labels}</tr>'
     return f'<div class="scroll"><table><thead>{head}</thead><tbody>{"".join(lines)}</tbody></table></div>'
 

@@ -6,9 +6,11 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
+from clipzoo.report.comparison import Compared, Comparison
+from clipzoo.report.experiments import experiments
 from clipzoo.report.lines import Block, blocks, missing, remarks
 from clipzoo.report.published import Column
-from clipzoo.report.tables import Entry, Filled, variant_value
+from clipzoo.report.tables import Entry, Filled, described, variant_value
 
 CSV_COLUMNS = (
     *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
@@ -37,16 +39,59 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> st
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def comma_separated(tables: Sequence[Filled]) -> str:
-    """Tidy: a line for each cell of a row, with runs (state "row") or without ("missing"), and of each variant."""
+def compared_rows(comparison: Comparison, columns: Sequence[Column]) -> list[list[str]]:
+    """model, paper, and a cell a column; chance, where it is known, comes last."""
+    rows = [
+        [row.named, row.paper, *(str(row.group.ours(column) or "") for column in columns)] for row in comparison.rows
+    ]
+    chance = [column.value(comparison.chance) for column in columns]
+    if any(chance):
+        rows.append(["chance", "", *("" if value is None else f"{value:.1f}" for value in chance)])
+    return rows
+
+
+def compared_latex(comparison: Comparison) -> str:
+    """A booktabs table a task."""
+    return "\n".join(_compared_latex(comparison, task, columns) for task, columns in comparison.columns.items())
+
+
+def _compared_latex(comparison: Comparison, task: str, columns: Sequence[Column]) -> str:
+    head = " & ".join(["Model", "Paper", *(_escaped(each.label) for each in columns)])
+    lines = ["\\begin{table}", "\\centering", "\\small"]
+    lines += [f"\\caption{{{_escaped(f'{task}, %, scale={comparison.scale}')}}}"]
+    lines += [f"\\begin{{tabular}}{{ll{'r' * len(columns)}}}", "\\toprule", f"{head} \\\\", "\\midrule"]
+    for row in compared_rows(comparison, columns):
+        lines.append(" & ".join(_escaped(each) for each in row) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
+
+
+def comma_separated(tables: Sequence[Filled], beside: Sequence[Comparison]) -> str:
+    """Tidy: a line for each cell of a row, with runs (state "row") or without ("missing"), and of each variant.
+
+    Runs at another scale come first, each as a variant in the table "scale=<name>".
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
+    for comparison in beside:
+        for row in comparison.rows:
+            writer.writerows(_compared_cells(comparison, row))
     for filled in tables:
         for entry in filled.entries:
             for column in filled.table.columns:
                 writer.writerows(_cell(filled, entry, column))
     return text.getvalue()
+
+
+def _compared_cells(comparison: Comparison, row: Compared) -> Iterator[list[str]]:
+    first = row.group.runs[0]
+    _, pretrain, model = first.row.split("/", 2)
+    experiment = experiments()[first.row].name
+    for column in [each for columns in comparison.columns.values() for each in columns]:
+        if ours := row.group.ours(column):
+            place = [f"scale={comparison.scale}", pretrain, model, first.row, experiment, column.heading, column.label]
+            numbers = [_plain(ours.mean), _plain(ours.deviation), str(len(ours.values))]
+            yield [*place, "", "", f"variant: {described(first)}", *numbers, "", ""]
 
 
 def _cell(filled: Filled, entry: Entry, column: Column) -> Iterator[list[str]]:
