@@ -67,8 +67,8 @@ class Lagrangian(Study):
         "`study=lagrangian_paper` has the paper's sizes (K = 49, 1,000 observations, 32,268 samples, 12 layers).",
         "The paper gives neither the law of the coefficients nor of the frequencies: here both are normal, and the "
         "velocity's root mean square is a setting. The coefficient of the constant mode moves no tracer.",
-        "Trajectories come from scipy's adaptive method of order 8, compared with the paper's Runge-Kutta method and "
-        "step. The rate is higher than the paper's and falls to zero.",
+        "Trajectories come from scipy's adaptive method of order 8, compared with the paper's Runge-Kutta method. The "
+        "rate is higher than the paper's and falls to zero.",
     )
 
     def run(self) -> Findings:

@@ -210,7 +210,7 @@ class Mixture(Study):
         for axis in axes:
             axis.set_xticks(self.widths, [str(each) for each in self.widths], minor=False)
             axis.minorticks_off()
-        axes[1].legend(frameon=False, fontsize=7)
+        axes[1].legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         return Drawing(figure, "Trained heads in the mixture world of r classes: CLIP (dashed) and KME-CLIP.")
 
 

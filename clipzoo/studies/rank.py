@@ -65,7 +65,7 @@ class Rank(Study):
         "The paper proves the limit and measures nothing here. The fit is to the matrix itself, by least squares, "
         "instead of through InfoNCE: the question is what a similarity can hold.",
         "A WPSE item of M points in d dimensions has M (d + 1) free numbers, an inner product's d: the last claim "
-        "compares them at equal numbers, which the paper does not.",
+        "compares it with an inner product of as many, which the paper does not.",
     )
 
     def run(self) -> Findings:
@@ -87,13 +87,13 @@ class Rank(Study):
                   self.tolerance, relative=True)
             for row in inner
         ]  # fmt: skip
-        claims = self._claims(rows)
+        claims = self._claims(planted, rows)
         lowest = min((row for row in rows if row["head"] == WPSE), key=lambda row: float(row["error"]))
-        held = next((row["width"] for row in inner if float(row["bound"]) <= float(lowest["error"])), "more")
+        held = next(width for width in range(1, self.items + 1) if least_error(planted, width) <= lowest["error"])
         verdict = (
             f"WPSE with {lowest['points']} points in {lowest['width']} dimensions fits the planted matrix to "
-            f"{lowest['error']:.3f}, for which an inner product needs d = {held}; trained inner products meet their "
-            f"closed form in {sum(each.met for each in checks)} of {len(checks)} widths; "
+            f"{lowest['error']:.3f}, for which an inner product needs d = {held} at least; trained inner products meet "
+            f"their closed form in {sum(each.met for each in checks)} of {len(checks)} widths; "
             f"{sum(each.borne_out for each in claims)} of {len(claims)} claims are borne out."
         )
         drawings = {"rank": self._draw(planted, rows, feature_rows)}
@@ -148,19 +148,14 @@ class Rank(Study):
             rows.append({"features": count, "error": (total / self.evaluation_draws) ** 0.5})
         return rows
 
-    def _claims(self, rows: list[Row]) -> list[Claim]:
+    def _claims(self, planted: Tensor, rows: list[Row]) -> list[Claim]:
         inner = {int(row["width"]): row for row in rows if row["head"] == INNER}
         sets = [row for row in rows if row["head"] == WPSE]
         same_width = [(row, inner[int(row["width"])]) for row in sets if int(row["width"]) in inner]
         best = {width: min(float(row["error"]) for row in sets if row["width"] == width) for width in self.wpse_widths}
-        equal = [
-            (
-                row,
-                min((each for each in inner.values()), key=lambda each: abs(int(each["width"]) - int(row["numbers"]))),
-            )
-            for row in sets
-        ]
-        best_set, best_other = min(equal, key=lambda each: each[0]["error"])
+        # With as many dimensions as items the inner product holds any matrix.
+        equal = [(row, least_error(planted, min(row["numbers"], self.items))) for row in sets]
+        best_set, best_bound = min(equal, key=lambda each: each[0]["error"])
         return [
             Claim(
                 "An inner product in d dimensions cannot hold a matrix of higher rank, whatever is trained.",
@@ -176,10 +171,11 @@ class Rank(Study):
             ),
             Claim(
                 "(Not in the paper.) They do so with as many free numbers an item as the inner product has.",
-                f"nearer in {sum(row['error'] < other['error'] for row, other in equal)} of {len(equal)} settings; "
-                f"{best_set['points']} points, d = {best_set['width']}: {best_set['error']:.3f}, inner product with "
-                f"{best_other['width']} numbers {best_other['error']:.3f}",
-                all(float(row["error"]) < float(other["error"]) for row, other in equal),
+                f"nearer than the inner product's closed form in "
+                f"{sum(row['error'] < bound for row, bound in equal)} of {len(equal)} settings; {best_set['points']} "
+                f"points, d = {best_set['width']}, {best_set['numbers']} numbers: {best_set['error']:.3f}, "
+                f"closed form {best_bound:.3g}",
+                all(row["error"] < bound for row, bound in equal),
             ),
         ]  # fmt: skip
 

@@ -11,10 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from clipzoo.run import write_whole
 from clipzoo.studies.study import Drawing, Findings, Row, Study
 
 RESULT = "result.json"
+PALETTE = 128
 
 
 def write_findings(
@@ -78,6 +81,9 @@ def _short(value: Any) -> Any:
 
 def _write_png(path: Path, drawing: Drawing) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    # Without the date and the library's version equal figures are equal files.
-    drawing.figure.savefig(temporary, format="png", dpi=110, metadata={"Software": None})
+    drawn = io.BytesIO()
+    drawing.figure.savefig(drawn, format="png", dpi=110)
+    # A palette makes the file a third; without the library's version in it equal figures are equal files.
+    with Image.open(drawn) as image:
+        image.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(temporary, "PNG", optimize=True)
     os.replace(temporary, path)
