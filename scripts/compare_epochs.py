@@ -100,7 +100,8 @@ def _once(side: str, shards: str, peer: Path) -> dict[str, str | float]:
     """One epoch of damaged shards."""
     outcome = _run(side, shards, Case(), 1, peer, seconds=90)
     seen = len(set(outcome.epochs[0])) / sum(Case().counts) if outcome.epochs else 0.0
-    return {"ended": outcome.ended, "seen at all": seen, "said": outcome.said, "processes left": outcome.orphans}
+    said = outcome.said.replace(str(Path(shards).parent), "shards")
+    return {"ended": outcome.ended, "seen at all": seen, "said": said, "processes left": outcome.orphans}
 
 
 def _run(side: str, shards: str, case: Case, epochs: int, peer: Path, seconds: float = 300) -> Outcome:
