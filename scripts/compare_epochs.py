@@ -100,7 +100,7 @@ def _once(side: str, shards: str, peer: Path) -> dict[str, str | float]:
     """One epoch of damaged shards."""
     outcome = _run(side, shards, Case(), 1, peer, seconds=90)
     seen = len(set(outcome.epochs[0])) / sum(Case().counts) if outcome.epochs else 0.0
-    said = outcome.said.replace(str(Path(shards).parent), "shards")
+    said = outcome.said.replace(f"{Path(shards).parent}/", "")[:300]
     return {"ended": outcome.ended, "seen at all": seen, "said": said, "processes left": outcome.orphans}
 
 
