@@ -67,7 +67,7 @@ class Job:
         if is_finished(self.folder):
             return 1.0
         lines, _ = read_metrics(self.folder / "metrics.jsonl")
-        return 0.97 * lines[-1]["epoch"] / self.plain["trainer"]["epochs"] if lines else 0.0
+        return 0.97 * lines[-1].get("epoch", 0.0) / self.plain["trainer"]["epochs"] if lines else 0.0
 
     def start(self, threads: int) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
