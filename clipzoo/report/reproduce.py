@@ -52,9 +52,9 @@ or `scripts/launch.py`, which wants the searched values themselves (they are lis
 The small ones keep a row's head and objective and what the row changes in them. Their numbers compare methods with each
 other, never with the papers.
 
-`make reproduce-demo` trains {demo} rows, one of every method, as many at once as there are cores, judges each (zero-shot,
-linear probe, retrieval) and makes their page; stopped, it goes on where it was, and what is finished is skipped. Where
-the paper searched a temperature it takes a point of that search. What came out here:
+`make reproduce-demo` trains {demo} rows, one of every method, as many at once as there are cores, judges each
+(zero-shot, linear probe, retrieval) and makes their page; stopped, it goes on where it was, and what is finished is
+skipped. Where the paper searched a temperature it takes a point of that search. What came out here:
 [the page](results/demo/index.html), [its tables](results/demo/tables.md). CLOOB stays at chance in so short a training:
 the retrieval of untrained embeddings is nearly the batch's mean, the same for every sample, and 1250 steps do not leave
 that plateau (its paper warms up for 20,000; [benchmarks.md](benchmarks.md) has it beside InfoLOOB without retrieval).
