@@ -41,22 +41,32 @@ def judged(features, labels, c) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(judge.coef_.T), torch.tensor(judge.intercept_)
 
 
-@pytest.mark.parametrize("noise", [1.0, 0.2], ids=["overlapping", "separable"])
-def test_objective_and_predictions_are_scikit_learns_over_the_grid_of_c(noise):
-    features, labels = problem(noise=noise)
-    test_features, _ = problem(noise=1.0, seed=0, samples=1000)
+def test_objective_and_accuracy_are_scikit_learns_over_the_whole_grid_of_c():
+    features, labels = problem()
+    test_features, test_labels = problem(seed=0, samples=1000)
+    model = LogisticRegression(features, labels, 5)
+    for c in GRID:
+        solution = model.solve(c)
+        weight, bias = judged(features, labels, c)
+        ours = objective(features, labels, solution.weight, solution.bias, c)
+        assert solution.converged
+        assert ours == pytest.approx(objective(features, labels, weight, bias, c), rel=1e-6), c
+        expected = test_features.double() @ weight + bias
+        # Where scikit-learn itself is within a hair of another class, the last digits decide.
+        best = expected.topk(2).values
+        clear = best[:, 0] - best[:, 1] > 0.05
+        right = solution.logits(test_features).argmax(1) == test_labels
+        assert torch.equal(right[clear], (expected.argmax(1) == test_labels)[clear]), c
+
+
+def test_the_objective_of_separable_classes_is_nowhere_above_scikit_learns():
+    features, labels = problem(noise=0.2)
     model = LogisticRegression(features, labels, 5)
     for c in GRID[::6]:
         solution = model.solve(c)
         weight, bias = judged(features, labels, c)
         ours = objective(features, labels, solution.weight, solution.bias, c)
-        theirs = objective(features, labels, weight, bias, c)
-        assert solution.converged
-        assert ours <= theirs * (1 + 1e-6), c
-        assert ours >= theirs * (1 - 1e-6) or noise < 1, c
-        predictions = solution.logits(test_features).argmax(1)
-        expected = (test_features.double() @ weight + bias).argmax(1)
-        assert torch.equal(predictions, expected) or noise < 1, c
+        assert solution.converged and ours <= objective(features, labels, weight, bias, c) * (1 + 1e-6), c
 
 
 def test_the_optimum_of_separable_classes_has_no_gradient_left():
