@@ -53,7 +53,7 @@ def test_an_exception_on_one_rank_ends_all_and_its_traceback_is_the_only_one(tin
 
 
 def test_a_rank_that_hangs_is_named_when_the_timeout_is_over(tiny_shards, tmp_path):
-    ranks = start(tiny_shards, tmp_path, "trainer.timeout=5", ranks=2, fault="hangs:3:1")
+    ranks = start(tiny_shards, tmp_path, "trainer.timeout=15", ranks=2, fault="hangs:3:1")
     said = "".join(ends(rank, 1) for rank in ranks)
     assert "rank 1 is at step 3, computing; the others wait for it" in said
 
