@@ -43,16 +43,16 @@ def evaluation_section(metrics: Mapping[str, float], missing: Mapping[str, str],
 def _lines(metrics: Mapping[str, float], missing: Mapping[str, str], row: str | None) -> list[Line]:
     """The paper's columns first, then what else was measured or was asked for and is missing.
 
-    None where nothing is the papers': the tables of all metrics say it already.
+    None where no set is the papers', as on the generated world: the tables of all metrics say it already.
     """
     from clipzoo.evaluation.sets.catalogue import catalogue  # imports torch
 
     metrics = {key: value for key, value in metrics.items() if key.startswith(TASKS)}
     if not metrics and not missing:
         return []
-    lines = list(_published(row)) if row else []
-    if not lines and not {key.split("/")[1].removesuffix("_paired") for key in metrics} & set(catalogue()):
+    if not missing and not {key.split("/")[1].removesuffix("_paired") for key in metrics} & set(catalogue()):
         return []
+    lines = list(_published(row)) if row else []
     said = {key for line in lines for key in _keys(line.column)}
     # A missing set that the paper has numbers for stands there already.
     absent = {name for name in missing if any(name in _sets(line.column) for line in lines)}
