@@ -197,17 +197,21 @@ def _claim_follows(by_kind: dict[str, dict[float, Row]]) -> Claim:
 def _claims_variance(rows: list[Row]) -> list[Claim]:
     claims = []
     for trained in dict.fromkeys(float(row["trained_at"]) for row in rows):
-        average = {}
+        average, variance = {}, {}
         for kind in (INFOLOOB, HOPFIELD):
-            mine = [float(row["variance"]) for row in rows if row["estimator"] == kind and row["trained_at"] == trained]
-            average[kind] = sum(mine) / len(mine)
+            mine = [row for row in rows if row["estimator"] == kind and row["trained_at"] == trained]
+            variance[kind] = {row["truth"]: row["variance"] for row in mine}
+            average[kind] = sum(variance[kind].values()) / len(mine)
+        lower = [truth for truth, value in variance[HOPFIELD].items() if value < variance[INFOLOOB][truth]]
+        where = " and ".join(f"{truth:g}" for truth in lower) or "no level"
         said = "lowers the average variance over all levels"
         if trained in PAPER:
             said += " from {:.2f} to {:.2f}".format(*PAPER[trained])
         claims.append(
             Claim(
                 f"Hopfield, in models trained at {trained:g} nats, {said}.",
-                f"{average[INFOLOOB]:.2f} without and {average[HOPFIELD]:.2f} with, trained at {trained:g}",
+                f"{average[INFOLOOB]:.2f} without and {average[HOPFIELD]:.2f} with, trained at {trained:g} (lower with it "
+                f"at {where})",
                 average[HOPFIELD] < average[INFOLOOB],
             )
         )
