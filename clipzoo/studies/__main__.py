@@ -3,7 +3,7 @@
 python -m clipzoo.studies                                     all of them, then their page, docs/studies/README.md
 python -m clipzoo.studies study=half_disc                     one
 python -m clipzoo.studies study=half_disc study.draws=5       with another setting
-python -m clipzoo.studies folder=/tmp/studies jobs=1          elsewhere, one at a time
+python -m clipzoo.studies folder=studies jobs=1               elsewhere, one at a time
 """
 
 from __future__ import annotations

@@ -210,8 +210,8 @@ def _claims_variance(rows: list[Row]) -> list[Claim]:
         claims.append(
             Claim(
                 f"Hopfield, in models trained at {trained:g} nats, {said}.",
-                f"{average[INFOLOOB]:.2f} without and {average[HOPFIELD]:.2f} with, trained at {trained:g} (lower with it "
-                f"at {where})",
+                f"{average[INFOLOOB]:.2f} without and {average[HOPFIELD]:.2f} with, trained at {trained:g} (lower with "
+                f"it at {where})",
                 average[HOPFIELD] < average[INFOLOOB],
             )
         )
