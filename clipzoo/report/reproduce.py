@@ -55,9 +55,11 @@ other, never with the papers.
 `make reproduce-demo` trains {demo} rows, one of every method, as many at once as there are cores, judges each
 (zero-shot, linear probe, retrieval) and makes their page; stopped, it goes on where it was, and what is finished is
 skipped. Where the paper searched a temperature it takes a point of that search. What came out here:
-[the page](results/demo/index.html), [its tables](results/demo/tables.md). CLOOB stays at chance in so short a training:
-the retrieval of untrained embeddings is nearly the batch's mean, the same for every sample, and 1250 steps do not leave
-that plateau (its paper warms up for 20,000; [benchmarks.md](benchmarks.md) has it beside InfoLOOB without retrieval).
+[the page](results/demo/index.html), [its tables](results/demo/tables.md). CLOOB and both WPSE
+rows stay at chance there: 1250 steps of this recipe do not take them off their first plateau, and why is not settled
+([benchmarks.md](benchmarks.md) has the heads in other settings: WPSE learns with the caption's points alone,
+InfoLOOB without Hopfield retrieval). Times are those of a machine with much other work; on two quiet cores the rows
+come to about half an hour by their processor time, which has not been measured in one piece.
 
 `scale=small` has not been run: there was no GPU for it. It is composed, checked and built in the tests like the others.
 
