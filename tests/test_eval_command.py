@@ -68,14 +68,14 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
     expected = part(plain["eval"]).run(clipzoo.load(run), tmp_path / "expected")
     clipzoo.export(clipzoo.load(run), tmp_path / "exported")
     output = tmp_path / "judged"
-    found = evaluate(
-        [f"model='local-dir:{tmp_path / 'exported'}'", f"output={output}", "row=wpse/CC3M/CLIP", *settings]
-    )
+    asked = [*settings, "eval.zero_shot=[colours, food101]", "eval.missing=report", f"output={output}"]
+    found = evaluate([f"model='local-dir:{tmp_path / 'exported'}'", "row=wpse/CC3M/CLIP", *asked])
     assert found == pytest.approx(expected)
     results = json.loads((output / "results.json").read_text())
     assert results["row"] == "wpse/CC3M/CLIP" and results["metrics"] == found
     page = (output / "report.md").read_text()
-    assert "All sets beside wpse/CC3M/CLIP" in page and "| ImageNet |  | 19.94 |" in page
+    assert "All sets beside wpse/CC3M/CLIP" in page and "| Food-101 | missing | 13.05 |" in page
+    assert "python scripts/evaluate.py model=" in page
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,8 @@ def _how(results: dict[str, Any]) -> str:
         return ""
     versions = ", ".join(f"{name} {value}" for name, value in (results.get("versions") or {}).items())
     overrides = " ".join(results.get("overrides") or [])
-    lines = ["## How it was made", f"```\npython train.py {overrides}\n```" if overrides else ""]
+    # What was only evaluated has no steps of training.
+    program = "train.py" if results.get("training", {}).get("steps") != 0 else "scripts/evaluate.py"
+    lines = ["## How it was made", f"```\npython {program} {overrides}\n```" if overrides else ""]
     lines.append(f"Revision `{results.get('revision')}`; {versions}.")
     return "\n\n".join(line for line in lines if line)
