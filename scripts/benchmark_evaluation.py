@@ -82,7 +82,7 @@ def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
     from clipzoo.data.downstream import open_set
     from clipzoo.data.downstream_writer import write_retrieval
 
-    data = open_set(root, name)
+    data: Any = open_set(root, name)
     if not hasattr(data, "captions"):
         return root / name
     owners: dict[str, set[int]] = {}
@@ -177,7 +177,7 @@ def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, op
 
     data = build_wds_dataset(folder.name, transform, split="test", data_dir=str(folder))
     captions = data.classes is None
-    loader = DataLoader(
+    loader: Any = DataLoader(
         data.batched(options.batch, collation_fn=image_captions_collate_fn if captions else default_collate),
         batch_size=None,
         num_workers=options.workers,
@@ -206,7 +206,8 @@ def _open_clip(model: Any, data: Any, transform: Any, tokenizer: Any, options: a
     from torch.utils.data import DataLoader
 
     if hasattr(data, "captions"):
-        pictures = DataLoader(Shown(data.images, transform), batch_size=options.batch, num_workers=options.workers)
+        shown: Any = Shown(data.images, transform)
+        pictures: Any = DataLoader(shown, batch_size=options.batch, num_workers=options.workers)
         images = torch.cat([model.encode_image(each) for each in pictures])
         texts = torch.cat(
             [
@@ -224,9 +225,8 @@ def _open_clip(model: Any, data: Any, transform: Any, tokenizer: Any, options: a
         }
     templates = [lambda name, each=each: each.replace("{c}", name) for each in data.templates]
     weights = open_clip.build_zero_shot_classifier(model, tokenizer, data.class_names, templates, use_tqdm=False)
-    loader = DataLoader(
-        Shown(data.splits["test"], transform, labels=True), batch_size=options.batch, num_workers=options.workers
-    )
+    labelled: Any = Shown(data.splits["test"], transform, labels=True)
+    loader: Any = DataLoader(labelled, batch_size=options.batch, num_workers=options.workers)
     facts = SimpleNamespace(device="cpu", precision="none", batch_size=options.batch)
     top1, top5 = run(model, weights, loader, facts)
     return {"top1": 100 * top1, "top5": 100 * top5} if len(data.class_names) > 5 else {"top1": 100 * top1}
