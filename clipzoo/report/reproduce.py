@@ -56,10 +56,10 @@ other, never with the papers.
 (zero-shot, linear probe, retrieval) and makes their page; stopped, it goes on where it was, and what is finished is
 skipped. Where the paper searched a temperature it takes a point of that search. What came out here:
 [the page](results/demo/index.html), [its tables](results/demo/tables.md). It took 21 minutes
-on two cores, world included, while other jobs ran. WPSE trains there at its paper's rate and on the caption's points: with
-the demo's rate, made for unit vectors, both its rows stayed at chance. CLOOB does stay there: 1250 steps do not take
-Hopfield retrieval off its first plateau; shorter trials at a rate of 5e-4 and with beta of 14.3 and 100 did not either
-([benchmarks.md](benchmarks.md) has InfoLOOB without the retrieval, which learns).
+on two cores, world included, while other jobs ran. WPSE trains there at its paper's rate and on the caption's points:
+with the demo's rate, made for unit vectors, both its rows stayed at chance. CLOOB does stay there: 1250 steps do not
+take Hopfield retrieval off its first plateau; shorter trials at a rate of 5e-4 and with beta of 14.3 and 100 did
+not either ([benchmarks.md](benchmarks.md) has InfoLOOB without the retrieval, which learns).
 
 `scale=small` has not been run: there was no GPU for it. It is composed, checked and built in the tests like the others.
 
