@@ -2,7 +2,7 @@
 
     S[b, c] = log sum_ij exp( log_weights[b, i] + log_weights'[c, j] - 2 gamma (1 - points[b, i] . points'[c, j]) )
 
-No more than one tile of kernel values lives at a time, forward or backward; points with a log-weight of -inf cost
+No more than two tiles of kernel values live at a time, forward or backward; points with a log-weight of -inf cost
 nothing. The slow twin is `kme_reference.kme_score`.
 """
 
@@ -47,13 +47,13 @@ class _Score(torch.autograd.Function):
         right_layout: Layout,
     ) -> Tensor:
         kernels = backend("kme", left.device.type, left.dtype)
-        score, normaliser = kernels.forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
-        context.save_for_backward(left, left_weights, right, right_weights, gamma, normaliser)
+        score, *known = kernels.forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
+        context.save_for_backward(left, left_weights, right, right_weights, gamma, *known)
         context.kernels, context.layouts = kernels, (left_layout, right_layout)
         return score
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, normaliser = context.saved_tensors
-        return *context.kernels.backward(*inputs, *context.layouts, normaliser, gradient), None, None
+        inputs, (normaliser, *tile) = context.saved_tensors[:5], context.saved_tensors[5:]
+        return *context.kernels.backward(*inputs, *context.layouts, normaliser, gradient, *tile), None, None

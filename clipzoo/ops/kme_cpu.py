@@ -31,11 +31,11 @@ def forward(
     gamma: Tensor,
     left_layout: Layout,
     right_layout: Layout,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Packed points [P, d], [Q, d] and log-weights [P], [Q] -> S [n, k], and what `backward` wants to know of it.
 
     That is log2 of the sums relative to the largest weights, in fp64: it must agree with the recomputed tiles to more
-    digits than fp32 keeps of a large exponent.
+    digits than fp32 keeps of a large exponent. And the first tile of a plain pass, which need not be made again.
     """
     alpha = 2 * _LOG2_E * float(gamma)
     left_logs, left_largest = relative_logs(left_weights, left_layout)
@@ -44,14 +44,17 @@ def forward(
     normaliser = left.new_full(size, float("-inf"), dtype=torch.float64)
     block_scores = _plain_scores if alpha <= _PLAIN_LIMIT else _shifted_scores
     column_blocks = list(right_layout.blocks(_TILE))
+    kept: tuple[Tensor, ...] = ()
     for rows in left_layout.blocks(_TILE):
         scaled = alpha * left[rows.points]
         for columns in column_blocks:
             exponent = product(scaled, right[columns.points])
             logs = left_logs[rows.points], right_logs[columns.points]
             normaliser[rows.samples, columns.samples] = block_scores(exponent, *logs, rows, columns)
+            if alpha <= _PLAIN_LIMIT and not kept:
+                kept = (exponent,)
     score = (normaliser - alpha) / _LOG2_E + left_largest[:, None] + right_largest
-    return score.to(left.dtype), normaliser
+    return score.to(left.dtype), normaliser, *kept
 
 
 def backward(
@@ -64,6 +67,7 @@ def backward(
     right_layout: Layout,
     normaliser: Tensor,
     gradient: Tensor,
+    first_tile: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of both sides' points and log-weights and of gamma, from S's normaliser and gradient, both [n, k].
 
@@ -81,12 +85,18 @@ def backward(
     d_right = right.new_zeros(right.shape[::-1])
     d_gamma = 0.0
     column_blocks = list(right_layout.blocks(_TILE))
-    for rows in left_layout.blocks(_TILE):
+    row_blocks = list(left_layout.blocks(_TILE))
+    for rows in row_blocks:
         block, outer = left[rows.points], left_outer[rows.points]
         d_block, d_weights = d_left[rows.points], d_left_weights[rows.points]
         scaled, factor = alpha * block, (outer[:, None] * block if plain else block).mT.contiguous()
         for columns in column_blocks:
-            tile = product(scaled, right[columns.points])
+            if first_tile is not None and rows is row_blocks[0] and columns is column_blocks[0]:
+                tile = first_tile.clone()  # the graph may be walked again
+            else:
+                tile = product(scaled, right[columns.points])
+                if plain:
+                    tile.exp2_()
             pairs = normaliser[rows.samples, columns.samples], gradient[rows.samples, columns.samples]
             if plain:
                 _plain_gradient_(tile, *pairs, rows, columns)
@@ -121,8 +131,7 @@ def _plain_scores(tile: Tensor, left_logs: Tensor, right_logs: Tensor, rows: Blo
 
 
 def _plain_gradient_(tile: Tensor, normaliser: Tensor, gradient: Tensor, rows: Block, columns: Block) -> None:
-    """Exponents [p, q] -> P but for the weights: 2^exponent times gradient / 2^normaliser of its pair of samples."""
-    tile.exp2_()
+    """2^exponents [p, q] -> P but for the weights: times gradient / 2^normaliser of its pair of samples."""
     coefficient = (gradient * (-normaliser).exp2()).to(tile.dtype).index_select(1, columns.owner)
     for part, own in _sections(rows, tile, coefficient):
         part *= own
