@@ -2,7 +2,7 @@
 
 python scripts/report.py runs/demo                     runs/demo/report.md
 python scripts/report.py runs                          runs/report/index.html, tables.md, tables.csv, tables.tex
-python scripts/report.py runs --table wpse/1 --table kme/3 --output /tmp/pages
+python scripts/report.py runs --table wpse/1 --table kme/3 --output pages
 python scripts/report.py --list                        the tables
 """
 

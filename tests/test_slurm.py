@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from clipzoo.evaluation.command import evaluate
+from tests.evaluation_sets import write_sets
 from tests.runs import ROOT, same, tiny, train, weights
 
 pytestmark = pytest.mark.slurm
@@ -140,9 +144,17 @@ def test_a_sweep_of_four_points_is_an_array_and_yields_its_table(slurm, tiny_sha
     assert (tmp_path / "table" / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_evaluation_runs_as_a_job(slurm, alone):
-    job = Job(slurm, "eval", ("--gpus-per-node=1", "--cpus-per-task=1"), f"run={alone / 'run'}", "device=cpu")
-    job.end()
+def test_evaluation_as_a_job_writes_the_metrics_of_one_process(slurm, alone, tmp_path):
+    write_sets(tmp_path / "sets")
+    settings = [
+        "eval=none", f"eval.root={tmp_path / 'sets'}", "eval.zero_shot=[colours]", "eval.workers=0", "device=cpu",
+    ]  # fmt: skip
+    for name in ("job", "process"):
+        shutil.copytree(alone / "run", tmp_path / name)
+    Job(slurm, "eval", ("--gpus-per-node=1", "--cpus-per-task=1"), f"run={tmp_path / 'job'}", *settings).end()
+    found = json.loads((tmp_path / "job" / "evaluation" / "metrics.json").read_text())
+    assert "zero_shot/colours/top1" in found
+    assert found == pytest.approx(evaluate([f"run={tmp_path / 'process'}", *settings]))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="pip install 'clipzoo[slurm]'")

@@ -6,6 +6,7 @@ tile instead of [b, N] several times over.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import cached_property, reduce
 
 import torch
@@ -77,8 +78,9 @@ class _TiledScores(Scores):
         excluded = self._excluded()
         return excluded if exclude_positive else torch.logaddexp(excluded, self._pairs.positives)
 
+    @abstractmethod
     def _excluded(self) -> Tensor:
-        raise NotImplementedError
+        """[b], log-sum-exps without the positive."""
 
     @property
     def first_positive(self) -> int:

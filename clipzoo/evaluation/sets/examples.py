@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ class RawSet:
     splits: Mapping[str, Examples]
 
 
-class Examples(Dataset):
+class Examples(Dataset, ABC):
     """Item -> (RGB picture, label)."""
 
     labels: list[int]
@@ -31,9 +32,9 @@ class Examples(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @abstractmethod
     def encoded(self, index: int) -> bytes:
         """A file that holds exactly these pixels: the original where it is JPEG, PNG or WebP."""
-        raise NotImplementedError
 
 
 class Files(Examples):
