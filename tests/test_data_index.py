@@ -124,6 +124,32 @@ def test_what_is_no_tar_says_so(tmp_path):
     assert "no tar header" in scan.flaw and len(scan.keys) == 2
 
 
+@pytest.mark.parametrize("stated", [b"-0000001000", b"99999999999", b"notanumber!", b"\xff" * 12])
+def test_a_header_whose_size_is_no_number_ends_the_reading_of_a_shard(tmp_path, stated):
+    """A negative size would lead back to the same header for ever."""
+    path = write_shard(tmp_path / "s.tar", numbered(0, 5))
+    damaged = bytearray(path.read_bytes())
+    header = members(path).members[6].offset - 512
+    damaged[header + 124 : header + 136] = stated.ljust(12, b"\0")
+    damaged[header + 148 : header + 156] = b" " * 8
+    damaged[header + 148 : header + 156] = b"%06o\0 " % sum(damaged[header : header + 512])
+    path.write_bytes(damaged)
+    scan = scan_shard(str(path))
+    assert scan.flaw is not None and scan.flaw.startswith(("damaged tar header", "truncated")) and len(scan.keys) == 2
+
+
+@pytest.mark.parametrize("record", ["11 size=-9\n", "1 ", f"{'9' * 5000} size=1\n", "12 size=1e3\n", f"{2**21} path=x"])
+def test_damaged_extended_headers_do_not_stop_the_reader(record):
+    entry = tarfile.TarInfo("long.name")
+    entry.type, entry.size = tarfile.XHDTYPE, len(record)
+    text = tarfile.TarInfo("a.txt")
+    text.size = 4
+    archive = entry.tobuf() + record.encode().ljust(-(-len(record) // 512) * 512, b"\0") + text.tobuf() + b"text"
+    archive = archive.ljust(-(-len(archive) // 512) * 512 + 1024, b"\0")
+    found = list_members(lambda length, offset: archive[offset : offset + length], len(archive))
+    assert found.flaw is not None or [each.name for each in found.members] == ["a.txt"]
+
+
 def test_ids_name_bytes_and_keys(tmp_path):
     index = build(write_numbered(tmp_path, [3, 0, 4]))
     assert index.samples == 7 and index.counts.tolist() == [3, 0, 4]

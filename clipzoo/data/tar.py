@@ -5,13 +5,14 @@ A member's name is only ever a label: nothing here or above opens a path that an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _BLOCK = 512
 _AHEAD = 8192
 _ZEROS = bytes(_BLOCK)
 _REGULAR = b"0\0"
+_LONGEST_NAME = 1 << 20
 UNTERMINATED = "no end-of-archive block"
 
 
@@ -60,13 +61,15 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
                 contents.flaw = f"no tar header at byte {position}"
             return contents
         ended = False
-        length = int(pax.get("size", 0)) or _number(header[124:136])
+        length, kind = _length(header, pax), header[156:157]
+        if length is None or (kind in b"LxgK" and length > _LONGEST_NAME):
+            contents.flaw = f"damaged tar header at byte {position}"
+            return contents
         start = position + _BLOCK
         position = start + -(-length // _BLOCK) * _BLOCK
         if start + length > size:
             contents.flaw = f"truncated: a member ends at byte {start + length} of {size}"
             return contents
-        kind = header[156:157]
         if kind == b"L":
             long_name = read(length, start).rstrip(b"\0")
         elif kind == b"x":
@@ -104,6 +107,15 @@ def _is_header(header: bytes) -> bool:
     return len(header) == _BLOCK and stated == sum(header) - sum(header[148:156]) + 8 * ord(" ")
 
 
+def _length(header: bytes, pax: Mapping[str, str]) -> int | None:
+    """A member's bytes; None where none are stated. With a negative number the reading would go round in circles."""
+    try:
+        length = int(pax["size"]) if "size" in pax else _number(header[124:136])
+    except ValueError:
+        return None
+    return length if length >= 0 else None
+
+
 def _number(digits: bytes) -> int:
     """Octal text, or GNU's base 256 for what does not fit."""
     if digits[0] & 0x80:
@@ -122,13 +134,16 @@ def _name(header: bytes) -> bytes:
 def _pax_records(payload: bytes) -> dict[str, str]:
     """Records "LENGTH KEY=VALUE\\n"; what does not parse is left out."""
     records = {}
-    while payload:
-        digits, _, _ = payload.partition(b" ")
-        if not digits.isdigit() or not 0 < int(digits) <= len(payload):
+    begin = 0
+    while begin < len(payload):
+        space = payload.find(b" ", begin, begin + 20)
+        digits = payload[begin : max(space, begin)]
+        if not digits.isdigit() or not space < begin + int(digits) <= len(payload):
             break
-        record, payload = payload[len(digits) + 1 : int(digits) - 1], payload[int(digits) :]
-        key, _, value = record.partition(b"=")
+        end = begin + int(digits)
+        key, _, value = payload[space + 1 : end - 1].partition(b"=")
         records[_text(key)] = _text(value)
+        begin = end
     return records
 
 
