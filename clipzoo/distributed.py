@@ -119,16 +119,20 @@ def gather(tensor: Tensor, wire: torch.dtype | None = None) -> Tensor:
     return tensor if world_size() == 1 else _Gather.apply(tensor, wire)
 
 
-def gather_embedding(embedding: EmbeddingKind) -> EmbeddingKind:
-    """All ranks' embeddings in rank order, differentiable; point sets may differ in their number of points."""
+def gather_embedding(embedding: EmbeddingKind, *, exact: bool = False) -> EmbeddingKind:
+    """All ranks' embeddings in rank order, differentiable; point sets may differ in their number of points.
+
+    exact: whatever `send_in` says. It is for training: evaluation's numbers, labels among them, must not be rounded.
+    """
     if world_size() == 1:
         return embedding
+    wire = None if exact else _wire
     if isinstance(embedding, PointSet):
         count = int(maximum(torch.tensor(embedding.points.shape[1], device=embedding.points.device)))
         padded = embedding.padded(count)
         # Log-weights stay exact: rounding them is a relative error of the weights.
-        return PointSet(gather(padded.points, _wire), gather(padded.log_weights))
-    return gather(embedding, _wire)
+        return PointSet(gather(padded.points, wire), gather(padded.log_weights))
+    return gather(embedding, wire)
 
 
 class _Exchange(torch.autograd.Function):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> list[Any]:
+def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 240) -> list[Any]:
     """Run `function(*arguments)` in `world_size` fresh processes joined by gloo; raise with the first rank's traceback.
 
     With a world of one the function runs in a fresh process too, without a process group.

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from clipzoo import distributed
 from clipzoo.build import part
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.encoding import rounds
 from clipzoo.evaluation.sets import catalogue
 from clipzoo.evaluation.suite import Suite
 from tests.evaluation_sets import IMAGE_SIZE, config_of, model_of, write_sets
@@ -44,10 +46,19 @@ def run_suite(root: Path, output: Path, heads: list[str]) -> list[dict[str, floa
     return [suite_of(root).run(model_of(head), output / head) for head in heads]
 
 
+def run_suite_on_a_rank(root: Path, output: Path, heads: list[str]) -> tuple[list[dict[str, float]], list[int]]:
+    """As in a run whose embeddings travel in bf16; and what becomes of numbers that bf16 does not have."""
+    distributed.send_in(torch.bfloat16)
+    numbers = torch.arange(1000)
+    gathered = [part[0] for part in rounds(len(numbers), 300, lambda rows: [numbers[list(rows)]])]
+    return run_suite(root, output, heads), torch.cat(gathered).tolist()
+
+
 def test_two_ranks_give_the_metrics_of_one_and_every_rank_has_them(root, tmp_path):
     one = run_suite(root, tmp_path / "one", HEADS)
-    first, second = run_ranks(2, run_suite, root, tmp_path / "two", HEADS)
+    (first, numbers), (second, _) = run_ranks(2, run_suite_on_a_rank, root, tmp_path / "two", HEADS)
     assert first == second == one
+    assert numbers == list(range(1000))
     for head in HEADS:
         alone, together = ((tmp_path / name / head / "zero_shot" / "colours.npz") for name in ("one", "two"))
         assert np.array_equal(np.load(alone)["confusion"], np.load(together)["confusion"])

@@ -103,10 +103,23 @@ def test_transposed_rows_are_the_rows_of_the_transpose(two_ranks):
     torch.testing.assert_close(gradients, whole)
 
 
+@pytest.mark.parametrize("name", ["clip", "cloob", "distance"])
+def test_embeddings_that_travel_in_bf16_are_rounded_alike_with_and_without_tiles(name, two_ranks):
+    exact = trained(name, None, torch.float64)["infonce"]
+    matrix, tiles = (
+        sum(rank["narrow"][name, tile]["infonce"] for rank in two_ranks) / len(two_ranks) for tile in (None, 4)
+    )
+    torch.testing.assert_close(tiles, matrix, rtol=1e-10, atol=1e-10)
+    assert 1e-7 < abs(matrix - exact) < 2e-2 * abs(exact)
+
+
 def on_this_rank() -> dict:
     runs = [(name, tile, torch.float64) for name in ("clip", "cloob", "wpse", "kme") for tile in (None, 4)]
     runs.append(("clip", 4, torch.float32))
-    return {"trained": {run: trained(*run) for run in runs}, "transposed": _transposed()}
+    found = {"trained": {run: trained(*run) for run in runs}, "transposed": _transposed()}
+    distributed.send_in(torch.bfloat16)
+    narrow = [(name, tile) for name in ("clip", "cloob", "distance") for tile in (None, 4)]
+    return found | {"narrow": {run: trained(*run, torch.float64) for run in narrow}}
 
 
 def trained(name: str, tile: int | None, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -118,8 +118,8 @@ def _gathered(mine: Embedding, missing: int, rows: int) -> Embedding:
     whole = map_embedding(lambda tensor: _padded(tensor, missing), mine)
     # One call a kind: its type variable takes no union.
     if isinstance(whole, PointSet):
-        return distributed.gather_embedding(whole).map(lambda tensor: tensor[:rows])
-    return distributed.gather_embedding(whole)[:rows]
+        return distributed.gather_embedding(whole, exact=True).map(lambda tensor: tensor[:rows])
+    return distributed.gather_embedding(whole, exact=True)[:rows]
 
 
 def _my_blocks(count: int, size: int) -> list[list[int]]:

@@ -49,7 +49,7 @@ class CloobHead(UnitVectorHead):
         """[b, d] embeddings -> the scores of what they retrieve, with the full gradient through every rank's memory."""
         if not self._hopfield:
             return super().similarity(image, text)
-        images, texts = distributed.gather(image), distributed.gather(text)
+        images, texts = distributed.gather_embedding(image), distributed.gather_embedding(text)
         image_of_image, image_of_text = self._retrieve(image, images), self._retrieve(text, images)  # U_x, U_y
         text_of_image, text_of_text = self._retrieve(image, texts), self._retrieve(text, texts)  # V_x, V_y
         return Similarity(

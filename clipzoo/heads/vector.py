@@ -33,16 +33,17 @@ class VectorHead(Head[Tensor]):
         if self.tile is None:
             return super().similarity(image, text)
         return Similarity(
-            *tiled_scores(*self.factors(image, text), self.tile),
+            *tiled_scores(*self.factors(image, distributed.gather_embedding(text)), self.tile),
             within_image=lambda: self.anchored(image, image),
             within_text=lambda: self.anchored(text, text),
         )
 
     def anchored(self, anchors: Tensor, contrasts: Tensor) -> Scores:
         """[b, d] and [b, d], both local -> the anchors' scores with every rank's contrasts."""
+        all_contrasts = distributed.gather_embedding(contrasts)
         if self.tile is not None:
-            return tiled_anchors(*self.factors(anchors, contrasts), self.tile)
-        return DenseScores(self.score(anchors, distributed.gather(contrasts)), distributed.rank() * len(anchors))
+            return tiled_anchors(*self.factors(anchors, all_contrasts), self.tile)
+        return DenseScores(self.score(anchors, all_contrasts), distributed.rank() * len(anchors))
 
 
 class UnitVectorHead(VectorHead):

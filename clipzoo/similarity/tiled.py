@@ -23,7 +23,7 @@ def automatic_tile(local_batch: int, global_batch: int) -> int | None:
 
 
 def tiled_scores(left: Tensor, right: Tensor, tile: int) -> tuple[Scores, Scores]:
-    """Factors [b, f] of the local images and texts, score = left . right -> image_to_text and text_to_image.
+    """Factors of the local images [b, f] and of all ranks' texts [N, f] -> image_to_text and text_to_image.
 
     One pass over tiles of `tile` x `tile` scores serves both directions. Each rank passes over its own images and all
     texts, and of text_to_image's sums only the ranks' parts travel.
@@ -33,7 +33,7 @@ def tiled_scores(left: Tensor, right: Tensor, tile: int) -> tuple[Scores, Scores
 
 
 def tiled_anchors(left: Tensor, right: Tensor, tile: int) -> Scores:
-    """Factors [b, f] of local anchors and local contrasts -> anchors against all ranks' contrasts, one direction."""
+    """Factors of the local anchors [b, f] and of all ranks' contrasts [N, f] -> one direction."""
     return _ImageToText(_Pairs(left, right, tile, one_direction=True))
 
 
@@ -42,21 +42,19 @@ class _Pairs:
 
     def __init__(self, left: Tensor, right: Tensor, tile: int, one_direction: bool = False) -> None:
         self._left, self._right, self._tile, self._one_direction = left, right, tile, one_direction
-        self._all_right = distributed.gather(right)
         self.first_positive = distributed.rank() * len(left)
-        self.columns = len(self._all_right)
+        self.columns = len(right)
 
     @cached_property
     def positives(self) -> Tensor:
         """[b]"""
-        return (self._left * self._right).sum(dim=1)
+        own = self._right[self.first_positive : self.first_positive + len(self._left)]
+        return (self._left * own).sum(dim=1)
 
     @cached_property
     def excluded(self) -> tuple[Tensor, Tensor]:
         """[b], [b]: log-sum-exps without the positive, of the local images over all texts and the other way round."""
-        rows, columns = log_sum_exps(
-            self._left, self._all_right, self.first_positive, self._tile, not self._one_direction
-        )
+        rows, columns = log_sum_exps(self._left, self._right, self.first_positive, self._tile, not self._one_direction)
         # [N] over the local images -> [ranks, b] for the local texts over each rank's images.
         parts = distributed.exchange(columns.unflatten(0, (-1, len(self._left))))
         return rows, reduce(torch.logaddexp, parts)
@@ -64,7 +62,7 @@ class _Pairs:
     @cached_property
     def matrix(self) -> Tensor:
         """[b, N]"""
-        return self._left @ self._all_right.mT
+        return self._left @ self._right.mT
 
 
 class _TiledScores(Scores):
