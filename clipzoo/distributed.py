@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -187,6 +187,13 @@ def total(tensor: Tensor) -> Tensor:
 def maximum(tensor: Tensor) -> Tensor:
     """The maximum over ranks, without gradient."""
     return _reduced(tensor, dist.ReduceOp.MAX)
+
+
+def copy_from_first_(tensors: Iterable[Tensor]) -> None:
+    """Overwrite them with the first rank's values."""
+    for tensor in tensors if world_size() > 1 else ():
+        _enter()
+        dist.broadcast(tensor, src=0)
 
 
 def first_rank_does(action: Callable[[], Any]) -> Any:

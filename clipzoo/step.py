@@ -94,7 +94,8 @@ def backward(
 
     With micro-batches the encoders first run without gradient, the loss of the whole batch is taken on their cached
     features, and each micro-batch is encoded again to carry its part of the gradient back: the same loss and gradient
-    as the whole batch (random numbers are replayed) for a third more computation and a fraction of the memory.
+    as the whole batch (random numbers are replayed) for a third more computation and a fraction of the memory. Only
+    batch norm sees what it normalises by: its statistics are the micro-batch's, counted once each.
     mark: is told when "forward" and when "backward" is done.
     """
     if micro_batch is None or micro_batch >= len(batch):
@@ -117,6 +118,7 @@ def backward(
         mark("forward")
         (loss.total * scale).backward()
     after = _random_state(batch.image.device)
+    counted = [(buffer, buffer.clone()) for buffer in contrast.model.encoder.buffers()]
     upstream = [list(_split(tensor.grad, micro_batch, len(parts))) for tensor in _tensors(leaves)]
     for index, each in enumerate(parts):
         _set_random_state(batch.image.device, states[index])
@@ -124,6 +126,8 @@ def backward(
         with nullcontext() if last else _unsynchronised(module):
             module(each, None, [gradients[index] for gradients in upstream]).backward()
     _set_random_state(batch.image.device, after)
+    for buffer, value in counted:
+        buffer.copy_(value)
     mark("backward")
     return loss
 

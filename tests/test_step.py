@@ -75,6 +75,22 @@ def test_micro_batches_replay_their_dropout():
     assert_same(by_hand(2, dropout=0.5), (loss, found))
 
 
+def test_batch_norm_counts_each_micro_batch_once():
+    encoder = DropoutEncoder(0.0)
+    encoder.image_layer = nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6))
+    norm, image = encoder.image_layer[1], torch.randn(SAMPLES, 3, 2, 2)
+    expected = nn.BatchNorm1d(6)
+    for part in image.split(3):
+        expected(encoder.image_layer[0](part.flatten(1)))
+    head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
+    module = Replay(Contrast(Model(encoder, head), InfoNCE(0.5, 0.5), None))
+    batch = Batch(image, torch.randint(0, 20, (SAMPLES, 4)), torch.arange(SAMPLES))
+    backward(module, batch, Progress(0, 10, 100, SAMPLES), 3, 1.0)
+    torch.testing.assert_close(norm.running_mean, expected.running_mean)
+    torch.testing.assert_close(norm.running_var, expected.running_var)
+    assert norm.num_batches_tracked == 3
+
+
 def by_hand(micro_batch: int, dropout: float) -> tuple[float, dict[str, Tensor]]:
     """One graph over all micro-batches, encoded one after the other without any caching."""
     torch.manual_seed(0)
