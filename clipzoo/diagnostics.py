@@ -40,14 +40,14 @@ def of_embeddings(image: Embedding, text: Embedding, rows: int = ROWS) -> dict[s
     """Alignment and uniformity (Wang and Isola 2020) on the first `rows` pairs.
 
     image, text: embeddings of the same samples. A point set is judged by its weighted mean, as a unit vector.
+    One sample alone has no uniformity.
     """
     image, text = (map_embedding(lambda tensor: tensor[:rows], each) for each in (image, text))
     x, y = _unit_vectors(image), _unit_vectors(text)
-    return {
-        "alignment": (x - y).square().sum(dim=1).mean(),
-        "uniformity_image": _uniformity(x),
-        "uniformity_text": _uniformity(y),
-    }
+    alignment = {"alignment": (x - y).square().sum(dim=1).mean()}
+    if len(x) == 1:
+        return alignment
+    return {**alignment, "uniformity_image": _uniformity(x), "uniformity_text": _uniformity(y)}
 
 
 def summarise_samples(objective: Objective, extremes: int) -> dict[str, Any]:

@@ -108,6 +108,14 @@ def _beside(folder: Path, name: str) -> Path:
     return folder / "direct"
 
 
+def test_a_damaged_shard_of_pairs_is_named_and_makes_no_smaller_gallery(tmp_path):
+    RETRIEVAL["cc3m_validation"](tmp_path)
+    shard = tmp_path / "00001.tar"
+    shard.write_bytes(shard.read_bytes()[:2000])
+    with pytest.raises(ConfigError, match="00001.tar: truncated"):
+        read_raw("cc3m_validation", tmp_path, catalogue()["cc3m_validation"])
+
+
 @pytest.mark.parametrize("name", RETRIEVAL)
 def test_a_retrieval_set_reads_as_distributed_and_converted(name, tmp_path, small):
     RETRIEVAL[name](tmp_path / "raw")

@@ -33,6 +33,11 @@ def test_only_the_first_rows_are_looked_at():
     assert found["alignment"].item() == pytest.approx(expected)
 
 
+def test_a_rank_with_one_sample_has_an_alignment_and_no_uniformity():
+    image = functional.normalize(random_cosines(0, 1, 8), dim=1)
+    assert diagnostics.of_embeddings(image, image).keys() == {"alignment"}
+
+
 def test_alignment_is_zero_for_equal_views_and_four_for_opposite_ones():
     image = functional.normalize(random_cosines(0, 6, 8), dim=1)
     assert diagnostics.of_embeddings(image, image)["alignment"].item() == pytest.approx(0, abs=1e-12)

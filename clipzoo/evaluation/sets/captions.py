@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from clipzoo.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class RawPairs:
@@ -62,8 +64,8 @@ def karpathy(folder: Path, split: str, captions: int) -> RawPairs:
 
 
 def pairs(folder: Path, split: str, captions: int) -> RawPairs:
-    """Shards of image-caption pairs as img2dataset writes them."""
-    from clipzoo.data.tar import list_members
+    """Shards of image-caption pairs as img2dataset writes them. A damaged one would be a smaller gallery: an error."""
+    from clipzoo.data.tar import UNTERMINATED, list_members
 
     shards = sorted(folder.glob("*.tar"))
     if not shards:
@@ -73,6 +75,8 @@ def pairs(folder: Path, split: str, captions: int) -> RawPairs:
     for shard in shards:
         content = shard.read_bytes()
         members = list_members(partial(_part, content), len(content))
+        if members.flaw not in (None, UNTERMINATED):
+            raise ConfigError(f"{shard}: {members.flaw}; fetch it again")
         by_key: dict[str, dict[str, Any]] = {}
         for member in members.members:
             key, _, extension = member.name.partition(".")
