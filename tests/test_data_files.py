@@ -95,6 +95,16 @@ def test_the_cache_keeps_to_its_size_and_drops_what_was_used_longest_ago(bucket,
     os.close(descriptor)
 
 
+def test_the_cache_in_the_temporary_folder_is_for_its_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = Path(ShardFiles(None, 1.0).path("pipe:printf shard"))
+    assert kept.read_text() == "shard" and kept.parent.stat().st_mode & 0o777 == 0o700
+    kept.parent.rename(tmp_path / "elsewhere")
+    kept.parent.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="belongs to another user: set data.cache_folder"):
+        ShardFiles(None, 1.0).path("pipe:printf shard")
+
+
 def test_a_shard_is_fetched_once_by_all_who_want_it(tmp_path):
     (tmp_path / "s.tar").write_bytes(b"x")
     files = ShardFiles(str(tmp_path / "cache"), 1.0)

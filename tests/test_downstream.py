@@ -194,6 +194,13 @@ def test_an_undecodable_image_is_named(tmp_path: Path) -> None:
         split[0]
 
 
+def test_an_enormous_image_is_named(tmp_path: Path, monkeypatch) -> None:
+    classification(tmp_path)
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(ConfigError, match="cannot be decoded: Image size"):
+        opened(tmp_path).splits["train"][0]
+
+
 def test_a_set_appears_only_when_it_is_whole(tmp_path: Path) -> None:
     def interrupted():
         yield picture(0), ["a caption"]

@@ -125,7 +125,8 @@ class TarImages(Dataset):
         encoded = _read(self._paths[number], offset, size)
         try:
             return Image.open(io.BytesIO(encoded)).convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:
+        # Damaged bytes end in OSError, SyntaxError, ValueError, struct.error, DecompressionBombError and more.
+        except Exception as error:
             raise ConfigError(f"{self._paths[number]}: {self._keys[index]} cannot be decoded: {error}") from error
 
 

@@ -30,6 +30,7 @@ class ShardFiles:
 
     def __init__(self, folder: str | None, gigabytes: float) -> None:
         self._folder = Path(folder or Path(tempfile.gettempdir()) / f"clipzoo-shards-{os.getuid()}")
+        self._chosen = folder is not None
         self._limit = gigabytes * 1e9
 
     def states(self, locations: Sequence[str]) -> list[tuple[int, int] | None]:
@@ -44,7 +45,10 @@ class ShardFiles:
         """
         if not is_remote(location):
             return location
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o777 if self._chosen else 0o700, parents=True, exist_ok=True)
+        # The temporary folder is everyone's: what another user put there is neither read nor written through.
+        if not self._chosen and (self._folder.is_symlink() or self._folder.stat().st_uid != os.getuid()):
+            raise ConfigError(f"{self._folder} belongs to another user: set data.cache_folder to a folder of yours")
         name = location.rpartition("/")[2].partition("?")[0][-60:].replace(" ", "_")
         kept = self._folder / f"{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}"
         with _locked(self._folder / f".{kept.name}.lock"):
