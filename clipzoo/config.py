@@ -6,10 +6,12 @@ import hashlib
 import json
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
@@ -40,59 +42,74 @@ HARMLESS = (
 """Keys that change what a run costs or shows, and no more of what it computes than another device's rounding would: a
 run may be resumed with others."""
 
+ELSEWHERE = {
+    "accum_freq": "trainer.micro_batch", "batch_size": "trainer.global_batch", "beta1": "optim.betas",
+    "beta2": "optim.betas", "dataset": "data", "grad_clip_norm": "trainer.clip_gradient",
+    "learning_rate": "optim.schedule.peak", "logs": "runs", "loss": "objective", "lr": "optim.schedule.peak",
+    "model": "encoder", "report_to": "logger.wandb", "save_frequency": "trainer.save_every",
+    "train_data": "data.shards", "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
+}  # fmt: skip
+"""What other programs, open_clip above all, call our keys."""
+
 
 def check_command_line(arguments: list[str], name: str = "train") -> None:
     """Exit with code 2 and one clear message when the overrides make no valid configuration."""
-    options = get_args_parser().parse_intermixed_args(arguments)
+    options = _parsed(arguments)
     if options.help or options.hydra_help or options.info:
         return
     overrides = options.overrides
     try:
         for point in _sweep_points(overrides):
-            composed(point, name)
+            composed(point, name, complete=options.cfg is None)
     except ConfigError as error:
         leave(error)
 
 
 def for_hydra(arguments: list[str]) -> list[str]:
     """The same command line as Hydra wants it: options first, shard ranges in quotes of its own ("{0..9}.tar")."""
-    overrides = get_args_parser().parse_intermixed_args(arguments).overrides
+    overrides = _parsed(arguments).overrides
     ranges = re.compile(r"""[^\s,=\[\]"']*\{\d+\.\.\d+\}[^\s,\[\]"']*""")
     quoted = [each if {'"', "'"} & set(each) else ranges.sub(lambda found: f'"{found[0]}"', each) for each in overrides]
     return [each for each in arguments if each not in overrides] + quoted
 
 
-def leave(error: ConfigError | TrainingError) -> None:
+def leave(error: ConfigError | TrainingError) -> NoReturn:
     """Say what is wrong and exit, with code 2 where the user can change it."""
     print(f"clipzoo: {error}", file=sys.stderr)
     sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
-def composed(overrides: list[str], name: str = "train") -> DictConfig:
-    """The checked configuration of these overrides; every fault found is named in one ConfigError."""
+def composed(overrides: list[str], name: str = "train", complete: bool = True) -> DictConfig:
+    """The checked configuration of these overrides; every fault found is named in one ConfigError.
+
+    complete: a value that is still to be given is a fault too.
+    """
     try:
         config = _compose(overrides, name)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explained(error, overrides, name)) from None
-    check(config)
+    known = [*yaml.safe_load((CONF / f"{name}.yaml").read_text()), *(each.name for each in CONF.iterdir())]
+    for key in map(str, config):
+        if key not in known:
+            raise ConfigError(f"there is no key {key}{_nearest(key, known)}")
+    check(config, complete)
     return config
 
 
-def check(config: DictConfig) -> None:
-    """Raise a ConfigError that names every missing value, unknown key and wrong type."""
+def check(config: DictConfig, complete: bool = True) -> None:
+    """Raise a ConfigError that names every unknown key, wrong type and, if it is to be complete, missing value."""
     try:
         missing = sorted(OmegaConf.missing_keys(config))
-        if missing:
-            raise ConfigError("; ".join(f"{key} has no value: give {key}=..." for key in missing))
         plain = resolved(config)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from None
-    found = [
+    found = [f"{key} has no value: give {key}=..." for key in missing if complete]
+    found += [
         f"{key} must be {' or '.join(each.__name__ for each in types)}, not {plain[key]!r}"
         for key, types in TOP_LEVEL.items()
         if key in plain and not isinstance(plain[key], types)
     ]
-    found += schema.faults(plain)
+    found += [each for each in schema.faults(plain) if not each.startswith(tuple(f"{key} must be" for key in missing))]
     if found:
         raise ConfigError("\n         ".join(found))
 
@@ -129,6 +146,15 @@ def flat(plain: Any, path: str = "") -> dict[str, Any]:
     return {key: value for name, inner in plain.items() for key, value in flat(inner, _join(path, name)).items()}
 
 
+def _parsed(arguments: list[str]) -> Namespace:
+    """Hydra's options and the overrides. Leaves with a message where there is no such option."""
+    options, unknown = get_args_parser().parse_known_intermixed_args(arguments)
+    if unknown:
+        key = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
+        leave(ConfigError(f"there is no option {unknown[0]}; values are given as {ELSEWHERE.get(key, key)}=VALUE"))
+    return options
+
+
 def _join(path: str, name: Any) -> str:
     return f"{path}.{name}" if path else str(name)
 
@@ -160,7 +186,7 @@ def _explained(error: Exception, overrides: list[str], name: str) -> str:
     """Hydra's error as one sentence with the nearest valid key or option."""
     text = str(error)
     if unknown := re.search(r"Could not override '([^']+)'", text):
-        return f"there is no key {unknown[1]}{schema.nearest(unknown[1], _known_keys(overrides, name))}"
+        return f"there is no key {unknown[1]}{_nearest(unknown[1], _known_keys(overrides, name))}"
     if unknown := re.search(r"Could not find '([^']+)'", text):
         experiment = unknown[1].startswith("experiment/")
         group, _, option = unknown[1].partition("/") if experiment else unknown[1].rpartition("/")
@@ -168,6 +194,11 @@ def _explained(error: Exception, overrides: list[str], name: str) -> str:
         listed = ", ".join(options)
         return f"there is no {group}={option}{schema.nearest(option, options)} (options: {listed})"
     return _first_line(error)
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    elsewhere = ELSEWHERE.get(key.rsplit(".", 1)[-1])
+    return f"; did you mean {elsewhere}?" if elsewhere else schema.nearest(key, known)
 
 
 def _options(group: str) -> list[str]:

@@ -66,7 +66,9 @@ def _target_faults(config: Mapping[str, Any], path: str) -> Iterator[str]:
             continue
         annotation = arguments[key].annotation
         if annotation is not None and not _fits(value, annotation):
-            yield f"{path}.{key} must be {ast.unparse(annotation)}, not {value!r} ({type(value).__name__})"
+            chosen = isinstance(value, str) and PACKAGE.parent.joinpath("conf", *path.split("."), key).is_dir()
+            remedy = f": choose it with {path.replace('.', '/')}/{key}={value}" if chosen else ""
+            yield f"{path}.{key} must be {_in_words(annotation)}, not {value!r} ({type(value).__name__}){remedy}"
     for key, argument in arguments.items():
         if key not in given and not argument.optional and "_partial_" not in config:
             yield f"{path}.{key} is missing: {target.rsplit('.', 1)[-1]} needs it"
@@ -133,6 +135,19 @@ def _from_import(module: str, name: str) -> dict[str, Argument]:
         annotation = ast.parse(text, mode="eval").body if known and text else None
         found[each.name] = Argument(annotation, each.default is not inspect.Parameter.empty)
     return found
+
+
+def _in_words(annotation: ast.expr) -> str:
+    """The annotation as who writes YAML would say it."""
+    match annotation:
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return f"{_in_words(left)} or {_in_words(right)}"
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
+            options = choices.elts if isinstance(choices, ast.Tuple) else [choices]
+            return " or ".join(str(each.value) for each in options if isinstance(each, ast.Constant))
+        case ast.Constant(value=None):
+            return "null"
+    return ast.unparse(annotation)
 
 
 def _fits(value: Any, annotation: ast.expr) -> bool:

@@ -34,10 +34,15 @@ def test_the_default_configuration_needs_only_shards():
         ("+head.gama=0.1", "head.gama: ClipHead has no such argument"),
         ("head.temperature=hot", "head.temperature must be float, not 'hot' (str)"),
         ("trainer.global_batch=1.5", "trainer.global_batch must be int, not 1.5 (float)"),
-        ("trainer.precision=fp8", "trainer.precision must be Literal['bf16', 'fp16', 'float32', 'float64'], not 'fp8'"),
+        ("trainer.precision=fp8", "trainer.precision must be bf16 or fp16 or float32 or float64, not 'fp8' (str)"),
         ("head=klip", "there is no head=klip; did you mean clip?"),
         ("heads=clip", "there is no key heads; did you mean head?"),
         ("experiment=demo/klip", "there is no experiment=demo/klip; did you mean demo/clip?"),
+        ("+foo=1", "there is no key foo"),
+        ("+experimnt=demo/clip", "there is no key experimnt; did you mean experiment?"),
+        ("lr=1e-3", "there is no key lr; did you mean optim.schedule.peak?"),
+        ("trainer.batch_size=8", "there is no key trainer.batch_size; did you mean trainer.global_batch?"),
+        ("trainer.steps=1.5", "trainer.steps must be int or null, not 1.5 (float)"),
         ("sede=1", "there is no key sede; did you mean seed?"),
         ("seed=one", "seed must be int, not 'one'"),
         ("head.embed_width=${encoder.widht}", "encoder.widht"),
@@ -50,8 +55,27 @@ def test_a_mistake_is_named_with_its_key_and_the_nearest_valid_one(override, exp
 
 
 def test_all_faults_are_named_at_once():
-    text = message("head.temperature=hot", "seed=one")
-    assert "head.temperature" in text and "seed" in text
+    text = message("head.temperature=hot", "seed=one", "data.shards=???")
+    assert "head.temperature" in text and "seed" in text and "data.shards has no value" in text
+
+
+def test_a_kernel_given_as_a_value_is_answered_with_its_group():
+    text = message("head=wpse", "head.kernel=imq")
+    assert text == "head.kernel must be Kernel, not 'imq' (str): choose it with head/kernel=imq"
+
+
+def test_a_configuration_can_be_looked_at_before_it_is_complete():
+    configuration.check_command_line(["--cfg", "job"])
+    with pytest.raises(SystemExit):
+        configuration.check_command_line(["--cfg", "job", "head.temperature=hot"])
+
+
+def test_an_option_of_another_program_is_answered_with_our_key(capsys):
+    with pytest.raises(SystemExit) as left:
+        configuration.for_hydra(["head=clip", "--lr", "1e-3"])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said == "clipzoo: there is no option --lr; values are given as optim.schedule.peak=VALUE\n"
 
 
 def test_a_mistake_leaves_with_code_2_before_torch_is_imported():
