@@ -20,6 +20,7 @@ BROKEN: tuple[type[Exception], ...] = (dist.DistError,)
 
 _entered = 0
 _firsts = 0
+_meetings = 0
 _wire: torch.dtype | None = None
 
 
@@ -214,16 +215,31 @@ def first_rank_does(action: Callable[[], Any]) -> Any:
         except Exception as error:
             outcome[1] = error
         board.set(done, "")
-    pause = 0.001
-    while not is_first() and not board.check([done]):
-        time.sleep(pause)
-        pause = min(2 * pause, 0.25)
+    _poll(lambda: is_first() or board.check([done]))
     _enter()
     dist.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
         outcome[1].is_echo = not is_first()
         raise outcome[1]
     return outcome[0]
+
+
+def wait_for_all() -> None:
+    """Until every rank has come here, as long as it takes: the group's timeout is for collectives."""
+    global _meetings
+    if world_size() == 1:
+        return
+    _meetings += 1
+    board, come = dist.distributed_c10d._get_default_store(), f"meeting{_meetings}"
+    board.add(come, 1)
+    _poll(lambda: board.add(come, 0) == world_size())
+
+
+def _poll(holds: Callable[[], bool]) -> None:
+    pause = 0.001
+    while not holds():
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
 
 
 def _enter() -> None:

@@ -25,6 +25,13 @@ def key(model: Model, facts: Any) -> str:
     return digest.hexdigest()
 
 
+def of_set(key: str, data: Any) -> str:
+    """`key` for one data set: of its names, prompts, labels and captions besides. Its pictures are not looked at."""
+    stated = [getattr(data, each, None) for each in ("class_names", "templates", "metric", "captions", "caption_image")]
+    splits = [(name, len(part), getattr(part, "labels", None)) for name, part in getattr(data, "splits", {}).items()]
+    return hashlib.sha256(repr((key, stated, splits)).encode()).hexdigest()
+
+
 def kept(path: Path, key: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
     """The metrics in `path` when they were made under the same key; else `measure` them and keep them."""
     begin = time.perf_counter()

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from clipzoo import distributed
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.checks import check_paired
 from clipzoo.evaluation.classification import over_draws
 from clipzoo.evaluation.encoding import Encoding, in_draws, rounds
 from clipzoo.evaluation.ranking import places, score_blocks
@@ -124,12 +126,7 @@ def _best_pictures(scores: Tensor, first: int) -> Tensor:
 
 def _paired_places(scores: Tensor, owner: Tensor, first: int, size: int, pictures: int, name: str) -> Tensor:
     """[pictures x captions a picture]: places among galleries of one caption a picture."""
-    counts = torch.bincount(owner, minlength=pictures)
-    if counts.min() != counts.max():
-        raise ValueError(
-            f"{name}: pictures have {int(counts.min())} to {int(counts.max())} captions, the paired protocol needs "
-            "equally many: eval.paired=false"
-        )
+    check_paired(owner, name)
     galleries = owner.argsort(stable=True).view(pictures, -1)  # [pictures, captions a picture]
     own = torch.arange(first, first + len(scores), device=scores.device)
     found = [places(scores[:, gallery], own) for gallery in galleries.mT]
@@ -147,12 +144,12 @@ def _recalls(direction: str, place: Tensor) -> dict[str, float]:
 
 def _check(owner: Tensor, pictures: int, captions: int, name: str) -> None:
     if len(owner) != captions:
-        raise ValueError(f"{name}: {captions} captions, but {len(owner)} entries say whose they are")
+        raise ConfigError(f"{name}: {captions} captions, but {len(owner)} entries say whose they are")
     if captions == 0 or owner.min() < 0 or owner.max() >= pictures:
-        raise ValueError(f"{name}: captions belong to pictures {owner.tolist()[:5]}..., there are {pictures} pictures")
+        raise ConfigError(f"{name}: captions belong to pictures {owner.tolist()[:5]}..., there are {pictures} pictures")
     without = (torch.bincount(owner, minlength=pictures) == 0).nonzero().flatten().tolist()
     if without:
-        raise ValueError(
+        raise ConfigError(
             f"{name}: {len(without)} of {pictures} pictures have no caption (the first is number {without[0]})"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from math import floor
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from clipzoo import distributed
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation import artefacts, kept
+from clipzoo.evaluation.checks import check_classes, check_labels, check_paired
 from clipzoo.evaluation.encoding import Encoding
 from clipzoo.evaluation.penalty_search import probe
 from clipzoo.evaluation.probe_features import WHERE, read_features, write_features
@@ -101,8 +103,23 @@ class Suite:
             if name in self._names[task] and not needed <= set(splits):
                 lacks = " and ".join(sorted(needed - set(splits)))
                 raise ConfigError(f"{name} has no split {lacks}: take it out of eval.{task}")
-        if name in self._names["retrieval"] and not hasattr(self._sets[name], "captions"):
-            raise ConfigError(f"{name} has no captions: take it out of eval.retrieval")
+            for split in needed if name in self._names[task] else ():
+                labels, names = getattr(splits[split], "labels", None), self._sets[name].class_names
+                if labels is not None:
+                    check_labels(torch.tensor(labels), names, name, split)
+                    check_classes(torch.tensor(labels), names, f"{name}, {split}")
+        if name in self._names["retrieval"]:
+            if not hasattr(self._sets[name], "captions"):
+                raise ConfigError(f"{name} has no captions: take it out of eval.retrieval")
+            if self._paired:
+                check_paired(self._sets[name].caption_image, name)
+
+    def require(self, metric: str | None) -> None:
+        """Raise where trainer.best_metric names a metric of no set that is evaluated."""
+        known = [f"{task}/{name}" for task in self._names for name in self._there(task)]
+        if metric is not None and not any(metric.startswith((f"{each}/", f"{each}_paired/")) for each in known):
+            shown = ", ".join(f"{each}/..." for each in known) or "none: eval has no sets"
+            raise ConfigError(f"there is no metric trainer.best_metric={metric} (there are: {shown})")
 
     def due(self, before: float, now: float) -> bool:
         """Whether training that went from epoch `before` to `now` has passed an evaluation."""
@@ -113,6 +130,8 @@ class Suite:
         """All metrics in percent, by flat keys; pictures and tables for the report go to `output`."""
         if not self._sets and not self._missing:
             self.open()
+        # Batch norm's running statistics are a rank's own in training; a checkpoint has the first rank's.
+        distributed.copy_from_first_(model.buffers())
         key = kept.key(model, self._facts)
         training = model.training
         model.eval()
@@ -128,13 +147,16 @@ class Suite:
             distributed.first_rank_does(lambda: write_whole(kept.made(output / "missing.json"), text))
         for name in self._there("zero_shot"):
             path = output / "zero_shot" / f"{name}.json"
-            metrics |= kept.kept(path, key, lambda name=name: self._zero_shot(model, name, output))  # type: ignore[misc]
+            own = kept.of_set(key, self._sets[name])
+            metrics |= kept.kept(path, own, partial(self._zero_shot, model, name, output))
         for name in self._there("linear_probe"):
             path = output / "linear_probe" / f"{name}.json"
-            metrics |= kept.kept(path, key, lambda name=name: self._linear_probe(model, name, output, key))  # type: ignore[misc]
+            own = kept.of_set(key, self._sets[name])
+            metrics |= kept.kept(path, own, partial(self._linear_probe, model, name, output, own))
         for name in self._there("retrieval"):
             path = output / "retrieval" / f"{name}.json"
-            metrics |= kept.kept(path, key, lambda name=name: self._retrieval(model, name, output))  # type: ignore[misc]
+            own = kept.of_set(key, self._sets[name])
+            metrics |= kept.kept(path, own, partial(self._retrieval, model, name, output))
         return metrics
 
     def _there(self, task: str) -> list[str]:
@@ -168,6 +190,8 @@ class Suite:
         for turn, where in enumerate(WHERE):
             if turn % distributed.world_size() == distributed.rank():
                 found[where] = self._solve(data, where, folder, model.device)
+        # A large set keeps the solving ranks busy for longer than a collective may take.
+        distributed.wait_for_all()
         merged = {where: each for part in distributed.gather_object(found) for where, each in part.items()}
         if distributed.is_first():
             write_whole(kept.made(output / "linear_probe" / f"{name}.search.json"), json.dumps(merged, indent=1))
