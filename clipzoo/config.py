@@ -35,9 +35,11 @@ TOP_LEVEL: dict[str, tuple[type, ...]] = {
 """The values of train.yaml that belong to no group, and their types."""
 
 HARMLESS = (
-    "name", "runs", "logger", "eval", "data.workers", "trainer.log_every", "trainer.save_every", "trainer.keep",
-    "trainer.micro_batch", "trainer.device", "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.loss_limit",
-    "trainer.best_metric", "trainer.save_in_background", "trainer.head_products",
+    "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
+    "data.cache_folder", "data.cache_gigabytes", "encoder.image_tower.checkpoint", "encoder.text_tower.checkpoint",
+    "trainer.log_every", "trainer.save_every", "trainer.keep", "trainer.micro_batch", "trainer.device",
+    "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.loss_limit", "trainer.best_metric",
+    "trainer.save_in_background", "trainer.head_products",
 )  # fmt: skip
 """Keys that change what a run costs or shows, and no more of what it computes than another device's rounding would: a
 run may be resumed with others."""

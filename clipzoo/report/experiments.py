@@ -14,12 +14,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from clipzoo import config as configuration
 from clipzoo.report.published import layout
 
-CARRIED = (
-    "seed", "row", "head.seed", "data.shards", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
-    "data.cache_folder", "data.cache_gigabytes", "encoder.image_tower.checkpoint", "encoder.text_tower.checkpoint",
-)  # fmt: skip
-"""Beside configuration.HARMLESS, keys that may differ from a row's experiment: seeds, places, what recomputing costs.
-That the shards are the right set is judged by how many pairs they hold."""
+CARRIED = ("seed", "row", "head.seed", "data.shards")
+"""Beside configuration.HARMLESS, keys that may differ from a row's experiment: seeds and places. That the shards are
+the right set is judged by how many pairs they hold."""
 HEAD = re.compile(r"# @package _global_\n# (.+)\n#   (python .+)\n# Cost: ([\d.]+) (\S+) hours a run, (\d+) runs?\b")
 """The first lines of an experiment that fills a row: what it is, its command, its cost."""
 
