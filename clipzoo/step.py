@@ -47,9 +47,13 @@ class Contrast(nn.Module):
     def judge(self, features: Pair, batch: Batch, progress: Progress) -> Loss:
         similarity = self.model.compare(*features)
         loss = self.objective(similarity, batch, progress)
-        if not self.diagnose:
-            return loss
-        return Loss(loss.total, {**loss.logs, **diagnostics.of_similarity(similarity), **self._of_embeddings(features)})
+        total, logs = loss.total, loss.logs
+        if self.model.head.needs_tokens:
+            # DDP waits for every parameter's gradient, of a pooling too that a head of tokens does not read.
+            total = total + (features[0].pooled * 0).sum() + (features[1].pooled * 0).sum()
+        if self.diagnose:
+            logs = {**logs, **diagnostics.of_similarity(similarity), **self._of_embeddings(features)}
+        return Loss(total, logs)
 
     @torch.no_grad()
     def _of_embeddings(self, features: Pair) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from clipzoo import distributed
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.clip import ClipHead
+from clipzoo.heads.kme import KmeHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.step import Contrast, Replay, backward
@@ -73,6 +74,34 @@ def test_micro_batches_replay_their_dropout():
     again = gradients(2, dropout=0.5)
     assert_same((loss, found), again)
     assert_same(by_hand(2, dropout=0.5), (loss, found))
+
+
+class PoolingEncoder(DropoutEncoder):
+    """Its pooled features have parameters of their own, as attention pooling has."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.pooling = nn.Linear(6, 6)
+
+    def image(self, image: Tensor) -> Features:
+        tokens = self.image_layer(image.flatten(1))[:, None]
+        return Features(self.pooling(tokens[:, 0]), tokens)
+
+    def text(self, text: Tensor) -> Features:
+        tokens = self.text_layer(text)
+        return Features(tokens[:, 0], tokens)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_every_parameter_has_a_gradient_though_the_head_reads_tokens_alone(micro_batch):
+    """DDP stops a run in its second step otherwise."""
+    head = KmeHead(6, 5, 4, gamma=2.0, image_points=None, text_points="caption")
+    module = Replay(Contrast(Model(PoolingEncoder(), head), InfoNCE(0.5, 0.5), None))
+    batch = Batch(torch.randn(SAMPLES, 3, 2, 2), torch.randint(0, 20, (SAMPLES, 4)), torch.arange(SAMPLES))
+    backward(module, batch, Progress(0, 10, 100, SAMPLES), micro_batch, 1.0)
+    found = {name: parameter.grad for name, parameter in module.named_parameters()}
+    assert not [name for name, gradient in found.items() if gradient is None]
+    assert found["contrast.model.encoder.pooling.weight"].abs().max() == 0
 
 
 def test_batch_norm_counts_each_micro_batch_once():
