@@ -29,8 +29,9 @@ def train(config: DictConfig) -> None:
     plain = configuration.resolved(config)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     folder = Path(plain["runs"]) / configuration.run_name(plain, experiment)
+    run.refuse_another(folder, plain)
     if run.is_finished(folder):
-        run.say(run.summary(folder))
+        run.say(run.summary(folder) + run.other_evaluation(folder, plain))
         return
 
     # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
@@ -47,12 +48,13 @@ def train(config: DictConfig) -> None:
     legality.require(head, objective)
     distributed.start(trainer.device, trainer.timeout)
     with watch.Watch(trainer.timeout):
-        distributed.first_rank_does(lambda: run.refuse_another(folder, plain))
         with run.nothing_left_of_a_failed_start(folder):
             data = part(plain["data"])
             data.open(folder)
+            trainer.check(data, plain["seed"])
             suite = part(plain["eval"])
             suite.open()
+            suite.require(trainer.best_metric)
             model = build_model(plain, head)
         distributed.first_rank_does(lambda: run.claim(folder, plain))
         run.say(f"{folder}: {data.samples} samples, {trainer.global_batch} a step, {distributed.world_size()} ranks")

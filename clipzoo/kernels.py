@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Generator, Tensor
 
+from clipzoo.types import Positive
+
 
 class Kernel(ABC):
     """k(u, v), a function of |u - v| with k(u, u) = 1."""
@@ -23,7 +25,7 @@ class Kernel(ABC):
 class GaussianKernel(Kernel):
     """exp(-r^2 / 2 width^2); omega ~ N(0, width^-2)."""
 
-    def __init__(self, width: float) -> None:
+    def __init__(self, width: Positive) -> None:
         self._width = width
 
     def value(self, squared_distance: Tensor) -> Tensor:
@@ -40,7 +42,7 @@ class InverseMultiquadricKernel(Kernel):
     its spectral law in any dimension, without the tabulated Bessel density of WPSE's released code.
     """
 
-    def __init__(self, width: float) -> None:
+    def __init__(self, width: Positive) -> None:
         self._width = width
 
     def value(self, squared_distance: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from clipzoo.errors import ConfigError
-from clipzoo.types import Progress
+from clipzoo.types import Positive, Progress
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Cosine:
     per_epoch: the rate changes at epoch boundaries only (NUCLR).
     """
 
-    peak: float
+    peak: Positive
     start: float
     end: float
     warmup_epochs: float | None
     warmup_steps: int | None
-    restart_epochs: float | None
+    restart_epochs: Positive | None
     per_epoch: bool
 
     def __post_init__(self) -> None:
@@ -59,9 +59,15 @@ class AdamW:
     """torch's fused AdamW; no decay on parameters with fewer than two dimensions (biases, norms, scales)."""
 
     betas: list[float]
-    eps: float
+    eps: Positive
     weight_decay: float
     schedule: Cosine
+
+    def __post_init__(self) -> None:
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optim.betas is {list(self.betas)}: it must be two numbers in [0, 1)")
+        if self.weight_decay < 0:
+            raise ConfigError(f"optim.weight_decay must be at least 0, not {self.weight_decay}")
 
     def build(self, *modules: nn.Module) -> torch.optim.AdamW:
         parameters = [each for module in modules for each in module.parameters() if each.requires_grad]

@@ -57,6 +57,15 @@ def nothing_left_of_a_failed_start(folder: Path) -> Iterator[None]:
         raise
 
 
+def other_evaluation(folder: Path, plain: Mapping[str, Any]) -> str:
+    """A line for who asks a finished run for an evaluation that is not the one it had; else nothing."""
+    path = folder / "config.yaml"
+    before = yaml.safe_load(path.read_text())["eval"] if path.exists() else plain["eval"]
+    if configuration.flat(before) == configuration.flat(plain["eval"]):
+        return ""
+    return f"\nIt was evaluated with another eval: python scripts/evaluate.py run={folder} eval=... judges it again."
+
+
 def is_finished(folder: Path) -> bool:
     return (folder / "results.json").exists()
 

@@ -147,6 +147,10 @@ def _in_words(annotation: ast.expr) -> str:
             return " or ".join(str(each.value) for each in options if isinstance(each, ast.Constant))
         case ast.Constant(value=None):
             return "null"
+        case ast.Name(id="Positive"):
+            return "a number above 0"
+        case ast.Name(id="Count"):
+            return "a whole number of at least 1"
     return ast.unparse(annotation)
 
 
@@ -165,6 +169,9 @@ def _fits(value: Any, annotation: ast.expr) -> bool:
             return isinstance(value, bool)
         case ast.Name(id="int"):
             return isinstance(value, int) and not isinstance(value, bool)
+        case ast.Name(id="Positive" | "Count" as name):
+            whole = "int" if name == "Count" else "float"
+            return _fits(value, ast.Name(id=whole)) and value > 0
         case ast.Name(id="float"):
             return isinstance(value, int | float) and not isinstance(value, bool)
         case ast.Name(id="str" | "Path"):

@@ -25,7 +25,7 @@ from clipzoo.similarity.tiled import automatic_tile
 from clipzoo.soundness import Soundness
 from clipzoo.state import TrainingState
 from clipzoo.step import Contrast, Replay, backward
-from clipzoo.types import Batch, Loss, Progress
+from clipzoo.types import Batch, Count, Loss, Positive, Progress
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None, "float64": None}
 PRODUCTS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
@@ -66,31 +66,30 @@ class Trainer:
 
     def __init__(
         self,
-        global_batch: int,
-        epochs: float | None,
-        steps: int | None,
-        micro_batch: int | None,
-        tile: Literal["auto"] | int | None,
+        global_batch: Count,
+        epochs: Positive | None,
+        steps: Count | None,
+        micro_batch: Count | None,
+        tile: Literal["auto"] | Count | None,
         precision: Literal["bf16", "fp16", "float32", "float64"],
         head_products: Literal["float32", "tf32", "bf16"],
-        clip_gradient: float | None,
-        loss_limit: float,
+        clip_gradient: Positive | None,
+        loss_limit: Positive,
         device: Literal["auto", "cpu", "cuda"],
         compile: bool,
         gather: Literal["exact", "bf16"],
-        log_every: int,
-        save_every: int,
-        keep: int,
+        log_every: Count,
+        save_every: Count,
+        keep: Count,
         best_metric: str | None,
         save_in_background: bool,
-        timeout: float,
+        timeout: Positive,
     ) -> None:
         if (epochs is None) == (steps is None):
-            raise ConfigError(f"give one of trainer.epochs and trainer.steps: they are {epochs} and {steps}")
-        counts = {"global_batch": global_batch, "log_every": log_every, "save_every": save_every, "keep": keep}
-        for key, value in {**counts, "micro_batch": micro_batch, "tile": tile}.items():
-            if isinstance(value, int) and value < 1:
-                raise ConfigError(f"trainer.{key} must be at least 1, not {value}")
+            remedy = "trainer.epochs=null" if steps is not None else "trainer.epochs=..."
+            raise ConfigError(
+                f"give one of trainer.epochs and trainer.steps: they are {epochs} and {steps}; add {remedy}"
+            )
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if global_batch % world:
             raise ConfigError(f"trainer.global_batch={global_batch} cannot be divided among {world} ranks")
@@ -108,6 +107,15 @@ class Trainer:
         self.device = _device(device)
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision(PRODUCTS[head_products])
+
+    def check(self, data: Any, seed: int) -> None:
+        """Raise where this length or batch cannot be had of the data."""
+        data.plan(seed, self.global_batch)
+        if self._total_steps(data.samples) < 1:
+            raise ConfigError(
+                f"trainer.epochs={self.epochs} of {data.samples} samples is no whole step of {self.global_batch}: "
+                "raise trainer.epochs or lower trainer.global_batch"
+            )
 
     def fit(self, parts: Parts) -> tuple[dict[str, Any], dict[str, float]]:
         """Train to the last step and evaluate: what the training cost, and the metrics.

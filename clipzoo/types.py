@@ -17,6 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+Positive = float
+"""In a constructor: a number above zero; the configuration (`clipzoo/schema.py`) refuses others."""
+Count = int
+"""The same of whole numbers."""
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -32,8 +32,8 @@ def test_the_default_configuration_needs_only_shards():
     [
         ("head.temprature=0.1", "there is no key head.temprature; did you mean head.temperature?"),
         ("+head.gama=0.1", "head.gama: ClipHead has no such argument"),
-        ("head.temperature=hot", "head.temperature must be float, not 'hot' (str)"),
-        ("trainer.global_batch=1.5", "trainer.global_batch must be int, not 1.5 (float)"),
+        ("head.temperature=hot", "head.temperature must be a number above 0, not 'hot' (str)"),
+        ("trainer.global_batch=1.5", "trainer.global_batch must be a whole number of at least 1, not 1.5 (float)"),
         ("trainer.precision=fp8", "trainer.precision must be bf16 or fp16 or float32 or float64, not 'fp8' (str)"),
         ("head=klip", "there is no head=klip; did you mean clip?"),
         ("heads=clip", "there is no key heads; did you mean head?"),
@@ -42,7 +42,8 @@ def test_the_default_configuration_needs_only_shards():
         ("+experimnt=demo/clip", "there is no key experimnt; did you mean experiment?"),
         ("lr=1e-3", "there is no key lr; did you mean optim.schedule.peak?"),
         ("trainer.batch_size=8", "there is no key trainer.batch_size; did you mean trainer.global_batch?"),
-        ("trainer.steps=1.5", "trainer.steps must be int or null, not 1.5 (float)"),
+        ("trainer.steps=1.5", "trainer.steps must be a whole number of at least 1 or null, not 1.5"),
+        ("trainer.epochs=0", "trainer.epochs must be a number above 0 or null, not 0 (int)"),
         ("sede=1", "there is no key sede; did you mean seed?"),
         ("seed=one", "seed must be int, not 'one'"),
         ("head.embed_width=${encoder.widht}", "encoder.widht"),
@@ -100,6 +101,9 @@ def test_a_run_is_named_after_what_shapes_its_result():
         return configuration.run_name(configuration.resolved(configuration.composed([SHARDS, *overrides])), None)
 
     assert name() == name("trainer.log_every=3", "data.workers=7", "logger.wandb=offline")
+    # What a message tells the user to raise, and what another machine has elsewhere, must not begin a run anew.
+    assert name() == name("data.max_bad_fraction=0.2", "data.cache_folder=/scratch", "data.index_folder=/mine")
+    assert name() == name("encoder.image_tower.checkpoint=true", "data.prefetch=4")
     assert name() != name("seed=1")
     assert name() != name("head.temperature=0.1")
     assert name("name=mine") == "mine"

@@ -15,6 +15,10 @@ import pytest
 import torch
 
 from clipzoo import checkpoint
+from clipzoo import config as configuration
+from clipzoo.build import part
+from clipzoo.data.pairs import PairData
+from clipzoo.errors import ConfigError
 from tests.runs import STEPS, Rank, same, start, train, weights
 
 
@@ -28,6 +32,27 @@ def undisturbed(tiny_shards, tmp_path_factory) -> Path:
 def ends(rank: Rank, code: int) -> str:
     assert rank.end() == code, rank.said
     return rank.said
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.global_batch=104", "a batch takes up to 104 samples of a source that has 100"),
+        ("trainer.best_metric=zero_shot/cars/top1", "there is no metric trainer.best_metric=zero_shot/cars/top1"),
+    ],
+)
+def test_what_would_fail_later_is_refused_at_the_start_and_leaves_no_folder(tiny_shards, tmp_path, override, expected):
+    (rank,) = start(tiny_shards, tmp_path / "runs", override)
+    assert expected in ends(rank, 2)
+    assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_a_length_of_no_step_is_refused():
+    plain = configuration.resolved(configuration.composed(["data.shards=x.tar", "trainer.epochs=0.5"]))
+    plain["trainer"]["global_batch"] = 8
+    few = PairData(torch.zeros(15, 1), torch.zeros(15, 1))
+    with pytest.raises(ConfigError, match=r"trainer.epochs=0.5 of 15 samples is no whole step of 8"):
+        part(plain["trainer"]).check(few, 0)
 
 
 def test_a_killed_rank_ends_the_other_with_its_name(tiny_shards, tmp_path):

@@ -29,10 +29,12 @@ def test_an_unknown_argument_is_named_with_the_nearest():
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("embed_width", 4.5, "head.embed_width must be int, not 4.5 (float)"),
-        ("temperature", "hot", "head.temperature must be float, not 'hot' (str)"),
+        ("embed_width", 4.5, "head.embed_width must be a whole number of at least 1, not 4.5 (float)"),
+        ("temperature", "hot", "head.temperature must be a number above 0, not 'hot' (str)"),
+        ("temperature", 0, "head.temperature must be a number above 0, not 0 (int)"),
+        ("image_width", "wide", "head.image_width must be int, not 'wide' (str)"),
         ("learnable_temperature", 1, "head.learnable_temperature must be bool, not 1 (int)"),
-        ("embed_width", True, "head.embed_width must be int, not True (bool)"),
+        ("embed_width", True, "head.embed_width must be a whole number of at least 1, not True (bool)"),
     ],
 )
 def test_a_wrong_type_is_named_with_the_value_seen(key, value, expected):
@@ -56,6 +58,8 @@ def test_a_missing_class_is_named_with_the_nearest():
     [
         ("int | None", [1, None], ["1", 1.0]),
         ("float", [1, 1.5, float("inf")], ["1", None, True]),
+        ("Positive", [1, 0.5], [0, -1.0, "1", True]),
+        ("Count | None", [1, None], [0, -1, 0.5]),
         ("Literal['a', 'b']", ["a"], ["c", 1]),
         ("list[float]", [[1, 2.0], []], [1.0, ["a"]]),
         ("list[int] | None", [None, [1]], [[1.5]]),

@@ -102,6 +102,16 @@ def test_a_finished_run_says_so_and_trains_no_more(tiny_shards, undisturbed):
     assert (undisturbed / "run" / "metrics.jsonl").read_text() == before
 
 
+def test_a_finished_run_is_not_taken_for_one_of_another_configuration(tiny_shards, undisturbed):
+    said = train(tiny_shards, undisturbed, "head.temperature=0.1", expected=2)
+    assert "holds a run of another configuration (head.temperature 0.07 -> 0.1)" in said
+
+
+def test_a_finished_run_says_how_to_get_another_evaluation(tiny_shards, undisturbed):
+    said = train(tiny_shards, undisturbed, "eval=demo", "trainer.log_every=3")
+    assert "is finished" in said and "evaluated with another eval: python scripts/evaluate.py run=" in said
+
+
 def test_results_name_what_was_run(undisturbed):
     results = json.loads((undisturbed / "run" / "results.json").read_text())
     assert {"experiment", "row", "overrides", "seed", "versions", "revision", "metrics"} <= results.keys()

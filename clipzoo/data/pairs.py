@@ -42,6 +42,10 @@ class PairData:
         """Nothing can be unreadable."""
         return {}
 
+    def plan(self, seed: int, global_batch: int) -> Plan:
+        """Which pairs come in which step. Raises where a batch would hold a pair twice."""
+        return Plan([[self.samples]], [1.0], seed, 1, global_batch)
+
     def batches(
         self,
         *,
@@ -56,7 +60,7 @@ class PairData:
         """This rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1; views are never trimmed."""
         if global_batch % world_size:
             raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world_size} ranks")
-        plan = Plan([[self.samples]], [1.0], seed, 1, global_batch)
+        plan = self.plan(seed, global_batch)
         local = global_batch // world_size
         mine = slice(rank * local, (rank + 1) * local)
         for step in range(start_step, stop_step):

@@ -120,6 +120,11 @@ class ShardData:
         """Samples that could not be used or had to be converted, by kind, as seen by this rank since it started."""
         return dict(self._health.counts)
 
+    def plan(self, seed: int, global_batch: int) -> Plan:
+        """Which samples come in which step. Raises where a batch would hold a sample twice."""
+        counts = [index.counts.tolist() for index in self._indexes]
+        return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
+
     def batches(
         self,
         *,
@@ -138,8 +143,7 @@ class ShardData:
         if global_batch % world_size:
             raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world_size} ranks")
         self._write_findings(rank)
-        counts = [index.counts.tolist() for index in self._indexes]
-        plan = Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
+        plan = self.plan(seed, global_batch)
         reader = SampleReader(self._indexes, self._files, self._images, self._caption_key, seed)
         local = global_batch // world_size
         steps = Steps(plan, reader, self._tokenizer, slice(rank * local, (rank + 1) * local), trim_text)

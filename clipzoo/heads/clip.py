@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.heads.vector import UnitVectorHead
+from clipzoo.types import Count, Positive
 
 
 class ClipHead(UnitVectorHead):
@@ -28,9 +29,9 @@ class ClipHead(UnitVectorHead):
         self,
         image_width: int,
         text_width: int,
-        embed_width: int,
-        temperature: float,
-        max_scale: float,
+        embed_width: Count,
+        temperature: Positive,
+        max_scale: Positive,
         learnable_temperature: bool,
     ) -> None:
         super().__init__(image_width, text_width, embed_width)

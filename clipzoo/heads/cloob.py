@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from clipzoo import distributed
 from clipzoo.heads.vector import UnitVectorHead
-from clipzoo.types import Similarity
+from clipzoo.types import Count, Positive, Similarity
 
 
 class CloobHead(UnitVectorHead):
@@ -28,10 +28,10 @@ class CloobHead(UnitVectorHead):
         self,
         image_width: int,
         text_width: int,
-        embed_width: int,
-        inverse_temperature: float,
+        embed_width: Count,
+        inverse_temperature: Positive,
         hopfield: bool,
-        beta: float,
+        beta: Positive,
     ) -> None:
         super().__init__(image_width, text_width, embed_width)
         self._inverse_temperature = inverse_temperature

@@ -13,7 +13,7 @@ from torch.nn import functional
 from clipzoo.heads.base import Head
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.ops.kme import kme_score
-from clipzoo.types import Features, PointSet
+from clipzoo.types import Count, Features, PointSet, Positive
 
 
 class KmeHead(Head[PointSet]):
@@ -35,9 +35,9 @@ class KmeHead(Head[PointSet]):
         self,
         image_width: int,
         text_width: int,
-        embed_width: int,
-        gamma: float,
-        image_points: int | None,
+        embed_width: Count,
+        gamma: Positive,
+        image_points: Count | None,
         text_points: Literal["all", "caption"],
     ) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.vector import VectorHead, projection
-from clipzoo.types import Features
+from clipzoo.types import Count, Features, Positive
 
 
 class InnerProductHead(VectorHead):
@@ -23,7 +23,7 @@ class InnerProductHead(VectorHead):
     published_with = ("conditional", "joint", "mmd_conditional", "mmd_joint", "infonce")
     score_range = (-math.inf, math.inf)
 
-    def __init__(self, image_width: int, text_width: int, embed_width: int | None, temperature: float) -> None:
+    def __init__(self, image_width: int, text_width: int, embed_width: Count | None, temperature: Positive) -> None:
         super().__init__()
         if embed_width is None and image_width != text_width:
             raise ConfigError(

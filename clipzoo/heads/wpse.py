@@ -15,7 +15,7 @@ from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.heads.vector import VectorHead
 from clipzoo.kernels import Kernel
 from clipzoo.ops.random_features import pooled_waves
-from clipzoo.types import Features
+from clipzoo.types import Count, Features, Positive
 
 _ACTIVATIONS = {"signed": torch.tanh, "positive": torch.sigmoid}
 
@@ -47,17 +47,17 @@ class WpseHead(VectorHead):
         self,
         image_width: int,
         text_width: int,
-        embed_width: int,
+        embed_width: Count,
         alpha: tuple[float, float],
         kernel: Kernel,
-        features: int,
-        evaluation_features: int,
+        features: Count,
+        evaluation_features: Count,
         weights: Literal["signed", "positive"],
-        weight_bound: float,
+        weight_bound: Positive,
         reduction: Literal["mean", "sum"],
-        image_points: int | None,
+        image_points: Count | None,
         text_points: Literal["all", "caption"],
-        temperature: float,
+        temperature: Positive,
         min_scale: float,
         max_scale: float,
         seed: int,

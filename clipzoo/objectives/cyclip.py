@@ -10,7 +10,7 @@ from clipzoo.objectives.infonce import cross_entropy
 from clipzoo.objectives.logit_scale import LogitScale
 from clipzoo.objectives.requirements import plain_cosines
 from clipzoo.similarity.dense import DenseScores
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 
 
 class CyCLIP(Objective):
@@ -23,7 +23,12 @@ class CyCLIP(Objective):
     name = "cyclip"
 
     def __init__(
-        self, temperature: float, learnable_temperature: bool, max_scale: float, in_modal: float, cross_modal: float
+        self,
+        temperature: Positive,
+        learnable_temperature: bool,
+        max_scale: Positive,
+        in_modal: float,
+        cross_modal: float,
     ) -> None:
         super().__init__()
         self.scale = LogitScale(1 / temperature, learnable_temperature, max_scale)

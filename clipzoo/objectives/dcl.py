@@ -12,7 +12,7 @@ from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import direction_weights, weighted_loss
 from clipzoo.objectives.requirements import plain_cosines
 from clipzoo.similarity.dense import DenseScores
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 
 
 class DCL(Objective):
@@ -24,7 +24,7 @@ class DCL(Objective):
 
     name = "dcl"
 
-    def __init__(self, temperature: float, tau_plus: float, image_to_text: float, text_to_image: float) -> None:
+    def __init__(self, temperature: Positive, tau_plus: float, image_to_text: float, text_to_image: float) -> None:
         super().__init__()
         self._temperature = temperature
         self._tau_plus = tau_plus

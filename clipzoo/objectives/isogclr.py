@@ -17,7 +17,7 @@ from clipzoo.objectives.moving_average import (
     without_positive,
 )
 from clipzoo.objectives.per_sample import IMAGE, TEXT
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 
 
 class ISogCLR(MovingAverageObjective):
@@ -35,14 +35,14 @@ class ISogCLR(MovingAverageObjective):
 
     def __init__(
         self,
-        temperature: float,
+        temperature: Positive,
         gamma: float,
         rho: float,
         eta: float,
         momentum: float,
         gradient_clip: float,
-        minimum_temperature: float,
-        maximum_temperature: float,
+        minimum_temperature: Positive,
+        maximum_temperature: Positive,
     ) -> None:
         super().__init__(gamma, tau=temperature, tau_momentum=0.0)
         self._rho = rho

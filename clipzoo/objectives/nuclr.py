@@ -19,7 +19,7 @@ from clipzoo.objectives.moving_average import (
     without_positive,
 )
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 
 
 class NUCLR(MovingAverageObjective):
@@ -45,7 +45,7 @@ class NUCLR(MovingAverageObjective):
 
     def __init__(
         self,
-        temperature: float,
+        temperature: Positive,
         gamma: float,
         zeta: float,
         xi: float,

@@ -11,7 +11,7 @@ from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import direction_weights, weighted_loss
 from clipzoo.objectives.logit_scale import LogitScale
 from clipzoo.objectives.requirements import plain_cosines
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 
 
 class SigLIP(Objective):
@@ -25,7 +25,7 @@ class SigLIP(Objective):
     name = "siglip"
 
     def __init__(
-        self, initial_scale: float | None, initial_bias: float, image_to_text: float, text_to_image: float
+        self, initial_scale: Positive | None, initial_bias: float, image_to_text: float, text_to_image: float
     ) -> None:
         super().__init__()
         self.scale = None if initial_scale is None else LogitScale(initial_scale, learnable=True, maximum=None)

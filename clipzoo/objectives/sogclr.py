@@ -16,7 +16,7 @@ from clipzoo.objectives.moving_average import (
     surrogate,
     without_positive,
 )
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 
 
 class SogCLR(MovingAverageObjective):
@@ -28,7 +28,7 @@ class SogCLR(MovingAverageObjective):
 
     name = "sogclr"
 
-    def __init__(self, temperature: float, gamma: float, positive_in_denominator: bool) -> None:
+    def __init__(self, temperature: Positive, gamma: float, positive_in_denominator: bool) -> None:
         super().__init__(gamma)
         self._temperature = temperature
         self._positive_in_denominator = positive_in_denominator
