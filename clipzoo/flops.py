@@ -11,7 +11,7 @@ from clipzoo.model import Model
 from clipzoo.types import Batch, Features
 
 PEAKS = {
-    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
+    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
     "A10G": 70e12, "A10": 125e12, "L4": 121e12, "4090": 165e12, "V100": 125e12, "T4": 65e12,
 }  # fmt: skip
 """Dense half-precision floating-point operations a second, from the makers' data sheets."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from torch import Tensor
 
 from clipzoo import checkpoint, interchange
 from clipzoo.build import build_model
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.transform import Transform
 from clipzoo.interchange import to_open_clip
 from clipzoo.model import Model
 
@@ -28,11 +28,15 @@ class LoadedModel(Model):
         super().__init__(model.encoder, model.head)
         self.config = config
         self.tokenizer = model.encoder.tokenizer
-        self.transform = evaluation_transform(config)
+        size, shown = config["encoder"]["image_size"], config.get("eval", config["data"])
+        self.transform = Transform(size, size, shown.get("interpolation", "bicubic"))
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
-    """The model of a run's folder (its newest whole checkpoint) or of one checkpoint file inside a run."""
+    """The model of a run's folder (its newest whole checkpoint) or of one checkpoint file inside a run.
+
+    The run's config.yaml names the classes to build, which may be anyone's: load only runs that you trust.
+    """
     path = Path(path)
     folder = path if path.is_dir() else path.parent.parent
     if not (folder / "config.yaml").exists():
@@ -59,15 +63,3 @@ def from_open_clip(name: str, pretrained: str | None = None, device: str | torch
     """An open_clip model by name and tag, a checkpoint file as tag, or an exported folder as "local-dir:FOLDER"."""
     model, config = interchange.from_open_clip(name, pretrained)
     return LoadedModel(model, config).to(device).eval()
-
-
-def evaluation_transform(config: Mapping[str, Any]) -> Callable[[Any], Tensor]:
-    """Resize the shorter side to the encoder's image size, crop the centre: PIL image -> uint8 [3, S, S]."""
-    from torchvision.transforms import v2
-    from torchvision.transforms.functional import InterpolationMode
-
-    size = config["encoder"]["image_size"]
-    mode = InterpolationMode(config["data"].get("interpolation", "bicubic"))
-    return v2.Compose(
-        [v2.Lambda(lambda image: image.convert("RGB")), v2.Resize(size, mode), v2.CenterCrop(size), v2.PILToTensor()]
-    )

@@ -15,10 +15,12 @@ def adopt() -> None:
     first = _output("scontrol", "show", "hostnames", given["SLURM_JOB_NODELIST"]).splitlines()[0]
     facts = dict(each.split("=", 1) for each in _output("scontrol", "show", "node", "-o", first).split() if "=" in each)
     attempt = int(given["SLURM_JOB_ID"]) * 7 + int(given.get("SLURM_RESTART_COUNT", "0"))
+    # With hydra.launcher.gpus_per_task a task sees its own device only, and that is number 0.
+    alone = "," not in given.get("CUDA_VISIBLE_DEVICES", ",")
     os.environ.update(
         RANK=given["SLURM_PROCID"],
         WORLD_SIZE=given["SLURM_STEP_NUM_TASKS"],
-        LOCAL_RANK=given["SLURM_LOCALID"],
+        LOCAL_RANK="0" if alone else given["SLURM_LOCALID"],
         MASTER_ADDR=facts.get("NodeAddr", first),
         MASTER_PORT=str(20000 + attempt % 10000),
     )

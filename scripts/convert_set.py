@@ -7,10 +7,9 @@ python scripts/convert_set.py food101 --source downloads/food --root data/downst
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, explained
 from clipzoo.evaluation.sets.catalogue import catalogue
 from clipzoo.evaluation.sets.convert import convert
 
@@ -34,8 +33,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with explained():
         main()
-    except ConfigError as error:
-        print(f"clipzoo: {error}", file=sys.stderr)
-        sys.exit(2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from clipzoo.data.files import ShardFiles
 from clipzoo.data.index import FOLDER
 from clipzoo.data.indexing import load_or_build
 from clipzoo.data.sources import is_remote, parse_sources
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, explained
 
 
 def main() -> None:
@@ -43,8 +42,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with explained():
         main()
-    except ConfigError as error:
-        print(f"clipzoo: {error}", file=sys.stderr)
-        sys.exit(2)

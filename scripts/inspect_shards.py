@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from clipzoo.data.files import ShardFiles
@@ -11,7 +10,7 @@ from clipzoo.data.index import FOLDER
 from clipzoo.data.indexing import load_or_build
 from clipzoo.data.inspection import contact_sheet, describe, glance
 from clipzoo.data.sources import is_remote, parse_sources
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, explained
 
 
 def main() -> None:
@@ -37,8 +36,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with explained():
         main()
-    except ConfigError as error:
-        print(f"clipzoo: {error}", file=sys.stderr)
-        sys.exit(2)

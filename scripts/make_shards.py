@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from clipzoo.data.packing import pairs_of_folder, pairs_of_karpathy, pairs_of_table, write_shards
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, explained
 
 
 def main() -> None:
@@ -53,8 +53,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with explained():
         main()
-    except ConfigError as error:
-        print(f"clipzoo: {error}", file=sys.stderr)
-        sys.exit(2)

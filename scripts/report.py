@@ -9,10 +9,9 @@ python scripts/report.py --list                        the tables
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import explained
 
 
 def main() -> None:
@@ -49,8 +48,5 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
+    with explained():
         main()
-    except ConfigError as error:
-        print(f"clipzoo: {error}", file=sys.stderr)
-        sys.exit(2)
