@@ -38,17 +38,19 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
     The run's config.yaml names the classes to build, which may be anyone's: load only runs that you trust.
     """
     path = Path(path)
-    folder = path if path.is_dir() else path.parent.parent
+    folder = path.parent.parent if path.suffix == ".pt" else path
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{path} is no run: there is no {folder / 'config.yaml'}")
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    if path.is_dir():
+    if path == folder:
         found = checkpoint.load_newest(folder / "checkpoints")
         if found is None:
             raise ConfigError(f"{folder / 'checkpoints'} holds no whole checkpoint: train first")
         state = found[0]
-    else:
+    elif path.exists():
         state = checkpoint.read(path)
+    else:
+        raise ConfigError(f"{path} is not there: {path.parent} holds the run's checkpoints")
     model = build_model(config)
     model.load_state_dict(state["model"])
     return LoadedModel(model, config).to(device).eval()

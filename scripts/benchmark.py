@@ -27,6 +27,9 @@ TRAINED = ROOT / "runs" / "demo" / "results.json"
 
 
 def main() -> None:
+    if {"-h", "--help"} & set(sys.argv):
+        print(f"{__doc__}\nThere are {', '.join(BENCHMARKS)}.")
+        return
     names = sys.argv[1:] or [name for name in BENCHMARKS if name != "evaluation" or TRAINED.exists()]
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:

@@ -1,6 +1,6 @@
 """Training speed beside open_clip's own training program: same weights, shards, batch, precision, machine.
 
-    python scripts/benchmark_training.py --shards 'data/demo/train/{00000..00003}.tar' --samples 4000
+    python scripts/benchmark_training.py --shards 'data/demo/train/{00000..00003}.tar' --rounds 3
 
 Both programs run as a user runs them, one after the other, in turn; of each run the median of its own samples/s
 readings counts, without the first; the ratio is that of the medians over the rounds. The peer needs an older webdataset

@@ -6,6 +6,7 @@ python scripts/compatibility.py --check    exit with 1 when the page is not what
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -25,8 +26,11 @@ ENCODER = {"image_width": 8, "text_width": 8}
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    asked = parser.parse_args()
     text = page(verdicts())
-    if "--check" in sys.argv[1:]:
+    if asked.check:
         return int(not PAGE.exists() or PAGE.read_text() != text)
     PAGE.write_text(text)
     return 0

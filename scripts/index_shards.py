@@ -39,6 +39,8 @@ def main() -> None:
     for shard in index.shards:
         if shard.flaw or not shard.count:
             print(f"  {shard.name}: {shard.count} samples, {shard.flaw or 'none'}")
+    if not index.samples:
+        raise ConfigError(f"none of the shards holds a sample: {' '.join(options.shards)}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from clipzoo.errors import ConfigError, explained
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs, pipe:command")
     parser.add_argument("--caption-key", help="the key in .json (default: the .txt)")
     parser.add_argument("--samples", type=int, default=1000, help="how many to look at, chosen at random")

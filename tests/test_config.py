@@ -79,15 +79,22 @@ def test_an_option_of_another_program_is_answered_with_our_key(capsys):
     assert said == "clipzoo: there is no option --lr; values are given as optim.schedule.peak=VALUE\n"
 
 
-def test_a_mistake_leaves_with_code_2_before_torch_is_imported():
+@pytest.mark.parametrize(
+    ("script", "override", "expected"),
+    [
+        ("train.py", "head=klip", "clipzoo: there is no head=klip; did you mean clip?"),
+        ("scripts/evaluate.py", "run=nowhere", "clipzoo: run=nowhere is no run"),
+    ],
+)
+def test_a_mistake_leaves_with_code_2_before_torch_is_imported(script, override, expected):
     code = (
-        "import sys, runpy; sys.argv = ['train.py', 'head=klip']\n"
-        "try: runpy.run_path('train.py', run_name='__main__')\n"
+        f"import sys, runpy; sys.argv = ['{script}', '{override}']\n"
+        f"try: runpy.run_path('{script}', run_name='__main__')\n"
         "except SystemExit as error: print(error.code, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["2", "False"]
-    assert done.stderr.strip().startswith("clipzoo: there is no head=klip; did you mean clip?")
+    assert done.stderr.strip().startswith(expected)
 
 
 def test_every_value_of_a_sweep_is_checked():

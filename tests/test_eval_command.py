@@ -63,6 +63,16 @@ def test_a_run_and_a_checkpoint_are_evaluated_each_with_results_of_its_own(run, 
     assert json.loads((run / "results.json").read_text())["metrics"] == {"zero_shot/other/top1": 5.0, **newest}
 
 
+def test_a_run_or_checkpoint_that_is_not_there_is_named(run):
+    gone = run / "checkpoints" / "step_00000099.pt"
+    with pytest.raises(ConfigError, match="step_00000099.pt is not there"):
+        evaluate([f"run={gone}"])
+    with pytest.raises(ConfigError, match="step_00000099.pt is not there"):
+        clipzoo.load(gone)
+    with pytest.raises(ConfigError, match="there is no elsewhere/run/config.yaml"):
+        clipzoo.load("elsewhere/run")
+
+
 def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings, tmp_path):
     plain = config_of("clip", *(each for each in settings if not each.startswith("device")))
     expected = part(plain["eval"]).run(clipzoo.load(run), tmp_path / "expected")
@@ -83,6 +93,7 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
     [
         ([], "give one of run="),
         (["run=a", "model=b"], "give one of run="),
+        (["run=clipzoo/evaluation/a.pt"], "is no run: there is no clipzoo/config.yaml"),
         (["run=nowhere"], "run=nowhere is no run"),
         (["model=ViT-B-32", "row=wpse/CC3M/CLAP"], "no paper has the row wpse/CC3M/CLAP; did you mean wpse/CC3M/CLIP"),
         (["run=a", "row=wpse/CC3M/CLIP"], "a run has a row of its own"),

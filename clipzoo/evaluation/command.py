@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from clipzoo import config as configuration
-from clipzoo import distributed, run
+from clipzoo import run
 from clipzoo.errors import ConfigError
 from clipzoo.schema import nearest
 
@@ -24,6 +24,7 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
         facts = _facts(_stored(asked["run"]))
         # Before torch is imported: a mistyped key is named at once.
         plain = _composed(overrides, facts)
+    from clipzoo import distributed
     from clipzoo.build import part
 
     device = _device(asked["device"])
@@ -78,6 +79,8 @@ def _stored(path: str) -> dict[str, Any]:
     folder = _run_folder(Path(path))
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"run={path} is no run: there is no {folder / 'config.yaml'}")
+    if not Path(path).exists():
+        raise ConfigError(f"run={path} is not there: {folder / 'checkpoints'} holds the run's checkpoints")
     return yaml.safe_load((folder / "config.yaml").read_text())
 
 

@@ -122,6 +122,6 @@ def check_pairs(name: str, found: RetrievalSet, facts: Mapping[str, Any]) -> Non
 
 def _missing(root: Path, name: str) -> str:
     there = sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")})
-    known = nearest(name, [*there, *catalogue()])
+    known = nearest(name, [*there, *catalogue()]) or "."
     demo = " `python scripts/make_world.py` makes the demo's." if "demo" in root.parts else ""
-    return f"no evaluation set {name} in {root}, and the catalogue has none of that name{known}.{demo}"
+    return f"no evaluation set {name} in {root}, and the catalogue has none of that name{known}{demo}"
