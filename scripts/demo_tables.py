@@ -34,12 +34,12 @@ HEADS = {
     "WPSE, nonlinear only": f"{WPSE} head.alpha=[0,1]",
     "WPSE, positive weights": f"{WPSE} head.weights=positive",
     "KME-CLIP": f"head=kme head.text_points=caption {FAST}",
-    "CLOOB (InfoLOOB)": f"{HOPFIELD} objective=infoloob {SLOW}",
+    "CLOOB (InfoLOOB)": f"{HOPFIELD} objective=infoloob {SLOW} optim.schedule.peak=3e-4",
     "inner product": f"head=inner_product {FAST}",
     "squared distance": f"head=distance {FAST}",
 }
 HEADS_BUDGET = "trainer.epochs=null trainer.steps=800 trainer.global_batch=128"
-"""Heads of unit vectors have the demo's rate; WPSE its paper's, CLOOB that of its paper on YFCC, both a slow start."""
+"""Heads of unit vectors have the demo's rate; WPSE its paper's with a slow start, CLOOB the slowest."""
 
 OBJECTIVES = {
     "InfoNCE, learnable temperature": "head=clip objective=infonce",
@@ -51,7 +51,7 @@ OBJECTIVES = {
 }
 OBJECTIVES_BUDGET = (
     "data.shards='data/demo/train/{00000..00009}.tar' trainer.epochs=null trainer.steps=1250 trainer.global_batch=64 "
-    "optim.schedule.peak=5e-4 optim.schedule.warmup_steps=600"
+    "optim.schedule.peak=3e-4 optim.schedule.warmup_steps=600"
 )
 COLUMNS = {
     "zero-shot shapes": "zero_shot/shapes/top1",
