@@ -90,6 +90,8 @@ class Trainer:
             raise ConfigError(
                 f"give one of trainer.epochs and trainer.steps: they are {epochs} and {steps}; add {remedy}"
             )
+        if global_batch < 2:
+            raise ConfigError("trainer.global_batch=1 has nothing to contrast a sample with: it must be at least 2")
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if global_batch % world:
             raise ConfigError(f"trainer.global_batch={global_batch} cannot be divided among {world} ranks")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clipzoo import config as configuration
+from clipzoo.build import part
 from clipzoo.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,3 +132,16 @@ def test_options_may_stand_among_overrides():
     given = [SHARDS, "--cfg", "job", "seed=1", "-m"]
     assert configuration.for_hydra(given) == ["--cfg", "job", "-m", SHARDS, "seed=1"]
     configuration.check_command_line(given)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["trainer.global_batch=1"], "trainer.global_batch=1 has nothing to contrast a sample with"),
+        (["trainer.steps=5"], "add trainer.epochs=null"),
+    ],
+)
+def test_a_length_or_batch_that_cannot_be_is_refused_as_the_trainer_is_built(overrides, expected):
+    plain = configuration.resolved(configuration.composed([SHARDS, *overrides]))
+    with pytest.raises(ConfigError, match=expected):
+        part(plain["trainer"])
