@@ -129,7 +129,7 @@ def gather_embedding(embedding: EmbeddingKind, *, exact: bool = False) -> Embedd
         return embedding
     wire = None if exact else _wire
     if isinstance(embedding, PointSet):
-        count = int(maximum(torch.tensor(embedding.points.shape[1], device=embedding.points.device)))
+        count = int(maximum(torch.full((), embedding.points.shape[1], device=embedding.points.device)))
         padded = embedding.padded(count)
         # Log-weights stay exact: rounding them is a relative error of the weights.
         return PointSet(gather(padded.points, wire), gather(padded.log_weights))

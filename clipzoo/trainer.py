@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo import distributed, watch
+from clipzoo.device import choose_device
 from clipzoo.errors import ConfigError
 from clipzoo.flops import peak_flops, step_flops
 from clipzoo.interruption import Interruption
@@ -106,7 +107,7 @@ class Trainer:
         self.best_metric = best_metric
         self.save_in_background = save_in_background
         self.timeout = timeout
-        self.device = _device(device)
+        self.device = choose_device(device, "trainer.device")
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision(PRODUCTS[head_products])
 
@@ -260,16 +261,6 @@ class Trainer:
             return self.steps
         assert self.epochs is not None
         return int(self.epochs * samples / self.global_batch)
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("trainer.device=cuda, but torch sees no CUDA device: use trainer.device=auto")
-    if name == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
 
 
 def _wrapped(contrast: Contrast) -> nn.Module:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipzoo.ops import kme_triton
+from clipzoo.ops import kme_triton, log_sum_exps_triton
 from clipzoo.ops.kme import kme_score
 from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
+from tests.pretended_cuda import DEVICE, Launches, numbers, pretended
+from tests.test_device_without_gpu import step
 from tests.test_ops_kme import all_pairs, differentiated, point_sets
 from tests.test_similarity_tiled import answered, dense_scores, factors
 from tests.triton_tools import SHARED_MEMORY, compiled_for_sm_90, in_fresh_process, use_triton_on_cpu_tensors
@@ -54,6 +56,12 @@ def test_interpreted_log_sum_exps_are_those_of_the_matrix(interpreted):
         assert max(case["gradients"]) <= (1e-4 if case["precision"] == "highest" else 0.05), case
 
 
+def test_kernels_are_launched_on_contiguous_cuda_tensors_alone_and_give_a_step_the_same_numbers(interpreted):
+    for case in interpreted["pretended"]:
+        assert case["difference"] <= 1e-3, case
+        assert set(case["waits"]) <= {"ops/packing.py pack", "ops/kme_triton.py __init__"}, case
+
+
 @pytest.mark.parametrize("precision", ["medium", "high"])
 def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision):
     for kernel in in_fresh_process(_compiled, precision, interpret=False):
@@ -86,6 +94,7 @@ def _interpreted() -> dict[str, list[dict[str, Any]]]:
         for shape in SHAPES:
             cases["kme"] += [{"precision": precision, **_kme_errors(shape, gamma)} for gamma in GAMMAS]
         cases["vectors"] += [{"precision": precision, **_vector_errors(*size)} for size in SIZES]
+    cases["pretended"] = _steps_on_a_pretended_gpu()
     return cases
 
 
@@ -127,6 +136,21 @@ def _interpreted_runs() -> list[dict[str, Any]]:
             assert (scores[2] == -torch.inf).all() and (scores[:, 1] == -torch.inf).all()
             found = scores[kept][:, kept_text], gradients[0][kept], gradients[1][kept], gradients[2][kept_text]
             cases.append({"gamma": gamma, "chunk": chunk, "difference": max(_relative(found, expected[:4]))})
+    return cases
+
+
+def _steps_on_a_pretended_gpu() -> list[dict[str, Any]]:
+    """Of whole steps, their numbers beside those on a CPU, and where the host waited."""
+    pairs = [("kme", "infonce"), ("clip in tiles", "infonce"), ("cloob in tiles", "infoloob")]
+    expected = [step(*pair, torch.device("cpu"), None) for pair in pairs]
+    cases = []
+    for module in (kme_triton, log_sum_exps_triton):
+        module.kernels = Launches(module.kernels)  # type: ignore[attr-defined]
+    for pair, wanted in zip(pairs, expected, strict=True):
+        with pretended() as waits:
+            found = step(*pair, DEVICE, None)
+        difference = max(float((numbers(a) - b).abs().max()) for a, b in zip(found, wanted, strict=True))
+        cases.append({"pair": pair, "difference": difference, "waits": list(waits)})
     return cases
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,9 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
         plain = _composed(overrides, facts)
     from clipzoo import distributed
     from clipzoo.build import part
+    from clipzoo.device import choose_device
 
-    device = _device(asked["device"])
+    device = choose_device(asked["device"], "device")
     model = _loaded(asked)
     if facts is None:
         plain = _composed(overrides, _facts(model.config))
@@ -123,18 +123,6 @@ def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics
         run.write_results(folder, {"row": row, "seed": plain["eval"]["seed"]}, None, overrides, {"steps": 0}, metrics)
     run.write_whole(folder / "evaluation" / "metrics.json", json.dumps(metrics, indent=1))
     run.say(f"report: {write_report(folder)}")
-
-
-def _device(name: str) -> Any:
-    import torch
-
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch sees no CUDA device: use device=auto")
-    if name == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
 
 
 def _override(key: str, value: Any) -> str:

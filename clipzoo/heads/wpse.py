@@ -120,8 +120,8 @@ class WpseHead(VectorHead):
         generator = torch.Generator("cpu").manual_seed(int(entropy[0]))
         frequencies = self._kernel.frequencies(self._features[self.training], self._embed_width, generator)
         phases = 2 * math.pi * torch.rand(len(frequencies), generator=generator, device="cpu")
-        self.frequencies = frequencies.to(self.frequencies)
-        self.phases = phases.to(self.phases)
+        self.frequencies = _sent(frequencies, self.frequencies)
+        self.phases = _sent(phases, self.phases)
 
     def train(self, mode: bool = True) -> WpseHead:
         """Entering a mode starts from its draw 0: evaluation is then the same wherever training stands."""
@@ -156,3 +156,9 @@ class WpseHead(VectorHead):
         weights = self._weight_bound * self._activation(side.raw_weights(tokens) / self._weight_bound)
         weights = weights.masked_fill(~present, 0.0)
         return weights / present.sum(dim=1, keepdim=True) if self._mean else weights
+
+
+def _sent(drawn: Tensor, like: Tensor) -> Tensor:
+    """With the device and type of `like`. The host does not wait for a GPU to finish the step before."""
+    pinned = drawn.pin_memory() if like.is_cuda else drawn
+    return pinned.to(like, non_blocking=True)

@@ -47,7 +47,7 @@ class DCL(Objective):
         else:
             corrected = _log_difference(negatives, positives + math.log(count * self._tau_plus))
         # maximum, not clamp: below the floor the gradient passes through the positive alone.
-        corrected = torch.maximum(corrected - math.log1p(-self._tau_plus), corrected.new_tensor(log_floor))
+        corrected = torch.maximum(corrected - math.log1p(-self._tau_plus), corrected.new_full((), log_floor))
         return (torch.logaddexp(positives, corrected) - positives).mean()
 
 

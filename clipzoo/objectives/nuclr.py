@@ -117,7 +117,7 @@ class NUCLR(MovingAverageObjective):
         self.zeta[modality, ids] = (zeta - rate * step).to(self.zeta.dtype)
 
     def _logs(self, ids: Tensor, rate: float) -> dict[str, Tensor]:
-        logs = {"zeta_rate": self.zeta.new_tensor(rate)}
+        logs = {"zeta_rate": self.zeta.new_full((), rate)}
         for modality, name in ((IMAGE, "image"), (TEXT, "text")):
             zeta = self.zeta[modality, ids]
             logs |= {f"zeta_{name}_mean": zeta.mean(), f"zeta_{name}_min": zeta.min(), f"zeta_{name}_max": zeta.max()}

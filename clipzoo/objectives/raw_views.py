@@ -30,7 +30,7 @@ def kernel_matrix(view: Tensor, kernel: Kernel, median_unit: bool, dtype: torch.
 def _gathered(view: Tensor) -> Tensor:
     """All ranks' rows. Captions may be trimmed to another length on each rank, and 0 is no entry."""
     if view.ndim == 2 and view.dtype == torch.int64:
-        longest = int(distributed.maximum(torch.tensor(view.shape[1], device=view.device)))
+        longest = int(distributed.maximum(view.new_full((), view.shape[1])))
         view = functional.pad(view, (0, longest - view.shape[1]))
     return distributed.gather(view)
 

@@ -68,7 +68,7 @@ def backward(
         d_right_weights += right_sums
         # sum_ij P_ij (x_i . y_j - 1), its first term from the products of the same points as P's.
         pulls += (torch.linalg.vecdot(d_block, block.float()) - left_sums).sum(dtype=torch.float64)
-    two_gamma = 2 * float(gamma)
+    two_gamma = problem.alpha / _LOG2_E
     return d_left.mul_(two_gamma), d_left_weights, d_right.mul_(two_gamma), d_right_weights, (2 * pulls).to(gamma)
 
 
@@ -94,7 +94,7 @@ class _Problem:
         self.right_logs, self.right_largest = relative_logs(right_weights, right_layout)
         self.left_layout, self.right_layout = left_layout, right_layout
         self.right_owner = right_layout.owner.int()
-        self.right_starts = torch.tensor(right_layout.starts, dtype=torch.int32, device=right.device)
+        self.right_starts = _sent(right_layout.starts, right.device)
 
     def parts(self, bytes_of_a_point: int) -> Iterator[_Part]:
         """Runs of images whose points, at so many bytes each, keep to CHUNK_BYTES."""
@@ -112,7 +112,7 @@ class _Part:
         self._points = points.stop - points.start
         self._owner = (layout.owner[points] - samples.start).int()
         starts = [start - points.start for start in layout.starts[samples.start : samples.stop + 1]]
-        self._starts = torch.tensor(starts, dtype=torch.int32, device=problem.left.device)
+        self._starts = _sent(starts, problem.left.device)
         self._row_tiles = triton.cdiv(len(problem.right), problem.tiles.rows)
         self._column_tiles = triton.cdiv(self._points, problem.tiles.columns)
 
@@ -149,3 +149,8 @@ class _Part:
             problem.alpha, self._points, captions_points, len(problem.right_layout), stride, **launch,
         )  # fmt: skip
         return shares, left_sums.sum(dim=0), right_sums.sum(dim=0)
+
+
+def _sent(numbers: list[int], device: torch.device) -> Tensor:
+    """As int32 on the device, without waiting for what it has still to do."""
+    return torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)

@@ -1,0 +1,244 @@
+"""CPU tensors that say they lie on a GPU, to hold the code to a GPU's rules without one.
+
+Inside `pretended()` torch sees one CUDA device. A tensor that is made there or sent there is an `OnCuda`: its device is
+cuda:0, `torch.autocast("cuda")` counts for it, and its numbers lie in a CPU tensor inside. Every operation works on
+those numbers and gives the right answer. A CPU tensor among CUDA tensors is an error, and whatever makes the host wait
+for the device is noted. What this cannot show: that a GPU has a kernel for the operation and its types, how that kernel
+rounds, what it costs, and anything about streams.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+
+import clipzoo
+
+DEVICE = torch.device("cuda", 0)
+PACKAGE = Path(clipzoo.__file__).parent
+aten = torch.ops.aten
+ANSWERS = {
+    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.unique_consecutive, aten.bincount,
+    aten.equal,
+}  # fmt: skip
+"""Operations whose answer, or its size, the host waits for."""
+
+_waits: list[str] = []
+
+
+@contextmanager
+def pretended() -> Iterator[list[str]]:
+    """-> what the host waited for so far, each as "ops/packing.py pack", the place in the package."""
+    # Autograd asks each node's device for its stream; torch's own fake tensors do this where there is no GPU.
+    torch._C._ensureCUDADeviceGuardSet()
+    own = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    _waits.clear()
+    try:
+        with mock.patch.multiple(torch.cuda, **_CUDA), _Pretence():
+            yield _waits
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(own)
+
+
+def numbers(tensor: Tensor) -> Tensor:
+    """The CPU tensor inside."""
+    assert isinstance(tensor, OnCuda)
+    return tensor.inside.detach()
+
+
+class OnCuda(Tensor):
+    inside: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, inside: Tensor) -> OnCuda:
+        facts = {"strides": inside.stride(), "storage_offset": inside.storage_offset(), "dtype": inside.dtype}
+        return Tensor._make_wrapper_subclass(cls, inside.size(), device=DEVICE, layout=inside.layout, **facts)
+
+    def __init__(self, inside: Tensor) -> None:
+        self.inside = inside
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _do(operation, args, kwargs or {})
+
+    def tolist(self) -> Any:
+        _note()
+        return self.inside.tolist()
+
+    def backward(self, gradient: Tensor | None = None) -> None:  # type: ignore[override]
+        _walk_back(self, gradient)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"OnCuda({self.inside!r})"
+
+
+class Launches:
+    """A module of Triton's kernels for its interpreter: `kernel[grid](...)` must be handed contiguous CUDA tensors."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        return _Launch(getattr(self._kernels, name))
+
+
+class _Launch:
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*arguments: Any, **constants: Any) -> None:
+            tensors = [each for each in arguments if isinstance(each, Tensor)]
+            assert all(isinstance(each, OnCuda) and each.is_contiguous() for each in tensors)
+            with _disable_current_modes():
+                self._kernel[grid](
+                    *(each.inside if isinstance(each, OnCuda) else each for each in arguments), **constants
+                )
+
+        return launch
+
+
+class _Pretence(TorchDispatchMode):
+    """Sees also what makes CUDA tensors out of none."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _do(operation, args, kwargs or {})
+
+
+def _do(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    on_cuda = [each for each in tensors if isinstance(each, OnCuda)]
+    asked, kind = kwargs.get("device"), operation.overloadpacket
+    answers_on_cuda = bool(on_cuda) if asked is None else torch.device(asked).type == "cuda"
+    if kind is aten._to_copy:
+        _check_copy(args[0], answers_on_cuda, kwargs.get("non_blocking", False))
+    elif kind is aten.copy_:
+        _check_copy(args[1], isinstance(args[0], OnCuda), args[2] if len(args) > 2 else False)
+    elif on_cuda and kind is not aten.lift_fresh:
+        # A number as a 0-d tensor may stay on the CPU.
+        stray = [each for each in tensors if not isinstance(each, OnCuda) and each.ndim]
+        if stray:
+            raise RuntimeError(f"{operation} of tensors on cuda:0 and a tensor {tuple(stray[0].shape)} on the CPU")
+        if kind in ANSWERS or (kind in (aten.index, aten.index_put, aten.index_put_) and _by_mask(args[1])):
+            _note()
+    if kind is aten.is_pinned:
+        return not on_cuda
+    plain_args, plain = tree_map(lambda each: each.inside if isinstance(each, OnCuda) else each, (args, kwargs))
+    if answers_on_cuda and asked is not None:
+        plain["device"] = torch.device("cpu")
+    plain.pop("pin_memory", None)
+    if kind is aten._pin_memory:
+        return plain_args[0].clone()
+    if operation is aten.mm.dtype:  # CPUs have none
+        result = torch.mm(*(each.to(plain_args[2]) for each in plain_args[:2]))
+    else:
+        result = operation(*plain_args, **plain)
+    if kind is aten.copy_:
+        return args[0]
+    if not answers_on_cuda or kind is aten._local_scalar_dense:
+        return result
+    result = tree_map(lambda each: OnCuda(each) if isinstance(each, Tensor) else each, result)
+    return return_and_correct_aliasing(operation, args, kwargs, result) if on_cuda else result
+
+
+def _check_copy(source: Tensor, to_cuda: bool, non_blocking: bool) -> None:
+    if isinstance(source, OnCuda) != to_cuda and not non_blocking:
+        _note()
+
+
+def _by_mask(indices: Any) -> bool:
+    return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices)
+
+
+def _note() -> None:
+    frame = sys._getframe()
+    while frame is not None and not Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is not None:
+        _waits.append(f"{Path(frame.f_code.co_filename).relative_to(PACKAGE)} {frame.f_code.co_name}")
+
+
+def _walk_back(root: Tensor, gradient: Tensor | None) -> None:
+    """What torch's engine does on one thread: the engine itself asks the driver for its devices."""
+    assert root.grad_fn is not None
+    pending = {(root.grad_fn, root.output_nr): torch.ones_like(root) if gradient is None else gradient}
+    with torch.no_grad():
+        for node in _from_the_end(root.grad_fn):
+            facts = node._input_metadata
+            gradients = [pending.pop((node, index), None) for index in range(len(facts))]
+            if all(each is None for each in gradients):
+                continue
+            if hasattr(node, "variable"):
+                own, new = node.variable.grad, gradients[0].detach()
+                node.variable.grad = new.clone() if own is None else own + new
+                continue
+            if isinstance(node, BackwardCFunction):
+                gradients = [
+                    torch.zeros(fact.shape, dtype=fact.dtype, device=fact.device) if each is None else each
+                    for each, fact in zip(gradients, facts, strict=True)
+                ]
+                # Arguments that are no tensors have no gradient; in our functions they come last.
+                found = node.apply(*gradients)[: len(node.next_functions)]
+            else:
+                found = node(*gradients)
+                found = found if isinstance(found, tuple) else (found,)
+            for (following, index), each in zip(node.next_functions, found, strict=True):
+                if following is None or each is None:
+                    continue
+                fact = following._input_metadata[index]
+                assert each.device == fact.device, f"{node} gives a gradient on {each.device} for {fact.device}"
+                each = each.sum_to_size(fact.shape).to(fact.dtype)
+                before = pending.get((following, index))
+                pending[following, index] = each if before is None else before + each
+
+
+def _from_the_end(root: Any) -> list[Any]:
+    """Every node of the graph, none before all that lead to it."""
+    order, seen = [], {root}
+    stack = [(root, iter(root.next_functions))]
+    while stack:
+        node, rest = stack[-1]
+        following = next((each for each, _ in rest if each is not None and each not in seen), None)
+        if following is None:
+            order.append(node)
+            stack.pop()
+        else:
+            seen.add(following)
+            stack.append((following, iter(following.next_functions)))
+    return order[::-1]
+
+
+class _Event:
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.time = 0.0
+
+    def record(self) -> None:
+        self.time = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1000 * (end.time - self.time)
+
+
+_CUDA: dict[str, Any] = {
+    "is_available": lambda: True, "is_bf16_supported": lambda *_: True, "_lazy_init": lambda: None,
+    "device_count": lambda: 1, "current_device": lambda: 0, "set_device": lambda _: None, "Event": _Event,
+    "get_device_name": lambda _: "a pretended H100", "max_memory_allocated": lambda _: 0,
+    # Its random numbers are the CPU's.
+    "manual_seed_all": lambda _: None, "get_rng_state": lambda _: torch.empty(0), "set_rng_state": lambda *_: None,
+}  # fmt: skip
