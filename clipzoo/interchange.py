@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clipzoo.build import build_model
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
+from clipzoo.schema import nearest
 
 CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
@@ -53,8 +55,15 @@ def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, 
     """
     import open_clip
 
-    peer = open_clip.create_model(name, pretrained=pretrained, load_weights=pretrained is not None or ":" in name)
     described = _described(name)
+    if pretrained is not None and not Path(pretrained).exists():
+        tags = open_clip.list_pretrained_tags_by_model(name)
+        if pretrained not in tags:
+            raise ConfigError(
+                f"pretrained={pretrained} is neither a file nor weights that open_clip has of {name} "
+                f"(it has: {', '.join(tags) or 'none'})"
+            )
+    peer = open_clip.create_model(name, pretrained=pretrained, load_weights=pretrained is not None or ":" in name)
     config = _configuration(described, peer)
     model = build_model(config)
     state = _our_state(peer.state_dict(), TOWERS[config["encoder"]["image_tower"]["_target_"]])
@@ -137,9 +146,6 @@ def _our_state(theirs: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     if any(key.startswith("text.") for key in theirs):
         theirs = {key.removeprefix("text."): value for key, value in theirs.items()}
     state = {"head.text_projection": theirs["text_projection"], "head.log_scale": theirs["logit_scale"]}
-    if kind == "resnet" and theirs["visual.attnpool.c_proj.bias"].abs().max() > 0:
-        # CLIP's head has no bias; the keys' mean query makes none of it vanish.
-        raise ConfigError("this model's attention pooling has an output bias, which the CLIP head cannot hold")
     projections = {"vit": "visual.proj", "resnet": "visual.attnpool.c_proj.weight", "timm": "visual.head.proj.weight"}
     projection = theirs[projections[kind]]
     state["head.image_projection"] = projection if kind == "vit" else projection.mT
@@ -149,7 +155,21 @@ def _our_state(theirs: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
             state[f"encoder.text_tower.trunk.{key}"] = value
         elif key.startswith(visual) and key not in {*projections.values(), "visual.attnpool.c_proj.bias"}:
             state[f"encoder.image_tower.trunk.{key.removeprefix(visual)}"] = value
+    if kind == "resnet" and (bias := theirs["visual.attnpool.c_proj.bias"]).any():
+        values = "encoder.image_tower.trunk.attnpool.v_proj.bias"
+        state[values] = state[values] + _before(projection.mT, bias)
     return state
+
+
+def _before(projection: Tensor, bias: Tensor) -> Tensor:
+    """[w, d] and [d] -> [w], what becomes the bias when it is projected.
+
+    The head has no bias, but the weights of an attention sum to one: added to its values this comes out as it is.
+    """
+    found = torch.linalg.lstsq(projection.mT.double(), bias.double()[:, None]).solution[:, 0]
+    if not torch.allclose(found @ projection.double(), bias.double(), rtol=1e-6, atol=1e-6):
+        raise ConfigError("the output bias of this model's attention pooling is beyond what its projection reaches")
+    return found.to(bias)
 
 
 def _described(name: str) -> dict[str, Any]:
@@ -160,7 +180,7 @@ def _described(name: str) -> dict[str, Any]:
         return json.loads((Path(name.removeprefix("local-dir:")) / "open_clip_config.json").read_text())["model_cfg"]
     found = open_clip.get_model_config(name)
     if found is None:
-        raise ConfigError(f"open_clip knows no model {name}")
+        raise ConfigError(f"open_clip knows no model {name}{nearest(name, open_clip.list_models())}")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import open_clip
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 import clipzoo
@@ -72,6 +73,34 @@ def test_an_exported_model_comes_back_with_identical_weights(kind, tmp_path):
     assert theirs.keys() == ours.state_dict().keys()
     assert all(torch.equal(value, theirs[key]) for key, value in ours.state_dict().items())
     assert back.encoder.image_size == TOWERS[kind][2]
+
+
+def test_a_resnet_whose_pooling_has_an_output_bias_keeps_its_embeddings(tmp_path):
+    torch.manual_seed(0)
+    ours = model_of("resnet")
+    clipzoo.export(ours, tmp_path)
+    weights = load_file(tmp_path / "open_clip_model.safetensors")
+    weights["visual.attnpool.c_proj.bias"] = torch.randn(16)
+    save_file(weights, tmp_path / "open_clip_model.safetensors")
+    peer = open_clip.create_model(f"local-dir:{tmp_path}").eval()
+    biased = clipzoo.from_open_clip(f"local-dir:{tmp_path}")
+    image = torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        expected = functional.normalize(peer.encode_image(image), dim=-1)
+        assert not torch.allclose(ours.encode_image(image), expected, atol=1e-2)
+        torch.testing.assert_close(biased.encode_image(image), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "pretrained", "expected"),
+    [
+        ("ViT-B32", None, "open_clip knows no model ViT-B32; did you mean ViT-B-32"),
+        ("RN50", "opnai", "pretrained=opnai is neither a file nor weights that open_clip has of RN50 .it has: openai"),
+    ],
+)
+def test_what_open_clip_does_not_have_is_named(name, pretrained, expected):
+    with pytest.raises(ConfigError, match=expected):
+        clipzoo.from_open_clip(name, pretrained)
 
 
 def test_what_open_clip_cannot_hold_is_refused_with_its_reason(tmp_path):
