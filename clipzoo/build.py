@@ -40,6 +40,11 @@ def build_objective(plain: Mapping[str, Any]) -> Objective:
 
 def build_model(plain: Mapping[str, Any], head: Head | None = None) -> Model:
     """Encoder and head with the initial weights of `seed`; on the meta device under `torch.device("meta")`."""
+    for width in ("image_width", "text_width"):
+        asked = plain["head"].get(width)
+        given = plain["encoder"].get(width, asked)
+        if asked != given:
+            raise ConfigError(f"head.{width} is {asked}, but the encoder's features have {given}: leave it out")
     return Model(_seeded(plain, "encoder"), head or build_head(plain))
 
 

@@ -49,6 +49,8 @@ def refuse_another(folder: Path, plain: Mapping[str, Any]) -> None:
 def nothing_left_of_a_failed_start(folder: Path) -> Iterator[None]:
     """What cannot even start, such as a run whose shards are not there, leaves no folder that was not there before."""
     new = not folder.exists()
+    if _is_first():
+        _make(folder)
     try:
         yield
     except ConfigError:
@@ -64,6 +66,17 @@ def other_evaluation(folder: Path, plain: Mapping[str, Any]) -> str:
     if configuration.flat(before) == configuration.flat(plain["eval"]):
         return ""
     return f"\nIt was evaluated with another eval: python scripts/evaluate.py run={folder} eval=... judges it again."
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the run's folder {folder} cannot be made ({error.strerror}): give another runs=..."
+        ) from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"the run's folder {folder} cannot be written: give another runs=... or name=...")
 
 
 def is_finished(folder: Path) -> bool:

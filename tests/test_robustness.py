@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipzoo import checkpoint
+from clipzoo import checkpoint, run
 from clipzoo import config as configuration
 from clipzoo.build import part
 from clipzoo.data.pairs import PairData
@@ -38,6 +38,7 @@ def ends(rank: Rank, code: int) -> str:
     ("override", "expected"),
     [
         ("trainer.global_batch=104", "a batch takes up to 104 samples of a source that has 100"),
+        ("head.text_width=3", "head.text_width is 3, but the encoder's features have 32"),
         ("trainer.best_metric=zero_shot/cars/top1", "there is no metric trainer.best_metric=zero_shot/cars/top1"),
     ],
 )
@@ -45,6 +46,13 @@ def test_what_would_fail_later_is_refused_at_the_start_and_leaves_no_folder(tiny
     (rank,) = start(tiny_shards, tmp_path / "runs", override)
     assert expected in ends(rank, 2)
     assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    named = pytest.raises(ConfigError, match=r"file/run cannot be made \(Not a directory\): give another runs=")
+    with named, run.nothing_left_of_a_failed_start(tmp_path / "file" / "run"):
+        raise AssertionError("it starts nevertheless")
 
 
 def test_a_length_of_no_step_is_refused():
