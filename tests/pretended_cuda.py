@@ -239,6 +239,7 @@ _CUDA: dict[str, Any] = {
     "is_available": lambda: True, "is_bf16_supported": lambda *_: True, "_lazy_init": lambda: None,
     "device_count": lambda: 1, "current_device": lambda: 0, "set_device": lambda _: None, "Event": _Event,
     "get_device_name": lambda _: "a pretended H100", "max_memory_allocated": lambda _: 0,
+    "is_current_stream_capturing": lambda: False,
     # Its random numbers are the CPU's.
     "manual_seed_all": lambda _: None, "get_rng_state": lambda _: torch.empty(0), "set_rng_state": lambda *_: None,
 }  # fmt: skip

@@ -25,7 +25,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, interpret: b
     os.environ["TRITON_INTERPRET"] = "1" if interpret else "0"
     try:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(function, *arguments).result(timeout=280)
+            return pool.submit(function, *arguments).result(timeout=800)
     finally:
         os.environ.pop("TRITON_INTERPRET")
         if before is not None:
@@ -37,10 +37,24 @@ def use_triton_on_cpu_tensors() -> None:
     from clipzoo.ops import kme, kme_triton, log_sum_exps, log_sum_exps_triton, triton_tiles
 
     torch.set_num_threads(1)
+    _read_numpy_of_today()
     kme.backend = lambda *_: kme_triton
     log_sum_exps.backend = lambda *_: log_sum_exps_triton
     for name, tiles in triton_tiles.TILES.items():
         triton_tiles.TILES[name] = replace(tiles, rows=16, columns=32, depth=16)
+
+
+def _read_numpy_of_today() -> None:
+    """Triton 3.6, which torch 2.11 brings, takes arrays of one element for numbers; NumPy 2.4 no longer does."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)
+        tensor.__index__ = lambda self: self.handle.data.item()
+
+    interpreter._patch_lang_tensor = patched
 
 
 def compiled_for_sm_90(kernel: Any, tiles: Any, vectors: tuple[str, ...], **constants: Any) -> dict[str, Any]:
