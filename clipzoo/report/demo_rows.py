@@ -26,7 +26,7 @@ from clipzoo.run import is_finished
 ROOT = configuration.CONF.parent
 WPSE = "head.text_points=caption", "optim.schedule.peak=5e-4"
 """The paper's rate: with the demo's, made for unit vectors, nothing is learned. The demo's padding is all alike."""
-CLOOB = "optim.schedule.peak=3e-4", "optim.schedule.warmup_steps=600"
+CLOOB = "optim.schedule.peak=5e-4", "optim.schedule.warmup_steps=600"
 """A slow start, which the paper has too: untrained embeddings are so alike that retrieval averages the whole batch, and
 at a high rate the captions' embeddings collapse before the retrieval tells them apart."""
 ROWS: Mapping[str, tuple[str, ...]] = {

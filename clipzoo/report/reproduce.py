@@ -58,7 +58,7 @@ skipped. Where the paper searched a temperature it takes a point of that search.
 [the page](results/demo/index.html), [its tables](results/demo/tables.md). It took 21 minutes
 on two cores, world included, while other jobs ran. WPSE trains there at its paper's rate and on the caption's points:
 with the demo's rate, made for unit vectors, both its rows stayed at chance. CLOOB does too, unless it starts slowly, as
-in its paper: a rate of 3e-4, reached after 600 of the 1250 steps ([why](benchmarks.md#cloobs-slow-start)).
+in its paper: a rate of 5e-4, reached after 600 of the 1250 steps ([why](benchmarks.md#cloobs-slow-start)).
 
 `scale=small` has not been run: there was no GPU for it. It is composed, checked and built in the tests like the others.
 
