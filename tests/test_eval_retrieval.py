@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clipzoo.errors import ConfigError
 from clipzoo.evaluation.ranking import places
 from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.transform import Transform
@@ -110,3 +111,11 @@ def test_the_paired_protocol_asks_for_equally_many_captions():
     data.caption_image.append(0)
     with pytest.raises(ValueError, match="3 to 4 captions.*eval.paired=false"):
         retrieval(model_of("clip"), data, encoding_of(), draws=1, paired=True)
+
+
+@torch.no_grad()
+def test_similarities_that_are_not_numbers_are_refused():
+    model = model_of("clip")
+    model.head.text_projection.fill_(torch.nan)
+    with pytest.raises(ConfigError, match="similarities are not numbers"):
+        retrieval(model, gallery(), encoding_of(), draws=1, paired=False)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.types import Embedding, PointSet, map_embedding
 
@@ -39,7 +40,9 @@ def score_blocks(model: Model, image: Embedding, text: Embedding) -> Iterator[tu
         with exact_products():
             scores = model.similarity(block, text)
         if scores.isnan().any():
-            raise ValueError("the model's similarities are not numbers (NaN): its weights are broken")
+            raise ConfigError(
+                "the model's similarities are not numbers (NaN): its weights are broken, evaluate another checkpoint"
+            )
         yield start, scores
 
 
