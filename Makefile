@@ -23,9 +23,10 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@touch $@
 
+# nproc itself obeys OMP_NUM_THREADS, which is 1 above for everything else.
 demo: $(STAMP)  ## generated shards, training, evaluation, report: the main job
 	@$(PY) scripts/make_world.py
-	@OMP_NUM_THREADS=$$(nproc) $(PY) train.py experiment=demo/clip
+	@OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=demo/clip
 
 reproduce-demo: $(STAMP)  ## a row of every paper in small, and their page (under 45 minutes on two cores)
 	@$(PY) scripts/make_world.py
