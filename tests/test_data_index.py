@@ -168,6 +168,12 @@ def test_mistyped_shards_leave_nothing_behind(tmp_path):
     assert not list((tmp_path / "s").iterdir())
 
 
+def test_the_demos_shards_that_are_not_made_yet_are_named_with_the_command_that_makes_them(tmp_path):
+    (tmp_path / "data" / "demo").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"data/demo/train: missing. `python scripts/make_world.py` makes"):
+        shard_data(str(tmp_path / "data" / "demo" / "train")).open(None)
+
+
 def test_repeated_keys_are_named(tmp_path):
     write_shard(tmp_path / "s" / "0.tar", [*numbered(0, 3), *numbered(1, 1)])
     data = shard_data(tmp_path / "s")

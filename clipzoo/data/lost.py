@@ -41,12 +41,9 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
             never_here = 0 if cut_here else max(0, _expected(shard, index.locations[number], usual) - shard.count)
             cut, never = cut + cut_here, never + never_here
             findings += _findings(index, number, cut_here + never_here)
-    for finding in findings[: _SHOWN * 3]:
-        _log.warning("shard %s: %s", finding.shard, finding.reason)
-    shown = "; ".join(f"{each.shard}: {each.reason}" for each in findings[:_SHOWN])
     if not present:
-        looked = ", ".join(location for index in indexes for location in list(index.locations)[:_SHOWN])
-        raise ConfigError(f"data.shards: none of the shards holds a sample (looked for {looked}, ...). {shown}")
+        raise ConfigError(_nothing(indexes))
+    shown = "; ".join(f"{each.shard}: {each.reason}" for each in findings[:_SHOWN])
     share = (cut + never) / (present + never)
     if share > max_bad_fraction:
         raise ConfigError(
@@ -54,7 +51,18 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
             f"{len(findings)} shards are not whole. {shown}. Fetch them again, leave them out of data.shards, "
             "or raise data.max_bad_fraction."
         )
+    for finding in findings[: _SHOWN * 3]:
+        _log.warning("shard %s: %s", finding.shard, finding.reason)
     return findings
+
+
+def _nothing(indexes: Sequence[ShardIndex]) -> str:
+    shards = [pair for index in indexes for pair in zip(index.locations, index.shards, strict=True)]
+    shown = "; ".join(f"{location}: {shard.flaw or 'no samples'}" for location, shard in shards[:_SHOWN])
+    more = f"; and {len(shards) - _SHOWN} more" if len(shards) > _SHOWN else ""
+    demo = any("data/demo/" in location for location, _ in shards)
+    hint = ". `python scripts/make_world.py` makes the demo's in data/demo" if demo else ""
+    return f"data.shards: none of the shards holds a sample. {shown}{more}{hint}"
 
 
 def _findings(index: ShardIndex, number: int, lost: int) -> list[Finding]:

@@ -14,15 +14,19 @@ from clipzoo import run
 from clipzoo.errors import ConfigError
 from clipzoo.schema import nearest
 
+# Until open_clip's model is loaded and says what it is like.
+_PLACEHOLDERS = {
+    "image_size": 224,
+    "tokenizer": {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": 77},
+}
+
 
 def evaluate(overrides: list[str]) -> dict[str, float]:
     """Evaluate what `run=` or `model=` names on the sets of `eval=`; results and report are brought up to date."""
     asked = _asked(overrides)
-    facts: Mapping[str, Any] | None = None
-    if asked["run"]:
-        facts = _facts(_stored(asked["run"]))
-        # Before torch is imported: a mistyped key is named at once.
-        plain = _composed(overrides, facts)
+    facts = _facts(_stored(asked["run"])) if asked["run"] else None
+    # Before torch is imported: a mistyped key is named at once.
+    plain = _composed(overrides, facts or _PLACEHOLDERS)
     from clipzoo import distributed
     from clipzoo.build import part
     from clipzoo.device import choose_device
