@@ -132,7 +132,7 @@ def by_hand(micro_batch: int, dropout: float) -> tuple[float, dict[str, Tensor]]
     features = [Features(torch.cat([pair[side].pooled for pair in parts])) for side in (0, 1)]
     loss = contrast.judge((features[0], features[1]), batch, Progress(0, 10, 100, SAMPLES))
     loss.total.backward()
-    return float(loss.total), {name: each.grad for name, each in contrast.named_parameters()}
+    return loss.total.item(), {name: each.grad for name, each in contrast.named_parameters()}
 
 
 @pytest.mark.parametrize("micro_batch", [None, 2])
