@@ -145,11 +145,11 @@ def test_the_probes_solver_stays_on_the_device():
     split = Split(torch.randn(30, 4, generator=generator), torch.arange(30) % 3)
     with pretended():
         there = split.to(DEVICE)
-        held = held_out(there.labels, 0)
+        held = held_out(there.labels, 0.1, 0)
         assert isinstance(held, OnCuda)
         train = there.rows(~held)
         found = LogisticRegression(train.features, train.labels, 3).solve(1.0).logits(there.features)
-    train = split.rows(~held_out(split.labels, 0))
+    train = split.rows(~held_out(split.labels, 0.1, 0))
     expected = LogisticRegression(train.features, train.labels, 3).solve(1.0).logits(split.features)
     torch.testing.assert_close(numbers(found), expected, rtol=1e-4, atol=1e-4)
 

@@ -32,9 +32,9 @@ def suite_of(root: Path, **changes) -> Suite:
     facts = {
         "root": str(root), "zero_shot": ["colours"], "linear_probe": ["colours"], "retrieval": ["things"],
         "tokenizer": part(config_of("clip")["encoder"]["tokenizer"]), "image_size": IMAGE_SIZE,
-        "interpolation": "bicubic", "prompts": "slip", "missing": "error", "probe_resize": 1.15, "batch_size": 8,
-        "workers": 0, "precision": "float32", "draws": 2, "paired": True, "every_epochs": None, "seed": 0,
-        "keep_features": False,
+        "interpolation": "bicubic", "prompts": "slip", "missing": "error", "probe_resize": 1.15,
+        "probe_validation": 0.1, "batch_size": 8, "workers": 0, "precision": "float32", "draws": 2, "paired": True,
+        "every_epochs": None, "seed": 0, "keep_features": False,
     }  # fmt: skip
     return Suite(**{**facts, **changes})
 
@@ -239,6 +239,7 @@ def image(seed: int) -> bytes:
         ({"batch_size": 0}, "eval.batch_size must be at least 1, not 0"),
         ({"draws": 0}, "eval.draws must be at least 1"),
         ({"probe_resize": 0.5}, "eval.probe_resize=0.5 would crop beyond the picture"),
+        ({"probe_validation": 1.0}, "eval.probe_validation must be between 0 and 1, not 1.0"),
         ({"every_epochs": 0.0}, "eval.every_epochs must be above 0"),
     ],
 )

@@ -27,7 +27,7 @@ def test_the_grid_has_97_values_from_a_millionth_to_a_million():
 
 def test_the_search_finds_a_c_at_least_as_good_as_its_neighbours_and_tests_on_the_refit():
     parts = splits()
-    found = probe(parts, NAMES, "top1", 0, "set")
+    found = probe(parts, NAMES, "top1", 0.1, 0, "set")
     # By hand: the seven coarse points, then strides around the best; every value tried is in the record.
     model = LogisticRegression(parts["train"].features, parts["train"].labels, 5)
 
@@ -65,17 +65,33 @@ def test_each_stride_tries_seven_points_around_the_best_so_far_and_stays_in_the_
 
 def test_a_tenth_of_every_class_is_held_out_with_the_same_seed_alike():
     labels = torch.repeat_interleave(torch.arange(4), torch.tensor([100, 55, 7, 1]))
-    held = held_out(labels, seed=3)
+    held = held_out(labels, 0.1, seed=3)
     assert held.sum() == len(labels) // 10
     counts = torch.bincount(labels[held], minlength=4).tolist()
     assert counts[0] == 10 and counts[1] in (5, 6) and counts[3] == 0
-    assert torch.equal(held, held_out(labels, seed=3)) and not torch.equal(held, held_out(labels, seed=4))
+    assert torch.equal(held, held_out(labels, 0.1, seed=3)) and not torch.equal(held, held_out(labels, 0.1, seed=4))
+
+
+def test_half_of_every_class_is_held_out_where_the_share_is_half():
+    labels = torch.repeat_interleave(torch.arange(4), torch.tensor([100, 56, 8, 1]))
+    assert torch.bincount(labels[held_out(labels, 0.5, seed=3)], minlength=4).tolist() == [50, 28, 4, 0]
+
+
+def test_c_is_chosen_on_the_share_of_train_where_there_is_no_validation_split():
+    parts = splits()
+    del parts["val"]
+    hits = {}
+    for share, size in ((0.1, 30), (0.5, 150)):
+        found = probe(parts, NAMES, "top1", share, 0, "set")
+        hits[share] = [value * size / 100 for value in found.search.values()]
+        assert hits[share] == pytest.approx([round(each) for each in hits[share]])
+    assert any(round(each) % 5 for each in hits[0.5]), "of 30 samples every one would be a multiple"
 
 
 @pytest.mark.parametrize(("size", "classes"), [(1_281_167, 1000), (8144, 196), (3680, 37), (3060, 102)])
 def test_held_out_counts_are_those_of_the_paper(size, classes):
     # WPSE, table 4: 128,116, 814, 368 and 306.
-    assert int(held_out(torch.arange(size) % classes, seed=0).sum()) == size // 10
+    assert int(held_out(torch.arange(size) % classes, 0.1, seed=0).sum()) == size // 10
 
 
 def test_mean_per_class_counts_only_classes_that_validation_has():
@@ -89,23 +105,23 @@ def test_features_that_are_not_finite_are_named():
     parts = splits()
     parts["val"].features[3, 2] = float("nan")
     with pytest.raises(ValueError, match="set, val: 1 of 100 images have features that are not finite"):
-        probe(parts, NAMES, "top1", 0, "set")
+        probe(parts, NAMES, "top1", 0.1, 0, "set")
 
 
 def test_a_class_without_training_samples_is_named():
     parts = splits()
     kept = parts["train"].labels != 2
     with pytest.raises(ValueError, match=r"set, train: 1 of 5 classes have no sample \('c'\)"):
-        probe({**parts, "train": parts["train"].rows(kept)}, NAMES, "top1", 0, "set")
+        probe({**parts, "train": parts["train"].rows(kept)}, NAMES, "top1", 0.1, 0, "set")
 
 
 def test_labels_beyond_the_classes_are_named():
     with pytest.raises(ValueError, match="set, train: label 4, but its classes are 0 to 3"):
-        probe(splits(), NAMES[:4], "top1", 0, "set")
+        probe(splits(), NAMES[:4], "top1", 0.1, 0, "set")
 
 
 def test_one_class_is_refused():
     features = torch.randn(20, 3)
     part = Split(features, torch.zeros(20, dtype=torch.int64))
     with pytest.raises(ValueError, match="nothing can be classified"):
-        probe({"train": part, "test": part}, ["a"], "top1", 0, "set")
+        probe({"train": part, "test": part}, ["a"], "top1", 0.1, 0, "set")

@@ -49,10 +49,12 @@ class ProbeResult:
     converged: bool
 
 
-def probe(splits: Mapping[str, Split], class_names: list[str], metric: str, seed: int, name: str) -> ProbeResult:
+def probe(
+    splits: Mapping[str, Split], class_names: list[str], metric: str, share: float, seed: int, name: str
+) -> ProbeResult:
     """Choose C on validation, fit on train and validation, judge on test.
 
-    splits: train, test and perhaps val; without it a tenth of train is held out, the same share of each class.
+    splits: train, test and perhaps val; without it this share of train is held out, the same of each class.
     metric: "top1" or "mean_per_class", what the choice maximises; the smallest C wins a tie.
     """
     for split, part in splits.items():
@@ -62,7 +64,7 @@ def probe(splits: Mapping[str, Split], class_names: list[str], metric: str, seed
             check_classes(part.labels, class_names, f"{name}, {split}")
     train, validation = splits["train"], splits.get("val")
     if validation is None:
-        held = held_out(train.labels, seed)
+        held = held_out(train.labels, share, seed)
         train, validation = train.rows(~held), train.rows(held)
     with exact_products():
         model = LogisticRegression(train.features, train.labels, len(class_names))
@@ -77,14 +79,14 @@ def probe(splits: Mapping[str, Split], class_names: list[str], metric: str, seed
     return ProbeResult(metrics, best, found, logits.argmax(dim=1), solution.converged)
 
 
-def held_out(labels: Tensor, seed: int) -> Tensor:
-    """[n] -> [n] bool: int(n / 10) samples, every class by its share (largest remainders), drawn from `seed`."""
+def held_out(labels: Tensor, share: float, seed: int) -> Tensor:
+    """[n] -> [n] bool: int(share n) samples, as many of every class (largest remainders), drawn from `seed`."""
     generator = torch.Generator("cpu").manual_seed(seed)
     order = torch.randperm(len(labels), generator=generator)
     sizes = torch.bincount(labels.cpu())
-    shares = sizes.double() / 10
+    shares = sizes.double() * share
     quotas = shares.long()
-    rest = len(labels) // 10 - int(quotas.sum())
+    rest = int(len(labels) * share) - int(quotas.sum())
     # A class of one sample stays in train.
     remainders = torch.where(sizes > 1, shares - quotas, -1.0)
     quotas[remainders.argsort(descending=True, stable=True)[:rest]] += 1

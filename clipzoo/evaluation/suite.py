@@ -31,8 +31,8 @@ class Suite:
     zero_shot, linear_probe, retrieval: names of sets. tokenizer, image_size: the encoder's.
     interpolation: of the resized picture. prompts: whose class names and templates, see sets/catalogue.py.
     missing: whether a set that is not there is an error or reported. probe_resize: the shorter side before the
-    probe's central crop, as a multiple of image_size (zero-shot and retrieval: 1). batch_size: pictures or captions
-    at once on a rank.
+    probe's central crop, as a multiple of image_size (zero-shot and retrieval: 1). probe_validation: the share of train
+    that the probe chooses on where a set has no validation split. batch_size: pictures or captions at once on a rank.
     workers: processes that decode, on each rank. precision: of the encoders. draws: of random features, for heads that
     have them. paired: also the paired recall of KME-CLIP. every_epochs: also during training; null only at its end.
     seed: of the validation samples held out where a set has none. keep_features: leave the probe's features on disk.
@@ -50,6 +50,7 @@ class Suite:
         prompts: Literal["slip", "clip", "set"],
         missing: Literal["error", "report"],
         probe_resize: float,
+        probe_validation: float,
         batch_size: int,
         workers: int,
         precision: Literal["bf16", "fp16", "float32"],
@@ -64,16 +65,19 @@ class Suite:
                 raise ConfigError(f"eval.{key} must be at least 1, not {value}")
         if probe_resize < 1:
             raise ConfigError(f"eval.probe_resize={probe_resize} would crop beyond the picture: it must be at least 1")
+        if not 0 < probe_validation < 1:
+            raise ConfigError(f"eval.probe_validation must be between 0 and 1, not {probe_validation}")
         if every_epochs is not None and every_epochs <= 0:
             raise ConfigError(f"eval.every_epochs must be above 0, not {every_epochs}: null evaluates at the end only")
         self._root = Path(root)
         self._names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
         self._encoding = Encoding(tokenizer, image_size, interpolation, batch_size, workers, precision)
-        self._probe_resize = round(probe_resize * image_size)
+        self._probe_resize, self._probe_validation = round(probe_resize * image_size), probe_validation
         self._draws, self._paired, self._seed = draws, paired, seed
         self._every = every_epochs
         # What changes a result besides the weights.
-        self._facts = (root, image_size, interpolation, prompts, probe_resize, precision, draws, paired, seed)
+        probed = probe_resize, probe_validation
+        self._facts = (root, image_size, interpolation, prompts, probed, precision, draws, paired, seed)
         self._keep_features = keep_features
         self._prompts: Literal["slip", "clip", "set"] = prompts
         self._missing_is_error = missing == "error"
@@ -205,5 +209,6 @@ class Suite:
 
     def _solve(self, data: Any, where: str, folder: Path, device: torch.device) -> dict[str, Any]:
         splits = {split: read_features(folder, split, where).to(device) for split in data.splits}
-        result = probe(splits, list(data.class_names), data.metric, self._seed, f"{data.name}, {where} projection")
+        names, name = list(data.class_names), f"{data.name}, {where} projection"
+        result = probe(splits, names, data.metric, self._probe_validation, self._seed, name)
         return {"metrics": result.metrics, "C": result.c, "converged": result.converged, "search": result.search}
