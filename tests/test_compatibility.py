@@ -40,6 +40,11 @@ def test_yaml_gives_every_argument_with_its_type(objective):
     assert list(schema.faults(composed(f"+objective={objective}"))) == []
 
 
+def test_a_loss_of_scale_zero_is_no_loss():
+    (fault,) = schema.faults(composed("+objective=infoloob", "objective.scale=0"))
+    assert fault == "objective.scale must be a number above 0, not 0 (int)"
+
+
 def test_infonce_trains_every_head_as_published(found):
     for head in options("head"):
         assert found["infonce", head].legal and not found["infonce", head].warnings

@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from clipzoo.errors import ConfigError
+from clipzoo.heads.vector import projection
 from tests.heads import HEADS, assert_same_values_and_gradients, build_head, image_features, text_features
 
 VECTOR_HEADS = [name for name in HEADS if hasattr(build_head(name), "factors")]
@@ -33,6 +35,20 @@ def test_temperature_starts_at_seven_hundredths_and_is_clamped_to_one_hundredth(
     head.log_scale.data.fill_(-9.0)
     head.clamp_()
     assert head.log_scale.item() == 0.0
+
+
+@pytest.mark.parametrize("temperature", [0.009, 1.5])
+def test_a_learnable_temperature_starts_within_its_bounds_and_a_fixed_one_has_none(temperature):
+    with pytest.raises(ConfigError, match=rf"head.temperature={temperature} .*head.max_scale=100"):
+        build_head("clip", f"head.temperature={temperature}")
+    fixed = build_head("clip", f"head.temperature={temperature}", "head.learnable_temperature=false")
+    fixed.clamp_()
+    assert fixed.logs()["temperature"].item() == pytest.approx(temperature)
+
+
+def test_projections_start_normal_with_the_inverse_root_of_their_input_width_as_deviation():
+    drawn = projection(400, 500)
+    assert drawn.std().item() == pytest.approx(400**-0.5, rel=0.02) and drawn.mean().abs() < 1e-3
 
 
 def test_plain_cosines_have_nothing_to_learn_but_the_projections():

@@ -211,6 +211,17 @@ def test_probe_before_the_projection_is_the_weighted_sum_of_the_tokens():
     torch.testing.assert_close(head.probe(image, "after"), torch.einsum("bm,bmd->bd", weights, points_of(head, image)))
 
 
+def test_a_mask_of_the_image_tokens_is_obeyed_in_scores_and_probe():
+    head, image, text = build_head("kme"), image_features(2), text_features(3)
+    masked = Features(image.pooled, image.tokens, torch.tensor([[True, True, False, True, False]] * 2))
+    cut = Features(image.pooled, image.tokens[:, [0, 1, 3]])
+    texts = head.embed_text(text)
+    scores = [head.score(head.embed_image(each), texts) for each in (masked, cut)]
+    torch.testing.assert_close(*scores, rtol=0, atol=1e-13)
+    for where in ("before", "after"):
+        torch.testing.assert_close(head.probe(masked, where), head.probe(cut, where), rtol=0, atol=1e-13)
+
+
 def points_of(head: KmeHead, image: Features) -> Tensor:
     embedding: PointSet = head.embed_image(image)
     return embedding.points

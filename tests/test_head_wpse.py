@@ -180,6 +180,25 @@ def test_a_mask_of_the_image_tokens_is_obeyed():
     torch.testing.assert_close(masked, head.embed_image(cut), rtol=1e-13, atol=1e-13)
 
 
+def test_a_sample_without_points_is_the_zero_embedding_and_spoils_no_gradient():
+    head, text = build_head("wpse", "head.text_points=caption"), text_features(3)
+    mask = text.mask.clone()
+    mask[1] = False
+    embedding = head.embed_text(Features(text.pooled, text.tokens, mask))
+    assert (embedding[1] == 0).all()
+    torch.testing.assert_close(embedding[[0, 2]], head.embed_text(text)[[0, 2]], rtol=0, atol=0)
+    embedding.sum().backward()
+    assert head.text.projection.grad.isfinite().all() and head.text.weight_projection.grad.isfinite().all()
+
+
+def test_a_token_shorter_than_epsilon_is_divided_by_epsilon():
+    head, tokens = build_head("wpse"), image_features(1).tokens
+    along = torch.nn.functional.normalize(tokens @ head.image.projection, dim=-1)
+    lengths = torch.linalg.vector_norm(tokens @ head.image.projection, dim=-1, keepdim=True)
+    for length, expected in ((1e-7, 0.1), (1e-6, 1.0), (1e-4, 1.0)):
+        torch.testing.assert_close(head.image.points(tokens * (length / lengths)), expected * along)
+
+
 def test_scale_starts_at_the_inverse_temperature_without_exponential_and_is_clamped():
     head = build_head("wpse")
     assert head.scale.item() == pytest.approx(1 / 0.07)
@@ -208,6 +227,12 @@ def test_prompts_are_averaged_without_normalisation():
 def test_impossible_shares_of_the_kernels_are_refused(alpha):
     with pytest.raises(ConfigError, match="head.alpha"):
         build_head("wpse", f"head.alpha={alpha}")
+
+
+@pytest.mark.parametrize("override", ["head.temperature=0.009", "head.min_scale=20", "head.min_scale=0"])
+def test_a_start_of_the_scale_that_its_clamp_would_move_is_refused(override):
+    with pytest.raises(ConfigError, match=r"head.temperature=.* head.min_scale=.* head.max_scale=100"):
+        build_head("wpse", override)
 
 
 def test_an_encoder_without_tokens_is_refused():

@@ -106,6 +106,27 @@ def test_ids_that_state_cannot_be_kept_for_are_refused(make, ids, message):
     assert not objective.log_u.isfinite().any()
 
 
+@pytest.mark.parametrize("gamma", [0.0, 1.5, math.nan])
+@pytest.mark.parametrize(
+    "make", [lambda gamma: NUCLR(**{**NUCLR_OPTIONS, "gamma": gamma}), lambda gamma: SogCLR(0.1, gamma, True)]
+)
+def test_a_moving_average_that_never_moves_or_oversteps_is_refused(make, gamma):
+    with pytest.raises(ConfigError, match=f"objective.gamma is {gamma}"):
+        make(gamma)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.5])
+def test_a_temperature_of_a_sample_starts_within_its_bounds(temperature):
+    with pytest.raises(ConfigError, match=r"objective.temperature is .*minimum_temperature=0.1.*maximum.*=0.45"):
+        ISogCLR(**{**ISOGCLR_OPTIONS, "temperature": temperature})
+
+
+@pytest.mark.parametrize("tau_plus", [-0.1, 1.0])
+def test_a_share_that_no_negatives_can_have_is_refused(tau_plus):
+    with pytest.raises(ConfigError, match="objective.tau_plus"):
+        DCL(0.1, tau_plus, 0.5, 0.5)
+
+
 @stateful
 def test_state_that_was_never_allocated_is_named(make):
     with pytest.raises(ConfigError, match="allocate"):

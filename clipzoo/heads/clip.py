@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from clipzoo.errors import ConfigError
 from clipzoo.heads.vector import UnitVectorHead
 from clipzoo.types import Count, Positive
 
@@ -35,6 +36,11 @@ class ClipHead(UnitVectorHead):
         learnable_temperature: bool,
     ) -> None:
         super().__init__(image_width, text_width, embed_width)
+        if learnable_temperature and not 1 <= 1 / temperature <= max_scale:
+            raise ConfigError(
+                f"head.temperature={temperature} starts the scale at {1 / temperature:g}, and each step clamps it "
+                f"to between 1 and head.max_scale={max_scale:g}: change one, or set head.learnable_temperature=false"
+            )
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable_temperature)
         self.learnable_temperature = learnable_temperature
         self._max_scale = max_scale if learnable_temperature else 1 / temperature

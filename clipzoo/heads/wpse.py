@@ -65,6 +65,11 @@ class WpseHead(VectorHead):
         super().__init__()
         if min(alpha) < 0 or sum(alpha) == 0:
             raise ConfigError(f"head.alpha is {list(alpha)}: neither share may be negative, nor both zero")
+        if not 0 < min_scale <= 1 / temperature <= max_scale:
+            raise ConfigError(
+                f"head.temperature={temperature} starts the scale at {1 / temperature:g}, and each step clamps it "
+                f"to between head.min_scale={min_scale:g} and head.max_scale={max_scale:g}, both above 0: change one"
+            )
         self.needs_padding = text_points == "all"
         self.stochastic = alpha[1] > 0
         self.image = TokenPoints(image_width, embed_width, "head.image_points", image_points, padding=False)
@@ -155,7 +160,8 @@ class WpseHead(VectorHead):
         """[b, M], zero where there is no point; divided by the number of points where the reduction is a mean."""
         weights = self._weight_bound * self._activation(side.raw_weights(tokens) / self._weight_bound)
         weights = weights.masked_fill(~present, 0.0)
-        return weights / present.sum(dim=1, keepdim=True) if self._mean else weights
+        # Of no points at all the mean is zero, as the sum is.
+        return weights / present.sum(dim=1, keepdim=True).clamp(min=1) if self._mean else weights
 
 
 def _sent(drawn: Tensor, like: Tensor) -> Tensor:

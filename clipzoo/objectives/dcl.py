@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import direction_weights, weighted_loss
@@ -26,6 +27,8 @@ class DCL(Objective):
 
     def __init__(self, temperature: Positive, tau_plus: float, image_to_text: float, text_to_image: float) -> None:
         super().__init__()
+        if not 0 <= tau_plus < 1:
+            raise ConfigError(f"objective.tau_plus is {tau_plus}: it is a share of the negatives, from 0 to below 1")
         self._temperature = temperature
         self._tau_plus = tau_plus
         self._weights = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)

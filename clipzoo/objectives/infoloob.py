@@ -9,7 +9,7 @@ from torch import Tensor
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import direction_weights, weighted_loss
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 
 
 class InfoLOOB(Objective):
@@ -22,7 +22,7 @@ class InfoLOOB(Objective):
 
     name = "infoloob"
 
-    def __init__(self, scale: float, image_to_text: float, text_to_image: float) -> None:
+    def __init__(self, scale: Positive, image_to_text: float, text_to_image: float) -> None:
         super().__init__()
         first, second = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
         self._weights = scale * first, scale * second

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from clipzoo import distributed
+from clipzoo.errors import ConfigError
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
     both_anchors,
@@ -40,11 +41,16 @@ class ISogCLR(MovingAverageObjective):
         rho: float,
         eta: float,
         momentum: float,
-        gradient_clip: float,
+        gradient_clip: Positive,
         minimum_temperature: Positive,
         maximum_temperature: Positive,
     ) -> None:
         super().__init__(gamma, tau=temperature, tau_momentum=0.0)
+        if not minimum_temperature <= temperature <= maximum_temperature:
+            raise ConfigError(
+                f"objective.temperature is {temperature}: it starts between objective.minimum_temperature="
+                f"{minimum_temperature} and objective.maximum_temperature={maximum_temperature}"
+            )
         self._rho = rho
         self._eta = eta
         self._momentum = momentum

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clipzoo import distributed
+from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, PerSampleObjective
 from clipzoo.objectives.requirements import plain_cosines
@@ -30,6 +31,8 @@ class MovingAverageObjective(PerSampleObjective):
 
     def __init__(self, gamma: float, **initial: float) -> None:
         super().__init__(log_u=NEVER, **initial)
+        if not 0 < gamma <= 1:
+            raise ConfigError(f"objective.gamma is {gamma}: the new value's weight is above 0 and at most 1")
         self._gamma = gamma
 
     def check(self, head: Head) -> list[str]:
