@@ -15,7 +15,7 @@ from clipzoo.build import build_head, build_model, build_objective
 from clipzoo.legality import check_pair
 from clipzoo.report import reproduce
 from clipzoo.report.experiments import axes, differences, experiments
-from clipzoo.report.published import layout, search_of, table, table_names
+from clipzoo.report.published import layout, not_measured, search_of, table, table_names
 
 EXPERIMENTS = {each.name: each for each in experiments().values()}
 FOLDERS = ("wpse", "kme", "cloob", "nuclr")
@@ -25,6 +25,10 @@ DOWNLOADS = {
     "clipzoo.encoders.distilbert.DistilBertTower": {"pretrained": None},
 }
 """Arguments that keep a tower from fetching weights."""
+ACCURACIES = {"top1", "top5", "mean_per_class"}
+RECALLS = {"recall_at_1", "recall_at_5", "recall_at_10"}
+MEASURED = {"zero_shot": ACCURACIES, "linear_probe": ACCURACIES, "retrieval": RECALLS}
+"""What the evaluators call their metrics."""
 
 
 @cache
@@ -140,12 +144,15 @@ def test_every_metric_of_a_table_is_measured_by_the_papers_evaluation():
         suite = suites[name.split("/")[0]]
         for column in table(name).columns:
             for key in [key for group in column.groups or () for key in group]:
-                task, data, *_ = key.split("/")
-                if task == "training" or f"{task}/{data}" in layout()["not_measured"]:
+                task, *place, metric = key.split("/")
+                if task == "training" or not_measured(key):
                     continue
+                data, *where = place
                 paired = data.endswith("_paired")
                 assert data.removesuffix("_paired") in suite[task], (name, key)
                 assert suite["paired"] or not paired
+                assert metric in MEASURED[task], (name, key)
+                assert where in ([], ["before"], ["after"], ["image_to_text"], ["text_to_image"])
 
 
 def test_the_page_of_tables_is_what_the_experiments_say():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from clipzoo.report.published import Column, layout
+from clipzoo.report.published import Column, not_measured
 from clipzoo.report.significance import LEVEL
 from clipzoo.report.tables import Entry, Filled, Group, variant_value
 
@@ -109,11 +109,10 @@ def remarks(filled: Filled) -> list[str]:
 
 def unmeasured(filled: Filled) -> Iterator[tuple[Column, str]]:
     """The columns that stay empty, and why."""
-    reasons = layout()["not_measured"]
     for column in filled.table.columns:
-        measured = {"/".join(key.split("/")[:2]) for group in column.groups or () for key in group}
+        keys = [key for group in column.groups or () for key in group]
         # Means over many sets stay empty too; the sets' own columns say why.
-        if len(measured) == 1 and (reason := reasons.get(measured.pop())):
+        if len({"/".join(key.split("/")[:2]) for key in keys}) == 1 and (reason := not_measured(keys[0])):
             yield column, reason
 
 

@@ -129,6 +129,12 @@ def search_of(row: str) -> Search | None:
     return None
 
 
+def not_measured(metric: str) -> str | None:
+    """Why our evaluation has no such metric, where it has not."""
+    reasons = layout()["not_measured"]
+    return next((reason for place, reason in reasons.items() if f"{metric}/".startswith(f"{place}/")), None)
+
+
 @cache
 def layout() -> dict[str, Any]:
     """tables.yaml."""
