@@ -46,8 +46,16 @@ def test_a_loss_of_scale_zero_is_no_loss():
 
 
 def test_infonce_trains_every_head_as_published(found):
-    for head in options("head"):
+    for head in set(options("head")) - {"cosine"}:
         assert found["infonce", head].legal and not found["infonce", head].warnings
+
+
+def test_plain_cosines_without_any_temperature_are_taken_with_a_warning(found):
+    for objective in set(options("objective")) - set(OWN_TEMPERATURE):
+        (warning,) = found[objective, "cosine"].warnings
+        assert f"{objective} has no temperature of its own" in warning and "head=clip" in warning
+    own = build_objective("siglip", "objective.initial_scale=10.0")
+    assert not check_pair(build_head("cosine"), own).warnings
 
 
 @pytest.mark.parametrize("objective", OWN_TEMPERATURE)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from clipzoo.heads.base import Head
+from clipzoo.objectives.requirements import are_cosines
 from clipzoo.types import Batch, Loss, Progress, Similarity
 
 
@@ -15,6 +16,8 @@ class Objective(nn.Module):
     """Turns similarities into a loss. Per-sample state, where there is any, lives in buffers addressed by sample id."""
 
     name: str
+    own_temperature: bool = False
+    """Scales the scores itself: they should be plain cosines."""
 
     @abstractmethod
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
@@ -29,9 +32,17 @@ class Objective(nn.Module):
 
     def warnings(self, head: Head) -> list[str]:
         """What is sound but worth knowing about this pair."""
-        if self.name in head.published_with:
-            return []
-        return [f"objective {self.name} with head {type(head).__name__} is in none of the papers (sound, unpublished)"]
+        found = []
+        if self.name not in head.published_with:
+            found.append(
+                f"objective {self.name} with head {type(head).__name__} is in none of the papers (sound, unpublished)"
+            )
+        if not self.own_temperature and are_cosines(head.score_range):
+            found.append(
+                f"objective {self.name} has no temperature of its own, and head {type(head).__name__} gives it plain "
+                "cosines, too flat to train on: take head=clip, or give this head a temperature"
+            )
+        return found
 
     def allocate(self, samples: int) -> None:
         """Make the per-sample state for a data set of `samples` samples. Stateless objectives have none."""

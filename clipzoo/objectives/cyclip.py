@@ -21,6 +21,7 @@ class CyCLIP(Objective):
     """
 
     name = "cyclip"
+    own_temperature = True
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ class DCL(Objective):
     """
 
     name = "dcl"
+    own_temperature = True
 
     def __init__(self, temperature: Positive, tau_plus: float, image_to_text: float, text_to_image: float) -> None:
         super().__init__()

@@ -27,6 +27,7 @@ class MovingAverageObjective(PerSampleObjective):
     gamma: weight of a batch's estimate in u; the first one is taken whole.
     """
 
+    own_temperature = True
     log_u: Tensor
 
     def __init__(self, gamma: float, **initial: float) -> None:

@@ -14,12 +14,17 @@ def plain_cosines(head: Head, objective: str) -> list[str]:
             "take head=cosine"
         )
     low, high = head.score_range
-    if low < -1 - TOLERANCE or high > 1 + TOLERANCE:
+    if not are_cosines(head.score_range):
         reasons.append(
             f"objective {objective} divides cosines in [-1, 1] by its own temperature, and the scores of head "
             f"{type(head).__name__} lie in [{low:g}, {high:g}]: take head=cosine"
         )
     return reasons
+
+
+def are_cosines(score_range: tuple[float, float]) -> bool:
+    """Whether scores stay in [-1, 1]."""
+    return score_range[0] >= -1 - TOLERANCE and score_range[1] <= 1 + TOLERANCE
 
 
 TOLERANCE = 1e-5

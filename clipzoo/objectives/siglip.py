@@ -29,6 +29,7 @@ class SigLIP(Objective):
     ) -> None:
         super().__init__()
         self.scale = None if initial_scale is None else LogitScale(initial_scale, learnable=True, maximum=None)
+        self.own_temperature = self.scale is not None
         self.bias = nn.Parameter(torch.tensor(float(initial_bias)))
         self._weights = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
 
