@@ -40,7 +40,7 @@ class Objective(nn.Module):
         if not self.own_temperature and are_cosines(head.score_range):
             found.append(
                 f"objective {self.name} has no temperature of its own, and head {type(head).__name__} gives it plain "
-                "cosines, too flat to train on: take head=clip, or give this head a temperature"
+                "cosines, too flat to train well on: take head=clip, or give this head a temperature"
             )
         return found
 
