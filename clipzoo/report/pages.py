@@ -22,9 +22,9 @@ LEAD = (
     "the row's experiment, seeds and places of files aside; any other is named a variant, with what is different."
 )
 SMALL = (
-    "Rows of the papers' tables, trained in small: each has its paper's head and objective, and all have one recipe, but "
-    "for what stands behind a row's name. The numbers compare methods on this data and at this budget; they say nothing "
-    "of the numbers that the papers print."
+    "Rows of the papers' tables, trained in small: each has its paper's head and objective, and all have one recipe, "
+    "but for what stands behind a row's name. The numbers compare methods on this data and at this budget; they say "
+    "nothing of the numbers that the papers print."
 )
 
 
