@@ -20,7 +20,10 @@ def kernel_matrix(view: Tensor, kernel: Kernel, median_unit: bool, dtype: torch.
     # Distances do not change, but far from the origin they would be differences of large numbers.
     entries = entries - entries.mean(dim=0)
     norms = entries.square().sum(dim=1)
-    squared = (norms[:, None] + norms - 2 * entries @ entries.mT).clamp(min=0).fill_diagonal_(0)
+    sums = norms[:, None] + norms
+    squared = (sums - 2 * entries @ entries.mT).fill_diagonal_(0)
+    # What is left between equal samples is rounding; where most of a batch are equal it would become the unit.
+    squared = squared.masked_fill(squared <= 16 * torch.finfo(dtype).eps * sums, 0)
     if median_unit:
         rows, columns = torch.triu_indices(len(squared), len(squared), offset=1, device=squared.device)
         squared = squared / squared[rows, columns].median().clamp(min=torch.finfo(dtype).tiny)
