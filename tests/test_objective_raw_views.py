@@ -25,7 +25,7 @@ def test_samples_far_from_the_origin_keep_their_distances_in_fp32():
 def test_an_image_is_its_fractions_of_255():
     image = (256 * drawn(5, 3, 4, 4)).to(torch.uint8)
     fractions = image.double().flatten(1) / 255
-    expected = torch.exp(-torch.cdist(fractions, fractions) ** 2 / 2)
+    expected = torch.exp(-(torch.cdist(fractions, fractions) ** 2) / 2)
     torch.testing.assert_close(kernel_matrix(image, GaussianKernel(1.0), False, torch.float64), expected)
 
 
