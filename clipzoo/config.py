@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -57,9 +58,11 @@ ELSEWHERE = {
 def check_command_line(arguments: list[str], name: str = "train") -> None:
     """Exit with code 2 and one clear message when the overrides make no valid configuration."""
     options = _parsed(arguments)
-    if options.help or options.hydra_help or options.info:
+    if options.help or options.hydra_help or options.info or options.shell_completion:
         return
     overrides = options.overrides
+    if options.cfg and options.multirun:
+        leave(ConfigError("--cfg shows one configuration: leave out -m (--multirun)"))
     try:
         for point in _sweep_points(overrides):
             composed(point, name, complete=options.cfg is None)
@@ -86,6 +89,8 @@ def composed(overrides: list[str], name: str = "train", complete: bool = True) -
 
     complete: a value that is still to be given is a fault too.
     """
+    for each in overrides:
+        _read(each)
     try:
         config = _compose(overrides, name)
     except (HydraException, OmegaConfBaseException) as error:
@@ -170,18 +175,34 @@ def _compose(overrides: list[str], name: str) -> DictConfig:
 
 def _sweep_points(overrides: list[str]) -> list[list[str]]:
     """Command lines that together hold every value of every sweep; one where nothing is swept."""
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise ConfigError(_first_line(error)) from None
     choices = []
-    for text, override in zip(overrides, parsed, strict=True):
+    for text in overrides:
+        override = _read(text)
         if override.is_sweep_override() and override.is_discrete_sweep():
             choices.append([f"{text.split('=', 1)[0]}={value}" for value in override.sweep_string_iterator()])
         elif not override.is_sweep_override():
             choices.append([text])
     width = max((len(each) for each in choices), default=1)
     return [[each[min(index, len(each) - 1)] for each in choices] for index in range(width)]
+
+
+def _read(text: str) -> Override:
+    """One override in Hydra's grammar; a ConfigError where it is none, or names no option of a group."""
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        said = [line for line in str(error).splitlines() if not line.startswith(("Error parsing", "See https"))]
+        how = "quote brackets and commas once more: \"key='...'\"" if "=" in text else "write KEY=VALUE"
+        raise ConfigError(
+            f"{text!r} cannot be read ({said[0].strip() if said else 'no reason given'}): {how}"
+        ) from None
+    group = override.key_or_group
+    if not group:
+        raise ConfigError(f"{text!r} names no key: write KEY=VALUE")
+    chosen = (CONF / group).is_dir() and not override.is_delete() and not override.is_sweep_override()
+    if chosen and not isinstance(override.value(), str | list):
+        raise ConfigError(_no_option(group, text.partition("=")[2]))
+    return override
 
 
 def _explained(error: Exception, overrides: list[str], name: str) -> str:
@@ -192,10 +213,18 @@ def _explained(error: Exception, overrides: list[str], name: str) -> str:
     if unknown := re.search(r"Could not find '([^']+)'", text):
         experiment = unknown[1].startswith("experiment/")
         group, _, option = unknown[1].partition("/") if experiment else unknown[1].rpartition("/")
-        options = _options(group)
-        listed = ", ".join(options)
-        return f"there is no {group}={option}{schema.nearest(option, options)} (options: {listed})"
+        return _no_option(group, option)
     return _first_line(error)
+
+
+def _no_option(group: str, option: str) -> str:
+    options = _options(group)
+    # Of many experiments those in the same folder, or the folders.
+    folder = f"{option.split('/')[0]}/"
+    near = [each for each in options if each.startswith(folder)] or list(
+        dict.fromkeys(f"{each.split('/')[0]}/..." if "/" in each else each for each in options)
+    )
+    return f"there is no {group}={option}{schema.nearest(option, options)} (options: {', '.join(near)})"
 
 
 def _nearest(key: str, known: list[str]) -> str:

@@ -49,7 +49,12 @@ def test_the_default_configuration_needs_only_shards():
         ("seed=one", "seed must be int, not 'one'"),
         ("head.embed_width=${encoder.widht}", "encoder.widht"),
         ("head.temperature=???", "head.temperature has no value"),
-        ("head.temperature=[", "no viable alternative"),
+        ("head.temperature=[", "'head.temperature=[' cannot be read (no viable alternative"),
+        ("head", "'head' cannot be read (missing EQUAL at '<EOF>'): write KEY=VALUE"),
+        ("=3", "'=3' names no key"),
+        ("head=3", "there is no head=3 (options: clip, "),
+        ("experiment=null", "there is no experiment=null (options: cloob/..., demo/..., "),
+        ("experiment=wpse/table1", "there is no experiment=wpse/table1 (options: wpse/cc12m_clip, "),
     ],
 )
 def test_a_mistake_is_named_with_its_key_and_the_nearest_valid_one(override, expected):
@@ -70,6 +75,18 @@ def test_a_configuration_can_be_looked_at_before_it_is_complete():
     configuration.check_command_line(["--cfg", "job"])
     with pytest.raises(SystemExit):
         configuration.check_command_line(["--cfg", "job", "head.temperature=hot"])
+
+
+def test_what_one_mode_of_hydra_shows_is_not_checked_as_another():
+    configuration.check_command_line(["--shell-completion", "install=bash"])
+    with pytest.raises(SystemExit):
+        configuration.check_command_line(["-m", "--cfg", "job", SHARDS])
+
+
+def test_a_swept_group_without_such_an_option_is_named_before_anything_runs(capsys):
+    with pytest.raises(SystemExit):
+        configuration.check_command_line(["-m", SHARDS, "head=clip,3"])
+    assert "there is no head=3 (options: clip, " in capsys.readouterr().err
 
 
 def test_an_option_of_another_program_is_answered_with_our_key(capsys):
@@ -129,8 +146,8 @@ def test_shard_ranges_need_no_quotes_beyond_the_shells():
 
 
 def test_options_may_stand_among_overrides():
-    given = [SHARDS, "--cfg", "job", "seed=1", "-m"]
-    assert configuration.for_hydra(given) == ["--cfg", "job", "-m", SHARDS, "seed=1"]
+    given = [SHARDS, "--cfg", "job", "seed=1", "--resolve"]
+    assert configuration.for_hydra(given) == ["--cfg", "job", "--resolve", SHARDS, "seed=1"]
     configuration.check_command_line(given)
 
 
