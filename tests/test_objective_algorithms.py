@@ -151,7 +151,7 @@ NUCLR_CASES: dict[str, dict[str, Any]] = {
     "negative_zeta": {"zeta": -0.05, "xi": 0.125, "temperature": 0.07},
 }
 ISOGCLR_OPTIONS = {
-    "temperature": 0.3, "gamma": 0.8, "rho": 1.0, "eta": 0.1, "momentum": 0.3, "gradient_clip": 1.5,
+    "temperature": 0.3, "gamma": 0.8, "rho": 1.0, "eta": 0.1, "momentum": 0.6, "gradient_clip": 1.5,
     "minimum_temperature": 0.1, "maximum_temperature": 0.45,
 }  # fmt: skip
 SOGCLR_OPTIONS = {"temperature": 0.2, "gamma": 0.7, "positive_in_denominator": True}
