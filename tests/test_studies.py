@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from clipzoo import config
 from clipzoo.errors import ConfigError
 from clipzoo.studies import half_disc_world
 from clipzoo.studies.__main__ import main
 from clipzoo.studies.digit_data import load_digits
 from clipzoo.studies.flow import START, Flows
-from clipzoo.studies.gaussian import Gaussian, matched_sample, with_correlations
+from clipzoo.studies.gaussian import Gaussian, matched_sample, shrunk, with_correlations
 from clipzoo.studies.gaussian_theorems import optimum, relative_error
 from clipzoo.studies.gaussian_training import learn
-from clipzoo.studies.mixture import population_loss, world
+from clipzoo.studies.mixture import largest_error_of_exp, population_loss, world
 from clipzoo.studies.mutual_information import correlated
 from clipzoo.studies.process_world import ProcessWorld, conditional_errors
 from clipzoo.studies.rank import least_error, planted_pmi
@@ -66,6 +67,14 @@ def test_the_two_dimensional_example_has_the_papers_optima() -> None:
     assert variances == pytest.approx([2.7, 2.0])
 
 
+def test_marginals_of_u_are_inflated_as_corollary_5_7_says() -> None:
+    gaussian = with_correlations([0.8, 0.5], 3, 2, seed=0)
+    zeros = torch.zeros(3, 3, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
+    correlations = gaussian.canonical()[1]
+    for a, values in ((gaussian.two_sided(), correlations), (gaussian.joint(), shrunk(correlations))):
+        torch.testing.assert_close(gaussian.tilted(a, *zeros).uu, gaussian.marginal_of_u(values))
+
+
 @pytest.mark.parametrize("problem", ["two-sided", "one-sided", "joint"])
 def test_training_finds_the_optimum_of_each_problem(problem: str) -> None:
     gaussian = with_correlations([0.6, 0.4], 3, 2, seed=0)
@@ -95,6 +104,13 @@ def test_conditional_errors_are_expectations_over_the_conditioning_variable() ->
     a = 0.5 * gaussian.two_sided()
     # Half of the right A gives half of the right mean: a quarter of its square is missed, on both sides.
     assert conditional_errors(gaussian, a) == pytest.approx((0.25, 0.25))
+
+
+def test_no_width_of_the_process_passes_for_its_neighbour() -> None:
+    settings = config.resolved(config.composed(["study=gaussian_process"], "studies"))["study"]
+    process = ProcessWorld(*(settings[each] for each in ("modes", "places", "coefficients", "noise")))
+    of_v = [conditional_errors(process.gaussian(), process.gaussian().two_sided(width))[1] for width in range(1, 6)]
+    assert min(a - b for a, b in zip(of_v, of_v[1:], strict=False)) > settings["tolerance"]
 
 
 def test_correlated_gaussians_hold_the_mutual_information_asked_for() -> None:
@@ -128,6 +144,8 @@ def test_the_mixture_worlds_pmi_has_the_least_loss() -> None:
     pmi = here.pmi.clamp_min(-50.0)
     assert float(here.joint.sum()) == pytest.approx(1.0)
     assert population_loss(pmi, here) == pytest.approx(-here.information, abs=1e-9)
+    # A constant in the scores changes nothing; e^-50 stands for no density.
+    assert largest_error_of_exp(pmi + 3, here.pmi) == pytest.approx(0.0, abs=1e-9)
     other = pmi + 0.1 * torch.randn(pmi.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert population_loss(other, here) > -here.information
 

@@ -3,6 +3,10 @@
 import csv
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,6 +99,48 @@ def test_a_study_that_fails_says_so_and_does_not_stop_the_others(tmp_path: Path)
     assert main(["study=half_disc", *quick, "study.temperatures=[0.5]", f"folder={tmp_path}"]) == 1
     assert "failed" in json.loads((tmp_path / "half_disc/result.json").read_text())
     assert "**failed**" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("jobs=0", "jobs must be a number from 1 on, or null for one a core, not 0"),
+        ("studies=[rank,nothing]", "studies names 'nothing', which is none of: digits, "),
+        ("studies=rank", "studies must be a list, studies=[half_disc,rank], not 'rank'"),
+        ("folder=null", "folder must be a path, not None"),
+        ("folder=/dev/null/studies", "folder=/dev/null/studies cannot be made: Not a directory"),
+    ],
+)
+def test_what_to_run_and_where_is_refused_before_anything_is_run(override: str, message: str, capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([override])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith(f"clipzoo: {message}")
+
+
+def test_a_setting_that_the_user_can_change_leaves_the_record_of_an_earlier_run(tmp_path: Path, capsys) -> None:
+    study = Example()
+    write_findings(tmp_path / "digits", study, study.run(), {}, {"clock": 1.0, "processor": 1.0})
+    with pytest.raises(SystemExit) as left:
+        main(["study=digits", f"study.mnist={tmp_path}/nowhere", f"folder={tmp_path}"])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "nowhere holds no MNIST" in said and "Traceback" not in said
+    result = read_result(tmp_path / "digits")
+    assert result is not None and result["verdict"] == "It depends."
+
+
+def test_interrupted_studies_neither_fail_nor_go_on_to_the_next(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "clipzoo.studies", "studies=[half_disc,rates]", "jobs=1", f"folder={tmp_path}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as studies:
+        assert studies.stderr is not None
+        said = studies.stderr.readline()
+        # What a terminal does on Ctrl-C.
+        os.killpg(studies.pid, signal.SIGINT)
+        said += studies.stderr.read()
+    assert studies.returncode == 130
+    assert "half_disc: Popularity" in said and "rates:" not in said and "Traceback" not in said
+    assert read_result(tmp_path / "half_disc") is None and not (tmp_path / "rates").exists()
 
 
 def test_batches_of_all_pairs_hold_each_pair_once() -> None:

@@ -9,6 +9,7 @@ python -m clipzoo.studies folder=studies jobs=1               elsewhere, one at 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,18 +22,25 @@ from clipzoo import config as configuration
 from clipzoo.errors import ConfigError
 from clipzoo.run import say
 
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C ended."""
+
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0 when every study came to its end, 1 when one failed, 2 for a wrong command line."""
+    """The exit code: 0 when every study came to its end, 1 when one failed, 2 for what the user can change."""
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0
     try:
         plain = configuration.resolved(configuration.composed(arguments, "studies"))
+        _check(plain)
         name = next((each.removeprefix("study=") for each in arguments if each.startswith("study=")), None)
         done = run_all(plain) if name is None else run_one(name, plain)
     except ConfigError as error:
         configuration.leave(error)
+    except KeyboardInterrupt:
+        say("clipzoo: interrupted; what earlier runs of the unfinished studies left is as it was")
+        return INTERRUPTED
     return 0 if done else 1
 
 
@@ -48,9 +56,13 @@ def run_one(name: str, plain: dict[str, Any]) -> bool:
     study = part(plain["study"])
     # The matrices are small: a second thread costs more than it brings, and belongs to another study.
     torch.set_num_threads(1)
+    say(f"{name}: {study.title}; its settings are conf/study/{name}.yaml, its folder {folder / name}")
     began, used = time.perf_counter(), time.process_time()
     try:
         findings = study.run()
+    except ConfigError:
+        # Nothing failed: the record of an earlier run stays.
+        raise
     except Exception as error:
         # Whatever went wrong in one study belongs on the page, and the others go on.
         traceback.print_exc()
@@ -71,22 +83,55 @@ def run_all(plain: dict[str, Any]) -> bool:
     from clipzoo.studies.record import write_failure
 
     folder = Path(plain["folder"])
+    processes: list[subprocess.Popen[bytes]] = []
 
     def run(name: str) -> bool:
         began = time.perf_counter()
         command = [sys.executable, "-m", "clipzoo.studies", f"study={name}", f"folder={folder}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        code = subprocess.run(command, env=environment).returncode
-        if code not in (0, 1):
+        with subprocess.Popen(command, env=environment) as process:
+            processes.append(process)
+            code = process.wait()
+        if code in (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
+            return False
+        if code == 2:
+            write_failure(folder / name, f"it did not start: python -m clipzoo.studies study={name} says why")
+        elif code not in (0, 1):
             # It could not write down its own failure.
             write_failure(folder / name, f"its process ended with code {code}")
         say(f"== {name}: {'done' if code == 0 else 'FAILED'} after {time.perf_counter() - began:.0f} s")
         return code == 0
 
     with ThreadPoolExecutor(plain["jobs"] or os.cpu_count()) as pool:
-        done = list(pool.map(run, plain["studies"]))
+        try:
+            done = list(pool.map(run, plain["studies"]))
+        except KeyboardInterrupt:
+            # Those that wait do not begin, those that run end.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for each in processes:
+                each.terminate()
+            raise
     say(f"page: {write_page(folder, plain['studies'])}")
     return all(done)
+
+
+def _check(plain: dict[str, Any]) -> None:
+    """What the schema does not know, before anything is run."""
+    jobs, names = plain["jobs"], plain["studies"]
+    if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
+        raise ConfigError(f"jobs must be a number from 1 on, or null for one a core, not {jobs!r}")
+    known = sorted(each.stem for each in (configuration.CONF / "study").glob("*.yaml"))
+    if not isinstance(names, list):
+        raise ConfigError(f"studies must be a list, studies=[half_disc,rank], not {names!r}")
+    if not isinstance(plain["folder"], str):
+        raise ConfigError(f"folder must be a path, not {plain['folder']!r}")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"studies names {name!r}, which is none of: {', '.join(known)}")
+    try:
+        Path(plain["folder"]).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"folder={plain['folder']} cannot be made: {error.strerror}") from None
 
 
 if __name__ == "__main__":

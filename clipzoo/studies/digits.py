@@ -176,29 +176,36 @@ class Digits(Study):
         doubt = torch.stack([1 - each.gather(1, labels[:, None])[:, 0] for each in probabilities.values()]).sum(dim=0)
         known = probabilities[LABEL].argmax(dim=1) == labels
         chosen = torch.where(known, doubt, -1.0).argsort(descending=True)[: self.candidates]
-        figure, axes = panels(self.candidates, 4, 2.3, 1.7)
+        figure, axes = panels(self.candidates, 4, 2.3, 1.8)
         for line, index in enumerate(chosen.tolist()):
             picture, *bars = axes[4 * line : 4 * line + 4]
             picture.imshow(images[index, 0], cmap="gray_r")
-            picture.set(xticks=[], yticks=[], ylabel=f"label {int(labels[index])}")
+            picture.set(xticks=[], yticks=[], xlabel=f"label {int(labels[index])}")
+            picture.spines[:].set_visible(False)
             for axis, (name, each) in zip(bars, probabilities.items(), strict=True):
                 axis.bar(range(LABELS), each[index], color=COLOURS[name])
-                axis.set(xticks=range(LABELS), yticks=[0, 1], ylim=(0, 1.05), title=name if line == 0 else "")
+                axis.set(xticks=range(LABELS), yticks=[0, 0.5, 1], ylim=(0, 1.05), title=name if line == 0 else "")
                 axis.tick_params(labelsize=7)
+                axis.get_xticklabels()[int(labels[index])].set_fontweight("bold")
+                axis.set_xlabel("label" if line == self.candidates - 1 else "")
+            bars[0].set_ylabel("probability")
         return Drawing(
             figure,
-            "Figure 11: labels predicted for test images that the classifier knows and the three losses doubt most.",
+            "Figure 11: probabilities of the labels (bold: the right one) for the test images that the three losses "
+            "doubt most among those that the classifier knows.",
         )
 
     def _draw_images(self, outputs: Mapping[str, Tensor], images: Tensor) -> Drawing:
-        figure, axes = panels(1, len(LOSSES), 2.6, 2.8)
+        figure, axes = panels(1, len(LOSSES), 2.6, 2.9)
         side = math.isqrt(self.drawn)
         for axis, (name, each) in zip(axes, outputs.items(), strict=True):
             weights = each[:, self.shown].softmax(dim=0)
             drawn = torch.multinomial(weights, side * side, replacement=True, generator=self._generator())
-            mosaic = torch.cat([torch.cat(list(row), dim=1) for row in images[drawn, 0].split(side)])
+            tiles = functional.pad(images[drawn, 0], (2, 2, 2, 2))
+            mosaic = torch.cat([torch.cat(list(row), dim=1) for row in tiles.split(side)])
             axis.imshow(mosaic, cmap="gray_r")
             axis.set(xticks=[], yticks=[], title=name)
+            axis.spines[:].set_visible(True)
         return Drawing(
             figure, f"Figure 12: test images drawn from each model's distribution given the label {self.shown}."
         )

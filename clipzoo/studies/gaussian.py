@@ -45,7 +45,7 @@ class Gaussian:
 
     def joint(self, rank: int | None = None) -> Tensor:
         """A that minimises the joint loss with the inner product (th. 5.6)."""
-        return self._spectral(lambda s: ((1 + 4 * s**2).sqrt() - 1) / (2 * s), rank)
+        return self._spectral(shrunk, rank)
 
     def one_sided(self, rank: int | None = None) -> tuple[Tensor, Tensor]:
         """A and B that minimise the loss of u given v with the distance (th. 5.3, whose (50b) needs -log|.|)."""
@@ -64,7 +64,7 @@ class Gaussian:
     def joint_loss(self, rank: int | None = None) -> Tensor:
         """The least joint loss: -sum [s h + log(1 - h^2) / 2]."""
         s = self.canonical()[1][:rank]
-        h = ((1 + 4 * s**2).sqrt() - 1) / (2 * s)
+        h = shrunk(s)
         return -(s * h + torch.log1p(-(h**2)) / 2).sum()
 
     def whitened(self, matrix: Tensor) -> Tensor:
@@ -74,6 +74,16 @@ class Gaussian:
     def whitened_square(self, matrix: Tensor) -> Tensor:
         """B in the units of u, C_uu^1/2 B C_uu^1/2."""
         return power(self.uu, 0.5) @ matrix @ power(self.uu, 0.5)
+
+    def marginal_of_u(self, whitened_a: Tensor) -> Tensor:
+        """Covariance of u in the model with these singular values of whitened A (corollary 5.7): they inflate it.
+
+        Directions beyond the correlated ones keep their variance, so the printed (55), with I - Sigma^2 of n_u rows,
+        is identity plus what the others gain.
+        """
+        root, (left, _, _) = power(self.uu, 0.5), self.canonical()
+        gain = torch.diag(whitened_a**2 / (1 - whitened_a**2))
+        return self.uu + root @ left @ gain @ left.mT @ root
 
     def tilted(self, a: Tensor, b: Tensor, c: Tensor) -> Gaussian:
         """The model exp(<u, A v> - <u, B u> / 2 - <v, C v> / 2) mu_u mu_v, normalised (eq. 40 and 47)."""
@@ -87,6 +97,11 @@ class Gaussian:
         left, s, right = self.canonical()
         middle = left[:, :rank] @ torch.diag(function(s[:rank])) @ right[:rank]
         return power(self.uu, -0.5) @ middle @ power(self.vv, -0.5)
+
+
+def shrunk(s: Tensor) -> Tensor:
+    """h of definition 5.5, the singular values of the joint loss's whitened A."""
+    return ((1 + 4 * s**2).sqrt() - 1) / (2 * s)
 
 
 def power(matrix: Tensor, exponent: float) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from matplotlib.colors import BoundaryNorm
 from torch import Tensor
 
 from clipzoo.heads.clip import ClipHead
@@ -14,7 +15,7 @@ from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.studies.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels
 from clipzoo.studies.encoders import Vectors
-from clipzoo.studies.gaussian import Gaussian, matched_sample
+from clipzoo.studies.gaussian import Gaussian, matched_sample, shrunk
 from clipzoo.studies.gaussian_training import Learned, learn
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.types import Batch, Progress
@@ -22,6 +23,7 @@ from clipzoo.types import Batch, Progress
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN, "normalised": PURPLE}
 GRID = torch.linspace(-8, 8, 641, dtype=torch.float64)
 STEP = float(GRID[1] - GRID[0])
+LEVELS = [0.0, 0.003, 0.01, 0.02, 0.04, 0.06, 0.08, 0.12, 0.16, 0.22]
 
 
 @dataclass(frozen=True)
@@ -107,14 +109,17 @@ class GaussianPlane(Study):
         }
         checks = [Check(name, float(a), float(b), self.tolerance, relative=True) for name, (a, b) in parameters.items()]
         s = self.covariance / self.variance
-        h = (math.sqrt(1 + 4 * s * s) - 1) / (2 * s)
+        h = float(shrunk(torch.tensor(s, dtype=torch.float64)))
+        # With one dimension of embedding C = A^2 / B, and v given u is known too.
+        v_given_u = 1 / (1 / self.variance + float(one_sided_a**2 / one_sided_b))
         moments = {
             ("variance_of_u", "two-sided"): self.variance / (1 - s * s),
             ("variance_of_u", "joint"): self.variance / (1 - h * h),
             ("variance_of_u_given_v", "one-sided"): self.variance * (1 - s * s),
-            ("variance_of_u_given_v", "two-sided"): self.variance,
+            ("variance_of_v_given_u", "one-sided"): v_given_u,
             ("slope_of_u_given_v", "one-sided"): s,
             ("slope_of_u_given_v", "two-sided"): s,
+            ("slope_of_u_given_v", "joint"): h,
         }
         for (moment, model), expected in moments.items():
             name = f"{moment.replace('_', ' ')}, {model}"
@@ -237,13 +242,13 @@ def _claims(rows: Mapping[str, Mapping[str, float]]) -> list[Claim]:
 
 
 def _draw_joint(gaussian: Gaussian, truth: Tensor, densities: Mapping[str, Tensor]) -> Drawing:
-    figure, axes = panels(2, 3, 2.6, 2.6)
-    shown = {"product of the marginals": reference_density(gaussian), "truth": truth, **densities}
+    figure, axes = panels(2, 3, 2.8, 2.4)
+    shown = {"product of marginals": reference_density(gaussian), "truth": truth, **densities}
     for axis, (name, density) in zip(axes, shown.items(), strict=True):
-        levels = [share * float(truth.max()) for share in (0.02, 0.1, 0.25, 0.45, 0.7, 0.95, 1.6, 2.5)]
-        axis.contourf(GRID, GRID, density.mT, levels, cmap="viridis", extend="max")
-        axis.contour(GRID, GRID, truth.mT, levels[:3], colors="white", linewidths=0.6)
-        axis.set(title=name, xlabel="u", ylabel="v", xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
+        image = axis.contourf(GRID, GRID, density.mT, LEVELS, cmap="viridis", norm=BoundaryNorm(LEVELS, 256))
+        axis.contour(GRID, GRID, truth.mT, LEVELS[1:4], colors="white", linewidths=0.6)
+        axis.set(title=name, xlabel="u", ylabel="v", xlim=(-5, 5), ylim=(-5, 5), aspect="equal")
+    figure.colorbar(image, ax=axes, shrink=0.8, label="density", ticks=LEVELS)
     return Drawing(
         figure, "Figures 1, 5 and 6: densities of the models; the white lines are the truth's outer contours."
     )
@@ -265,4 +270,7 @@ def _draw_conditionals(truth: Tensor, densities: Mapping[str, Tensor]) -> Drawin
             axis.plot(GRID, of(density), color=COLOURS[name])
             axis.set(title=view if row == 0 else "", xlim=(-4, 5), ylim=(0, None), yticks=[])
             axis.set_ylabel(name if column == 0 else "")
-    return Drawing(figure, "Figures 2, 3, 4 and 6: conditionals and marginals of each model; dashed: the truth.")
+            axis.set_xlabel("uv"[column % 2] if row == len(densities) - 1 else "")
+    return Drawing(
+        figure, "Figures 2, 3, 4 and 6: densities of the conditionals and marginals of each model; dashed: the truth."
+    )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.studies.draw import BLUE, GREEN, VERMILION, panels
-from clipzoo.studies.gaussian import Gaussian, with_correlations
+from clipzoo.studies.gaussian import Gaussian, shrunk, with_correlations
 from clipzoo.studies.gaussian_training import Learned, learn
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
 
@@ -93,16 +93,20 @@ class GaussianTheorems(Study):
 
     def _corollaries(self, gaussian: Gaussian, full: dict[str, Learned]) -> list[Check]:
         models = {problem: gaussian.tilted(each.a, each.b, each.c) for problem, each in full.items()}
-        closed = {
-            problem: gaussian.tilted(optimum(problem, gaussian, None)[0], *_zeros(gaussian)) for problem in models
-        }
+        correlations = gaussian.canonical()[1]
         slope = gaussian.uv @ gaussian.vv.inverse()
         measured = {
             "5.2: mean of u given v, two-sided": (gaussian.uu @ full["two-sided"].a, slope),
             "5.4: mean of u given v, one-sided": (models["one-sided"].u_given_v @ full["one-sided"].a, slope),
             "5.4: covariance of u given v, one-sided": (models["one-sided"].u_given_v, gaussian.u_given_v),
-            "5.7: marginal covariance of u, two-sided (55a)": (models["two-sided"].uu, closed["two-sided"].uu),
-            "5.7: marginal covariance of u, joint (55b)": (models["joint"].uu, closed["joint"].uu),
+            "5.7: marginal covariance of u, two-sided (55a)": (
+                models["two-sided"].uu,
+                gaussian.marginal_of_u(correlations),
+            ),
+            "5.7: marginal covariance of u, joint (55b)": (
+                models["joint"].uu,
+                gaussian.marginal_of_u(shrunk(correlations)),
+            ),
         }
         return [
             Check(f"corollary {name}: relative error", relative_error(*pair), 0.0, self.covariance_tolerance)
@@ -122,10 +126,6 @@ def optimum(problem: str, gaussian: Gaussian, rank: int | None) -> tuple[Tensor,
 
 def relative_error(measured: Tensor, expected: Tensor) -> float:
     return float((measured - expected).norm() / expected.norm())
-
-
-def _zeros(gaussian: Gaussian) -> tuple[Tensor, Tensor]:
-    return torch.zeros_like(gaussian.uu), torch.zeros_like(gaussian.vv)
 
 
 def _claim_conditionals(gaussian: Gaussian, full: dict[str, Learned]) -> Claim:
@@ -160,7 +160,7 @@ def _drawing(gaussian: Gaussian, learned: dict[tuple[str, int], Learned], rows: 
     figure, (curves, losses, errors) = panels(1, 3)
     _, correlations, _ = gaussian.canonical()
     grid = torch.linspace(0.01, 0.92, 100, dtype=torch.float64)
-    forms = {"two-sided": grid, "one-sided": grid / (1 - grid**2), "joint": ((1 + 4 * grid**2).sqrt() - 1) / (2 * grid)}
+    forms = {"two-sided": grid, "one-sided": grid / (1 - grid**2), "joint": shrunk(grid)}
     rank = len(correlations)
     for problem, colour in COLOURS.items():
         curves.plot(grid, forms[problem], color=colour, linewidth=1)
@@ -173,8 +173,10 @@ def _drawing(gaussian: Gaussian, learned: dict[tuple[str, int], Learned], rows: 
         errors.plot(ranks, [100 * row["error_of_A"] for row in mine], "o-", color=colour, linewidth=1, markersize=5)
     curves.set(xlabel="canonical correlation", ylabel="singular value of whitened A", ylim=(0, 2.5))
     curves.legend(frameon=False)
-    losses.set(xlabel="embedding width", ylabel="loss", xticks=ranks)
-    errors.set(xlabel="embedding width", ylabel="relative error of A, %", xticks=ranks, ylim=(0, None))
+    losses.set(xlabel="embedding width", ylabel="loss, nats", xticks=ranks)
+    errors.set(xlabel="embedding width", ylabel="relative error of whitened A, %", xticks=ranks, ylim=(0, None))
     return Drawing(
-        figure, "Lines: closed forms. Points: trained. Left: at full width. Middle and right: at each width."
+        figure,
+        "Left, at full width, and middle, at each width: lines are closed forms, points are trained. Right: how far "
+        "the trained A is from the closed form.",
     )

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from clipzoo.data.pairs import PairData
@@ -96,9 +97,9 @@ class Lagrangian(Study):
             f"{sum(each.borne_out for each in claims)} of {len(claims)} claims are borne out."
         )
         drawings = {
-            "flows": self._draw_flows(everything[:2], paths[:2]),
+            "flows": self._draw_flows(everything[:2]),
             "retrieval": _draw_retrieval(rows),
-            "example": self._draw_example(model, everything[split["test"]], paths[split["test"]], shown["test"]),
+            "example": self._draw_example(model, everything[split["test"]], shown["test"]),
         }
         return Findings(verdict, checks, claims, {"retrieval": rows}, drawings)
 
@@ -138,16 +139,19 @@ class Lagrangian(Study):
             ),
         ]  # fmt: skip
 
-    def _draw_flows(self, coefficients: np.ndarray, paths: np.ndarray) -> Drawing:
-        figure, axes = panels(1, 2, 3.2, 3.0)
-        for axis, own, path in zip(axes, coefficients, paths, strict=True):
+    def _draw_flows(self, coefficients: np.ndarray) -> Drawing:
+        figure, axes = panels(1, 2, 3.4, 3.0)
+        for axis, own in zip(axes, coefficients, strict=True):
             self._field(axis, own)
-            _path(axis, path)
-        return Drawing(figure, "Figure 13: two potentials at t = 0 and the trajectories of their tracers (white).")
+            self._path(axis, own)
+            axis.set(xlabel="x₁", ylabel="x₂", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+        return Drawing(
+            figure,
+            "Figure 13: two potentials at t = 0 (high: yellow) and the trajectories of their tracers (white, from the "
+            "dot) on the periodic unit square.",
+        )
 
-    def _draw_example(
-        self, model: Model, coefficients: np.ndarray, paths: np.ndarray, views: tuple[Tensor, Tensor]
-    ) -> Drawing:
+    def _draw_example(self, model: Model, coefficients: np.ndarray, views: tuple[Tensor, Tensor]) -> Drawing:
         """A trajectory that does not find its flow at once, and the flows that it finds."""
         image, text = embedded(model, *views)
         scores = torch.cat([block for _, block in score_blocks(model, image, text)]).mT.cpu()
@@ -155,22 +159,32 @@ class Lagrangian(Study):
         missed = (order > 0).nonzero().flatten()
         query = int(missed[order[missed].argmin()]) if len(missed) else 0
         found = scores[query].argsort(descending=True)[:4].tolist()
-        figure, axes = panels(1, 5, 2.3, 2.5)
+        figure, axes = panels(1, 5, 2.3, 2.7)
         for axis, index, title in zip(
             axes, [query, *found], ["its own", *(f"found: {place + 1}" for place in range(4))], strict=True
         ):
             self._field(axis, coefficients[index])
-            _path(axis, paths[query])
+            self._path(axis, coefficients[query])
             axis.set_title(title + (" (its own)" if index == query and title != "its own" else ""), fontsize=10)
         return Drawing(
             figure,
-            "Figure 15: a test trajectory that misses its own potential by least, and the potentials that it finds.",
+            "Figure 15: a test trajectory (white) that does not find its own potential first, on that potential and on "
+            "the four that it finds.",
         )
 
     def _field(self, axis, coefficients: np.ndarray) -> None:
         grid = np.stack(np.meshgrid(*[np.linspace(0, 1, 65)] * 2, indexing="ij"), axis=-1)
         axis.contourf(*grid.transpose(2, 0, 1), self.flows.potential(coefficients, grid, 0.0), 12, cmap="viridis")
         axis.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[], aspect="equal")
+
+    def _path(self, axis, coefficients: np.ndarray) -> None:
+        """Followed closely, brought back to the unit square, without lines across it."""
+        closely = replace(self.flows, observations=2000)
+        wrapped = np.concatenate([[START], closely.trajectories(coefficients[None])[0]]) % 1.0
+        jumps = (np.abs(np.diff(wrapped, axis=0)) > 0.5).any(axis=1)
+        wrapped = np.insert(wrapped, np.flatnonzero(jumps) + 1, np.nan, axis=0)
+        axis.plot(*wrapped.T, color="white", linewidth=1.5)
+        axis.plot(*START, "o", color="white", markersize=4)
 
 
 def embedded(model: Model, coefficients: Tensor, tracers: Tensor, block: int = 512) -> tuple[Embedding, Embedding]:
@@ -233,15 +247,7 @@ def _draw_retrieval(rows: list[Row]) -> Drawing:
                 axis.plot([row["epoch"] for row in mine], [row[f"{direction}_at_{depth}"] for row in mine], "-",
                           color=colour, label=split)  # fmt: skip
             axis.set(ylim=(0, 1), ylabel=f"R@{depth}", title=title, xlabel="epoch" if line else "")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.title.set_fontsize(9)
     axes[0].legend(frameon=False)
     return Drawing(figure, "Figure 14: retrieval accuracy during training.")
-
-
-def _path(axis, path: np.ndarray) -> None:
-    """Brought back to the unit square, without lines across it."""
-    wrapped = np.concatenate([[START], path]) % 1.0
-    jumps = (np.abs(np.diff(wrapped, axis=0)) > 0.5).any(axis=1)
-    wrapped = np.insert(wrapped, np.flatnonzero(jumps) + 1, np.nan, axis=0)
-    axis.plot(*wrapped.T, color="white", linewidth=1.5)
-    axis.plot(*START, "o", color="white", markersize=4)

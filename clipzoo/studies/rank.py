@@ -197,12 +197,15 @@ class Rank(Study):
             colour = (BLUE, GREEN, PURPLE)[index % 3]
             errors.semilogy([row["width"] for row in mine], [row["error"] for row in mine], "s--", color=colour,
                             linewidth=1, label=f"{WPSE}, {count} points")  # fmt: skip
-        errors.set(xlabel="embedding width d", ylabel="root mean square error", ylim=(1e-3, None))
+        errors.set(xlabel="embedding width d", ylabel="root mean square error", ylim=(4e-3, None))
         errors.legend(frameon=False, fontsize=7)
         features.loglog(
             [row["features"] for row in feature_rows], [row["error"] for row in feature_rows], "o-", color=BLUE
         )
-        features.set(xlabel="random features D in evaluation", ylabel="error of the best WPSE")
+        limit = min(float(row["error"]) for row in rows if row["head"] == WPSE)
+        features.axhline(limit, color=BLACK, linestyle="--", linewidth=1, label=f"D = {self.evaluation_features}")
+        features.legend(frameon=False, fontsize=7)
+        features.set(xlabel="random features D in evaluation", ylabel="root mean square error of the best WPSE")
         return Drawing(
             figure, "The planted matrix; the error of fits over d, with the inner product's closed form; WPSE over D."
         )
