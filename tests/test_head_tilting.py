@@ -41,6 +41,25 @@ def test_null_embedding_width_needs_an_encoder_of_equal_widths(name):
         build_head(name, "head.embed_width=null")
 
 
+@pytest.mark.parametrize(("bits", "error"), [(10, 0.05), (7, 0.5)])
+def test_distance_stands_products_of_few_bits(bits, error):
+    """tf32 and bf16, which GPUs multiply in: vectors of norm 23, whose rounded squares alone would be wrong by more."""
+    drawn = torch.Generator().manual_seed(0)
+    image = torch.randn(64, 512, generator=drawn)
+    text = image + 0.3 * torch.randn(64, 512, generator=drawn)
+    for temperature in (1.0, 0.7):
+        head = build_head("distance", f"head.temperature={temperature}").float()
+        left, right = (rounded(each, bits).double() for each in head.factors(image, text))
+        exact = -(torch.cdist(image.double(), text.double()) ** 2) / (2 * temperature)
+        assert (left @ right.mT - exact).abs().max() < error
+
+
+def rounded(vectors: torch.Tensor, bits: int) -> torch.Tensor:
+    """To so many bits of mantissa."""
+    mantissa, exponent = torch.frexp(vectors)
+    return torch.ldexp((mantissa * 2 ** (bits + 1)).round() / 2 ** (bits + 1), exponent)
+
+
 def test_distance_to_itself_is_zero_and_to_all_others_negative():
     head = build_head("distance")
     image = head.embed_image(image_features(5))

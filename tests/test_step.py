@@ -37,7 +37,7 @@ class DropoutEncoder(Encoder):
         return Features(self.dropout(self.text_layer(text)).mean(dim=1))
 
 
-def gradients(micro_batch: int | None, dropout: float = 0.0) -> tuple[float, dict[str, Tensor]]:
+def gradients(micro_batch: int | None, dropout: float = 0.0, scale: float = 1.0) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one fixed batch in float64; on several ranks each takes its slice."""
     torch.manual_seed(0)
     head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
@@ -52,7 +52,7 @@ def gradients(micro_batch: int | None, dropout: float = 0.0) -> tuple[float, dic
     for _ in range(2):  # twice: DDP rebuilds its buckets after the first
         module.zero_grad()
         torch.manual_seed(1)
-        loss = backward(module, batch, Progress(0, 10, 100, SAMPLES), micro_batch, 1.0)
+        loss = backward(module, batch, Progress(0, 10, 100, SAMPLES), micro_batch, scale)
     found = {name: parameter.grad.clone() for name, parameter in contrast.named_parameters()}
     return float(distributed.mean(loss.total)), found
 
@@ -63,6 +63,14 @@ def assert_same(first, second):
         torch.testing.assert_close(gradient, second[1][name], rtol=0, atol=1e-12, msg=name)
 
 
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_the_gradient_is_scaled_and_the_loss_is_not(micro_batch):
+    loss, found = gradients(micro_batch)
+    scaled_loss, scaled = gradients(micro_batch, scale=8.0)
+    assert scaled_loss == loss
+    assert all(torch.equal(scaled[name], 8 * gradient) for name, gradient in found.items())
+
+
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
 def test_micro_batches_change_no_gradient(micro_batch):
     assert_same(gradients(micro_batch), gradients(None))
@@ -71,9 +79,11 @@ def test_micro_batches_change_no_gradient(micro_batch):
 def test_micro_batches_replay_their_dropout():
     """The gradient is that of the features which the loss saw: with each sample's dropout drawn in the same order."""
     loss, found = gradients(2, dropout=0.5)
+    after = torch.rand(3)
     again = gradients(2, dropout=0.5)
     assert_same((loss, found), again)
     assert_same(by_hand(2, dropout=0.5), (loss, found))
+    assert torch.equal(torch.rand(3), after), "what is drawn after the step must not repeat what was drawn in it"
 
 
 class PoolingEncoder(DropoutEncoder):

@@ -57,16 +57,21 @@ class DistanceHead(InnerProductHead):
     score_range = (-math.inf, 0.0)
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """-|u - v|^2 / 2 = u.v - |u|^2 / 2 - |v|^2 / 2 is a product of vectors with two more entries."""
-        left = torch.cat([image, _half_norm(image), torch.ones_like(image[:, :1])], dim=1)
-        right = torch.cat([text, torch.ones_like(text[:, :1]), _half_norm(text)], dim=1)
-        return left / self._temperature, right
+        """-|u - v|^2 / 2 = u.v - |u|^2 / 2 - |v|^2 / 2 is a product of vectors with four more entries."""
+        ones = [vectors.new_ones(len(vectors), 2) for vectors in (image, text)]
+        left = torch.cat([image / self._temperature, self._norms(image), ones[0]], dim=1)
+        return left, torch.cat([text, ones[1], self._norms(text)], dim=1)
+
+    def _norms(self, vectors: Tensor) -> Tensor:
+        """[b, d] -> [b, 2], two numbers whose sum is -|v|^2 / (2 temperature).
+
+        The first has bf16's few bits, the second what it lacks: a GPU multiplies fp32 matrices in tf32 or bf16, and
+        rounding a whole norm of some hundreds would move every logit of its row by a tenth, or by one.
+        """
+        whole = -vectors.square().sum(dim=1, keepdim=True) / (2 * self._temperature)
+        coarse = whole.detach().to(torch.bfloat16).to(whole.dtype)
+        return torch.cat([coarse, whole - coarse], dim=1)
 
 
 def _projected(pooled: Tensor, matrix: Tensor | None) -> Tensor:
     return pooled if matrix is None else pooled @ matrix
-
-
-def _half_norm(vectors: Tensor) -> Tensor:
-    """[b, d] -> [b, 1], -|v|^2 / 2."""
-    return -vectors.square().sum(dim=1, keepdim=True) / 2
