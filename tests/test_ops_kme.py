@@ -86,6 +86,23 @@ def test_set_without_points_scores_minus_infinity_and_spoils_no_gradient(gamma):
     assert all(each.isfinite().all() for each in gradients)
 
 
+@pytest.mark.parametrize("gamma", [7.14, 50.0, 1e4])
+def test_shares_of_a_score_add_up_to_one_whatever_its_exponents(gamma):
+    """More weight for all points of an image is as much more in its scores, though exponents of 1e4 keep few digits."""
+    sets = [each.float() for each in point_sets((6, 7, 5, 4, 16), gamma, ragged=False)]
+    weights = sets[1].requires_grad_()
+    (shares,) = torch.autograd.grad(kme_score(*sets).sum(), weights)
+    torch.testing.assert_close(shares.sum(dim=1), torch.full((6,), 5.0), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("gamma", [7.14, 50.0])
+def test_a_graph_may_be_walked_twice(gamma):
+    sets = [each.requires_grad_() for each in point_sets((3, 4, 5, 2, 6), gamma, ragged=True)]
+    total = kme_score(*sets).sum()
+    first = torch.autograd.grad(total, sets, retain_graph=True)
+    assert all(torch.equal(*each) for each in zip(first, torch.autograd.grad(total, sets), strict=True))
+
+
 def test_score_of_one_point_of_weight_one_is_the_scaled_cosine_less_one():
     """KME-CLIP, proposition 2."""
     points, _, text, _, _ = point_sets((3, 1, 4, 1, 5), 1.0, ragged=False)

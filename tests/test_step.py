@@ -79,11 +79,9 @@ def test_micro_batches_change_no_gradient(micro_batch):
 def test_micro_batches_replay_their_dropout():
     """The gradient is that of the features which the loss saw: with each sample's dropout drawn in the same order."""
     loss, found = gradients(2, dropout=0.5)
-    after = torch.rand(3)
     again = gradients(2, dropout=0.5)
     assert_same((loss, found), again)
     assert_same(by_hand(2, dropout=0.5), (loss, found))
-    assert torch.equal(torch.rand(3), after), "what is drawn after the step must not repeat what was drawn in it"
 
 
 class PoolingEncoder(DropoutEncoder):
