@@ -13,7 +13,7 @@ from clipzoo import distributed
 from clipzoo.build import build_objective
 from clipzoo.heads.vector import VectorHead
 from clipzoo.similarity.dense import DenseScores
-from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
+from clipzoo.similarity.tiled import automatic_tile, tiled_anchors, tiled_scores
 from clipzoo.types import Batch, Progress, Scores, Similarity
 from scripts.compatibility import composed
 from tests.heads import HEADS, build_head, every_answer, image_features, rows, text_features
@@ -44,6 +44,10 @@ def test_one_pair_alone_has_its_positive_and_nothing_else():
         assert scores.log_sum_exp(exclude_positive=True).item() == -math.inf
     _, gradients = answered(left, right, lambda *each: tiled_scores(*each, 4), exclude=(False,))
     assert all(each.isfinite().all() for each in gradients)
+
+
+def test_scores_are_tiled_as_soon_as_a_ranks_matrix_takes_128_mebibytes():
+    assert automatic_tile(4096, 8192) == 1024 and automatic_tile(4096, 8191) is None
 
 
 def test_anchors_alone_are_the_first_direction():
