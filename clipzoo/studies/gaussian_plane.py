@@ -24,6 +24,7 @@ COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN, "normalise
 GRID = torch.linspace(-8, 8, 641, dtype=torch.float64)
 STEP = float(GRID[1] - GRID[0])
 LEVELS = [0.0, 0.003, 0.01, 0.02, 0.04, 0.06, 0.08, 0.12, 0.16, 0.22]
+TICKS = [-4, -2, 0, 2, 4]
 
 
 @dataclass(frozen=True)
@@ -247,8 +248,10 @@ def _draw_joint(gaussian: Gaussian, truth: Tensor, densities: Mapping[str, Tenso
     for axis, (name, density) in zip(axes, shown.items(), strict=True):
         image = axis.contourf(GRID, GRID, density.mT, LEVELS, cmap="viridis", norm=BoundaryNorm(LEVELS, 256))
         axis.contour(GRID, GRID, truth.mT, LEVELS[1:4], colors="white", linewidths=0.6)
-        axis.set(title=name, xlabel="u", ylabel="v", xlim=(-5, 5), ylim=(-5, 5), aspect="equal")
-    figure.colorbar(image, ax=axes, shrink=0.8, label="density", ticks=LEVELS)
+        axis.set(
+            title=name, xlabel="u", ylabel="v", xlim=(-5, 5), ylim=(-5, 5), aspect="equal", xticks=TICKS, yticks=TICKS
+        )
+    figure.colorbar(image, ax=axes, shrink=0.8, label="density", ticks=LEVELS, format="%g")
     return Drawing(
         figure, "Figures 1, 5 and 6: densities of the models; the white lines are the truth's outer contours."
     )

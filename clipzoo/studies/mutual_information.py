@@ -17,14 +17,21 @@ from clipzoo.objectives.infoloob import InfoLOOB
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.studies.draw import BLACK, BLUE, GREEN, VERMILION, panels
 from clipzoo.studies.encoders import Perceptrons
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.information_claims import (
+    HOPFIELD,
+    INFOLOOB,
+    INFONCE,
+    average_variance,
+    claim_follows,
+    claim_saturation,
+    claim_steadier,
+    claims_variance,
+)
+from clipzoo.studies.study import Check, Drawing, Findings, Row, Study
 from clipzoo.studies.training import fit, seeded
 from clipzoo.types import Batch, Scores
 
-INFONCE, INFOLOOB, HOPFIELD = "InfoNCE", "InfoLOOB", "InfoLOOB with Hopfield"
 COLOURS = {INFONCE: BLUE, INFOLOOB: VERMILION, HOPFIELD: GREEN}
-PAPER = {10.0: (0.67, 0.33), 14.0: (1.00, 0.48)}
-"""Average variances without and with Hopfield, of models trained at this mutual information (section 3, A.2)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class MutualInformation(Study):
     differs = (
         "The paper gives neither the networks nor the temperatures, only that the parameters were chosen on a "
         "validation set: here the inverse temperature and β come from a small grid by the estimate's error on held-out "
-        "batches.",
+        "batches (grid.csv).",
         "Encoders are ReLU networks with unit-length outputs and a fixed inverse temperature, CLOOB's own head.",
     )
 
@@ -87,10 +94,15 @@ class MutualInformation(Study):
             self.tolerance,
             relative=True,
         )
-        claims = [_claim_saturation(by_kind, self.batch), _claim_follows(by_kind), *_claims_variance(transferred, grid)]
+        claims = [
+            claim_saturation(by_kind, self.batch),
+            claim_follows(by_kind),
+            claim_steadier(by_kind),
+            *claims_variance(transferred, grid),
+        ]
         averages = "; ".join(
-            f"{_average(transferred, HOPFIELD, each):.2f} with Hopfield and "
-            f"{_average(transferred, INFOLOOB, each):.2f} without, trained at {each:g} nats"
+            f"{average_variance(transferred, HOPFIELD, each):.2f} with Hopfield and "
+            f"{average_variance(transferred, INFOLOOB, each):.2f} without, trained at {each:g} nats"
             for each in self.trained_at
         )
         verdict = (
@@ -190,65 +202,6 @@ def _estimate(scores: Scores, kind: str) -> Tensor:
     leave_out = kind != INFONCE
     log_mean = scores.log_sum_exp(exclude_positive=leave_out) - math.log(scores.columns - leave_out)
     return (scores.positives() - log_mean).mean()
-
-
-def _claim_saturation(by_kind: dict[str, dict[float, Row]], batch: int) -> Claim:
-    estimates = {truth: float(row["estimate"]) for truth, row in by_kind[INFONCE].items()}
-    return Claim(
-        f"InfoNCE's estimates saturate at log {batch} = {math.log(batch):.2f}.",
-        ", ".join(f"{value:.2f} at {truth:g}" for truth, value in estimates.items()),
-        max(estimates.values()) <= math.log(batch) and estimates[max(estimates)] > 0.95 * math.log(batch),
-    )
-
-
-def _claim_follows(by_kind: dict[str, dict[float, Row]]) -> Claim:
-    def mean_error(kind: str) -> float:
-        high = [row for truth, row in by_kind[kind].items() if truth > 6]
-        return sum(abs(float(row["estimate"]) - float(row["truth"])) for row in high) / len(high)
-
-    errors = {kind: mean_error(kind) for kind in COLOURS}
-    return Claim(
-        "InfoLOOB, with and without Hopfield, estimates high mutual information (above 6 nats) better than InfoNCE.",
-        "mean error " + ", ".join(f"{value:.1f} {kind}" for kind, value in errors.items()),
-        max(errors[INFOLOOB], errors[HOPFIELD]) < 0.5 * errors[INFONCE],
-    )
-
-
-def _claims_variance(rows: list[Row], grid: list[Row]) -> list[Claim]:
-    claims = []
-    for trained in dict.fromkeys(float(row["trained_at"]) for row in rows):
-        variance = {
-            kind: {row["truth"]: row["variance"] for row in rows if _is(row, kind, trained)}
-            for kind in (INFOLOOB, HOPFIELD)
-        }
-        without, with_hopfield = (_average(rows, kind, trained) for kind in (INFOLOOB, HOPFIELD))
-        lower = [truth for truth, value in variance[HOPFIELD].items() if value < variance[INFOLOOB][truth]]
-        where = " and ".join(f"{truth:g}" for truth in lower) or "no level"
-        plain = {row["inverse_temperature"]: row["average_variance"] for row in grid if _is(row, INFOLOOB, trained)}
-        tried = [row for row in grid if _is(row, HOPFIELD, trained)]
-        fewer = sum(row["average_variance"] < plain[row["inverse_temperature"]] for row in tried)
-        said = "lowers the average variance over all levels"
-        if trained in PAPER:
-            said += " from {:.2f} to {:.2f}".format(*PAPER[trained])
-        claims.append(
-            Claim(
-                f"Hopfield, in models trained at {trained:g} nats, {said}.",
-                f"{without:.2f} without and {with_hopfield:.2f} with (lower with it when tested at {where}); at equal "
-                f"inverse temperatures lower with it in {fewer} of the grid's {len(tried)} settings",
-                with_hopfield < without,
-            )
-        )
-    return claims
-
-
-def _is(row: Row, kind: str, trained: float) -> bool:
-    return row["estimator"] == kind and row["trained_at"] == trained
-
-
-def _average(rows: list[Row], kind: str, trained: float) -> float:
-    """The variance, averaged over the levels tested at."""
-    mine = [float(row["variance"]) for row in rows if _is(row, kind, trained)]
-    return sum(mine) / len(mine)
 
 
 def _draw_estimates(by_kind: dict[str, dict[float, Row]], batch: int) -> Drawing:

@@ -14,8 +14,9 @@ HEAD = """# The papers' small experiments
 Everything in the papers that needs no large data, run on two CPU cores with this package's own heads, objectives and,
 where the experiment is a training, its trainer. `make studies` runs all of them and writes this page;
 `python -m clipzoo.studies study=NAME` runs one, and `study.KEY=VALUE` changes its settings (`conf/study/NAME.yaml`).
-A quantity with a closed form has its tolerance in that file, stated before anything is measured. Times are of the run
-that is shown here: on a machine with other work the clock says more than the processor.
+A quantity with a closed form has its tolerance in that file, and a claim its criterion in the study's code, stated
+before anything is measured. The same settings give the same numbers on the same machine. Times are of the run that is
+shown here: on a machine with other work the clock says more than the processor.
 """
 
 
