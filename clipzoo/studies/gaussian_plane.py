@@ -57,6 +57,7 @@ class GaussianPlane(Study):
     differs = (
         "The normalised encoder in one dimension is a sign, whose gradient is zero: there is nothing to train, and the "
         "figure shows its one model with positive correlation, at temperature 1.",
+        "The expectations are over a Sobol sample that has exactly the Gaussian's covariance.",
     )
 
     def run(self) -> Findings:
