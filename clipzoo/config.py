@@ -199,7 +199,9 @@ def _read(text: str) -> Override:
     group = override.key_or_group
     if not group:
         raise ConfigError(f"{text!r} names no key: write KEY=VALUE")
-    chosen = (CONF / group).is_dir() and not override.is_delete() and not override.is_sweep_override()
+    # What is added (+encoder={...}, as evaluation does) is a value of its own.
+    aside = override.is_delete() or override.is_add() or override.is_sweep_override()
+    chosen = (CONF / group).is_dir() and not aside
     if chosen and not isinstance(override.value(), str | list):
         raise ConfigError(_no_option(group, text.partition("=")[2]))
     return override
