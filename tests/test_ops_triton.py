@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clipzoo.ops import kme_triton, log_sum_exps_triton
 from clipzoo.ops.kme import kme_score
+from clipzoo.ops.log_sum_exps import log_sum_exps
 from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
 from tests.pretended_cuda import DEVICE, Launches, numbers, pretended
 from tests.test_device_without_gpu import step
@@ -60,6 +61,10 @@ def test_interpreted_log_sum_exps_are_those_of_the_matrix(interpreted):
         assert max(case["gradients"]) <= (1e-4 if case["precision"] == "highest" else 0.05), case
 
 
+def test_interpreted_kernels_show_what_is_not_a_number(interpreted):
+    assert interpreted["broken"] == [{"shown": True}] * 6
+
+
 def test_kernels_are_launched_on_contiguous_cuda_tensors_alone_and_give_a_step_the_same_numbers(interpreted):
     for case in interpreted["pretended"]:
         assert case["difference"] <= 1e-3, case
@@ -92,7 +97,12 @@ def _compiled(precision: str) -> list[dict[str, Any]]:
 
 def _interpreted() -> dict[str, list[dict[str, Any]]]:
     use_triton_on_cpu_tensors()
-    cases: dict[str, list[dict[str, Any]]] = {"kme": [], "vectors": [], "runs": _interpreted_runs()}
+    cases: dict[str, list[dict[str, Any]]] = {
+        "kme": [],
+        "vectors": [],
+        "runs": _interpreted_runs(),
+        "broken": _broken(),
+    }
     for precision in ("highest", "medium"):
         torch.set_float32_matmul_precision(precision)
         for shape in SHAPES:
@@ -140,6 +150,21 @@ def _interpreted_runs() -> list[dict[str, Any]]:
             assert (scores[2] == -torch.inf).all() and (scores[:, 1] == -torch.inf).all()
             found = scores[kept][:, kept_text], gradients[0][kept], gradients[1][kept], gradients[2][kept_text]
             cases.append({"gamma": gamma, "chunk": chunk, "difference": max(_relative(found, expected[:4]))})
+    return cases
+
+
+def _broken() -> list[dict[str, Any]]:
+    """Whether a NaN in each input of both operations is in what depends on it."""
+    cases = []
+    for broken in range(4):
+        sets = [each.float() for each in point_sets((3, 4, 5, 2, 6), 7.0, ragged=False)]
+        sets[broken][0, 0] = torch.nan
+        scores = kme_score(*sets)
+        cases.append({"shown": bool((scores[0] if broken < 2 else scores[:, 0]).isnan().all())})
+    for broken in range(2):
+        sides = [each.detach().float() for each in factors(5, 1.0)]
+        sides[broken][1, 0] = torch.nan
+        cases.append({"shown": bool(log_sum_exps(*sides, 0, 8)[broken][1].isnan())})
     return cases
 
 

@@ -68,4 +68,6 @@ def _counted(row, column, rows, columns, first):
 def _log2_sum_exp2(exponents, AXIS: tl.constexpr):
     largest = tl.max(exponents, axis=AXIS)
     total = tl.sum(tl.exp2(exponents - tl.expand_dims(largest, AXIS)), axis=AXIS)
-    return tl.where(largest <= 0.5 * ABSENT, -float("inf"), largest + tl.log2(total))
+    # The maximum passes over NaN, the total does not: a NaN must not be taken for nothing there.
+    empty = (largest <= 0.5 * ABSENT) & (total == total)
+    return tl.where(empty, -float("inf"), largest + tl.log2(total))
