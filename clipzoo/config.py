@@ -116,6 +116,9 @@ def check(config: DictConfig, complete: bool = True) -> None:
         for key, types in TOP_LEVEL.items()
         if key in plain and not isinstance(plain[key], types)
     ]
+    seed = plain.get("seed")
+    if isinstance(seed, int) and not 0 <= seed < 2**63:
+        found.append(f"seed must lie between 0 and 2^63 - 1, not {seed}")
     found += [each for each in schema.faults(plain) if not each.startswith(tuple(f"{key} must be" for key in missing))]
     if found:
         raise ConfigError("\n         ".join(found))

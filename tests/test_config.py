@@ -47,6 +47,8 @@ def test_the_default_configuration_needs_only_shards():
         ("trainer.epochs=0", "trainer.epochs must be a number above 0 or null, not 0 (int)"),
         ("sede=1", "there is no key sede; did you mean seed?"),
         ("seed=one", "seed must be int, not 'one'"),
+        ("seed=-1", "seed must lie between 0 and 2^63 - 1, not -1"),
+        ("seed=9223372036854775808", "seed must lie between 0 and 2^63 - 1"),
         ("head.embed_width=${encoder.widht}", "encoder.widht"),
         ("head.temperature=???", "head.temperature has no value"),
         ("head.temperature=[", "'head.temperature=[' cannot be read (no viable alternative"),
