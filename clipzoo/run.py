@@ -17,7 +17,9 @@ from typing import Any
 import yaml
 
 from clipzoo import config as configuration
+from clipzoo import lock
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.protocol import protocol
 
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
 
@@ -26,6 +28,7 @@ def claim(folder: Path, plain: Mapping[str, Any]) -> None:
     """Take the folder for this configuration, once all that it names has been found."""
     refuse_another(folder, plain)
     folder.mkdir(parents=True, exist_ok=True)
+    lock.hold(folder)
     write_whole(folder / "config.yaml", yaml.safe_dump(dict(plain), sort_keys=False))
 
 
@@ -104,6 +107,7 @@ def write_results(
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "revision": revision(),
         "training": dict(training),
+        "protocol": protocol(plain["eval"], metrics),
         "metrics": dict(metrics),
     }
     write_whole(folder / "results.json", json.dumps(content, indent=1))

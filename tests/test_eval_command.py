@@ -59,6 +59,11 @@ def test_a_run_and_a_checkpoint_are_evaluated_each_with_results_of_its_own(run, 
     assert json.loads((run / "evaluation" / "metrics.json").read_text()) == newest
     # Of a finished run the results are brought up to date.
     (run / "results.json").write_text(json.dumps({"row": None, "metrics": {"zero_shot/other/top1": 5.0}}))
+    evaluate([f"run={run}", *settings, "eval.interpolation=bilinear"])
+    found = json.loads((run / "results.json").read_text())
+    assert found["metrics"].keys() == {"zero_shot/other/top1", *newest}
+    # What the new numbers rest on stands beside them: a report tells them from the row's.
+    assert found["protocol"] == {"zero_shot/colours": {"prompts": "slip", "interpolation": "bilinear"}}
     evaluate([f"run={run}", *settings])
     assert json.loads((run / "results.json").read_text())["metrics"] == {"zero_shot/other/top1": 5.0, **newest}
 

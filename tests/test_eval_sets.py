@@ -13,6 +13,7 @@ import torchvision.datasets
 
 from clipzoo.data.downstream import ClassificationSet, RetrievalSet
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.protocol import TWO_LISTS
 from clipzoo.evaluation.sets import catalogue as catalogue_module
 from clipzoo.evaluation.sets import prompts
 from clipzoo.evaluation.sets.captions import RawPairs
@@ -310,3 +311,7 @@ def test_every_eval_configuration_names_sets_of_the_catalogue():
         named = {*suite["zero_shot"], *suite["linear_probe"], *suite["retrieval"]}
         assert named <= set(catalogue()), option
     assert named == set(catalogue())
+
+
+def test_the_protocol_names_the_sets_whose_prompts_depend_on_the_paper():
+    assert set(TWO_LISTS) == {name for name in CLASSIFICATION if "clip" in catalogue()[name]["templates"]}

@@ -54,6 +54,31 @@ def test_a_run_of_the_rows_experiment_fills_it_and_the_difference_is_ours_minus_
         assert found.difference(entry, column) == pytest.approx(1.5, abs=0.01)
 
 
+def test_a_run_judged_by_another_protocol_is_a_variant_and_says_what_differs(tmp_path):
+    metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/flowers/mean_per_class": 12.0}
+    write_run(tmp_path, "cloob/cc3m_cloob", metrics)
+    write_run(tmp_path / "others", "cloob/cc3m_cloob", metrics, "seed=1", "eval.prompts=slip")
+    entry = entry_of(filled(tmp_path, "cloob/1"), "cloob/CC3M/CLOOB RN50 (31 epochs)")
+    assert entry.ours is not None and [each.run.seed for each in entry.ours.runs] == [0]
+    # Flowers has one list of prompts, whoever is asked.
+    (variant,) = entry.variants
+    assert variant.label == "eval.prompts of zero_shot/imagenet slip for clip"
+
+
+def test_a_run_judged_on_other_sets_besides_stands_for_its_row(tmp_path):
+    metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/pets/mean_per_class": 12.0}
+    folder = write_run(tmp_path, "wpse/cc3m_clip", metrics)
+    results = json.loads((folder / "results.json").read_text())
+    results["protocol"]["retrieval/coco"] = {"interpolation": "bilinear"}
+    (folder / "results.json").write_text(json.dumps(results))
+    entry = entry_of(filled(tmp_path, "wpse/1"), CLIP)
+    assert entry.ours is not None and not entry.variants
+    results["protocol"]["zero_shot/pets"]["interpolation"] = "bilinear"
+    (folder / "results.json").write_text(json.dumps(results))
+    (variant,) = entry_of(filled(tmp_path, "wpse/1"), CLIP).variants
+    assert variant.label == "eval.interpolation of zero_shot/pets bilinear for bicubic"
+
+
 def test_seeds_are_averaged_with_their_deviation(tmp_path):
     for seed, plus in enumerate((0.0, 1.0, 5.0)):
         write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus), f"seed={seed}")

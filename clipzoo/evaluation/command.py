@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from clipzoo import config as configuration
 from clipzoo import run
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.protocol import protocol
 from clipzoo.schema import nearest
 
 # Until open_clip's model is loaded and says what it is like.
@@ -121,10 +122,12 @@ def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics
     if run.is_finished(folder):
         content = run.results(folder)
         content["metrics"] |= metrics
+        content["protocol"] = content.get("protocol", {}) | protocol(plain["eval"], metrics)
         run.write_whole(folder / "results.json", json.dumps(content, indent=1))
     elif not (folder / "config.yaml").exists():
         row = plain["row"] if plain["run"] is None else _stored(plain["run"])["row"]
-        run.write_results(folder, {"row": row, "seed": plain["eval"]["seed"]}, None, overrides, {"steps": 0}, metrics)
+        facts = {"row": row, "seed": plain["eval"]["seed"], "eval": plain["eval"]}
+        run.write_results(folder, facts, None, overrides, {"steps": 0}, metrics)
     run.write_whole(folder / "evaluation" / "metrics.json", json.dumps(metrics, indent=1))
     run.say(f"report: {write_report(folder)}")
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from clipzoo.errors import ConfigError
-from clipzoo.report.experiments import axes, differences, experiments, pairs_expected
+from clipzoo.report.experiments import axes, differences, experiments, judged_otherwise, pairs_expected
 from clipzoo.report.published import search_of
 
 PAPER = "paper"
@@ -116,6 +116,7 @@ def _match(run: Run, row: str, experiment: str, scale: str) -> Match:
     point = {key: _at(run.plain, key) for key in allowed}
     moved = {key: seen for key, (_, seen) in different.items() if seen in allowed.get(key, [])}
     kept = {key: pair for key, pair in different.items() if key not in moved}
+    kept |= judged_otherwise(run.results.get("protocol", {}), experiment, scale)
     low, high = pairs_expected(row)
     if scale == PAPER and run.pairs is not None and not low <= run.pairs <= high:
         kept["training pairs"] = (f"{low:,} to {high:,}", f"{run.pairs:,}")

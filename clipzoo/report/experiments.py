@@ -12,6 +12,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from clipzoo import config as configuration
+from clipzoo.evaluation.protocol import protocol
 from clipzoo.report.published import layout
 
 CARRIED = ("seed", "row", "head.seed", "data.shards")
@@ -56,7 +57,12 @@ def experiments() -> Mapping[str, Experiment]:
 @cache
 def expected(experiment: str, scale: str) -> Mapping[str, Any]:
     """What a run of the experiment at this scale has for its configuration, flat, without the keys that may differ."""
-    return comparable(configuration.resolved(configuration.composed([f"experiment={experiment}", f"scale={scale}"])))
+    return comparable(_resolved(experiment, scale))
+
+
+@cache
+def _resolved(experiment: str, scale: str) -> Mapping[str, Any]:
+    return configuration.resolved(configuration.composed([f"experiment={experiment}", f"scale={scale}"]))
 
 
 def comparable(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,6 +77,23 @@ def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> dict[s
         for key in sorted({*wanted, *seen})
         if wanted.get(key) != seen.get(key) or (key in wanted) != (key in seen)
     }
+
+
+def judged_otherwise(
+    judged: Mapping[str, Mapping[str, Any]], experiment: str, scale: str
+) -> dict[str, tuple[Any, Any]]:
+    """What a run's numbers on the experiment's own sets rest on that the experiment's would not: (expected, seen).
+
+    judged: the run's protocol, as results.json has it; runs from before it was written there have none.
+    """
+    evaluation = _resolved(experiment, scale)["eval"]
+    found: dict[str, tuple[Any, Any]] = {}
+    for place, wanted in protocol(evaluation, judged).items():
+        task, name = place.split("/")
+        pairs = {fact: (value, judged[place].get(fact, value)) for fact, value in wanted.items()}
+        if name in evaluation[task]:
+            found |= {f"eval.{fact} of {place}": pair for fact, pair in pairs.items() if pair[0] != pair[1]}
+    return found
 
 
 @cache

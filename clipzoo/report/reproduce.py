@@ -28,7 +28,7 @@ python train.py experiment=wpse/cc3m_clip                        # a row
 python train.py -m experiment=wpse/cc3m_gaussian search=wpse     # a row that is the best of a search
 python train.py -m experiment=cloob/cc3m_cloob seed=0,1,2,3,4    # a row that is a mean over seeds
 torchrun --nproc-per-node 8 train.py experiment=kme/cc12m_kme trainer.micro_batch=256
-python scripts/evaluate.py run=RUN eval=kme                      # a trained run on another paper's sets
+python scripts/evaluate.py run=RUN eval=kme output=FOLDER        # a trained run on another paper's sets
 python scripts/report.py runs                                    # runs/report/index.html, tables.md, .csv, .tex
 python scripts/report.py runs --table wpse/1                     # one table, filled or not
 make reproduce-demo                                              # {demo} rows in small, on two CPU cores
@@ -67,8 +67,8 @@ in its paper: a rate of 5e-4, reached after 600 of the 1250 steps ([why](benchma
 Its whole resolved configuration must be that of the row's experiment; only the seed, the places of files and what costs
 time or memory may differ. The number of training pairs must be in reach of the paper's
 ({pairs}).
-Everything else is shown as a variant, with what is different, and enters no mean. How a run was evaluated (`eval`) is
-not compared: whoever changes prompts or interpolation must say so (`scripts/report.py --note`).
+So must what its numbers rest on: prompts, interpolation, and the probe's crop and share of validation.
+Everything else is shown as a variant, with what is different, and enters no mean.
 
 Rows that a paper chose from a search are chosen again, from the points that were run, and the report says how many:
 
