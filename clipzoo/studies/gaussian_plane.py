@@ -77,7 +77,7 @@ class GaussianPlane(Study):
         claims = _claims(by_model)
         met, held = sum(each.met for each in checks), sum(each.borne_out for each in claims)
         verdict = (
-            f"{met} of {len(checks)} closed forms are met and {held} of {len(claims)} of the claims hold; "
+            f"{met} of {len(checks)} closed forms are met and {held} of {len(claims)} claims are borne out; "
             f"A is {checks[0].measured:.3f} two-sided ({checks[0].expected:.3f}), {checks[1].measured:.3f} joint "
             f"({checks[1].expected:.3f}) and {checks[2].measured:.3f} one-sided ({checks[2].expected:.3f})."
         )

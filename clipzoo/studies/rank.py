@@ -205,7 +205,7 @@ class Rank(Study):
         limit = min(float(row["error"]) for row in rows if row["head"] == WPSE)
         features.axhline(limit, color=BLACK, linestyle="--", linewidth=1, label=f"D = {self.evaluation_features}")
         features.legend(frameon=False, fontsize=7)
-        features.set(xlabel="random features D in evaluation", ylabel="root mean square error of the best WPSE")
+        features.set(xlabel="random features D in evaluation", ylabel="error of the best WPSE")
         return Drawing(
             figure, "The planted matrix; the error of fits over d, with the inner product's closed form; WPSE over D."
         )
