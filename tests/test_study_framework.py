@@ -57,6 +57,11 @@ def test_a_mistyped_setting_is_named_with_the_nearest_valid_one() -> None:
         config.composed(["study=half_disc", "study.drawz=3"], "studies")
 
 
+def test_a_number_of_draws_below_one_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"study\.draws must be a whole number of at least 1, not 0"):
+        config.composed(["study=half_disc", "study.draws=0"], "studies")
+
+
 def test_a_check_is_met_within_its_tolerance_and_not_beyond() -> None:
     assert Check("", 103.0, 100.0, 0.03, relative=True).met
     assert not Check("", 103.1, 100.0, 0.03, relative=True).met

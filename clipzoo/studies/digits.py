@@ -19,7 +19,7 @@ from clipzoo.studies.draw import BLUE, GREEN, VERMILION, panels
 from clipzoo.studies.encoders import LeNet
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.training import fit, seeded
-from clipzoo.types import Batch, Progress
+from clipzoo.types import Batch, Count, Progress
 
 LABELS = 10
 TWO, LABEL, IMAGE = "two-sided", "label given image", "image given label"
@@ -40,14 +40,14 @@ class Digits(Study):
 
     mnist: str | None
     test_share: float
-    batch: int
-    epochs: int
+    batch: Count
+    epochs: Count
     rate: float
     shown: int
-    drawn: int
-    candidates: int
+    drawn: Count
+    candidates: Count
     identity_tolerance: float
-    seeds: int
+    seeds: Count
     seed: int
 
     title = "Digits"

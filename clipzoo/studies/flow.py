@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipzoo.errors import ConfigError
+from clipzoo.types import Count
 
 START = (0.75, 0.75)
 Complex = NDArray[np.complex128]
@@ -33,7 +34,7 @@ class Flows:
     speed: float
     turn: float
     duration: float
-    observations: int
+    observations: Count
     relative_error: float
     seed: int
 

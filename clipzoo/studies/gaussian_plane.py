@@ -18,7 +18,7 @@ from clipzoo.studies.encoders import Vectors
 from clipzoo.studies.gaussian import Gaussian, matched_sample, shrunk
 from clipzoo.studies.gaussian_training import Learned, learn
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
-from clipzoo.types import Batch, Progress
+from clipzoo.types import Batch, Count, Progress
 
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN, "normalised": PURPLE}
 GRID = torch.linspace(-8, 8, 641, dtype=torch.float64)
@@ -37,13 +37,13 @@ class GaussianPlane(Study):
 
     variance: float
     covariance: float
-    samples: int
-    batch: int
-    steps: int
+    samples: Count
+    batch: Count
+    steps: Count
     rate: float
     seed: int
-    sign_samples: int
-    sign_draws: int
+    sign_samples: Count
+    sign_draws: Count
     tolerance: float
     moment_tolerance: float
     loss_tolerance: float

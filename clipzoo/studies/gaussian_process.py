@@ -17,6 +17,7 @@ from clipzoo.studies.gaussian import Gaussian
 from clipzoo.studies.process_world import ProcessWorld, conditional_errors
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.training import fit, seeded
+from clipzoo.types import Count
 
 U, V = "error_of_u_given_v", "error_of_v_given_u"
 SWEEPS = {"width": "embedding width", "batch": "batch size", "samples": "training samples"}
@@ -33,20 +34,20 @@ class GaussianProcess(Study):
     dimension more takes off the error of v given u, so that no width passes for its neighbour.
     """
 
-    modes: int
-    places: int
-    coefficients: int
+    modes: Count
+    places: Count
+    coefficients: Count
     noise: float
     widths: list[int]
     batches: list[int]
     sizes: list[int]
-    width: int
-    batch: int
-    samples: int
-    steps: int
+    width: Count
+    batch: Count
+    samples: Count
+    steps: Count
     rate: float
-    seeds: int
-    paths: int
+    seeds: Count
+    paths: Count
     seed: int
     tolerance: float
 

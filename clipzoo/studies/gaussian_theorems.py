@@ -11,6 +11,7 @@ from clipzoo.studies.draw import BLUE, GREEN, VERMILION, panels
 from clipzoo.studies.gaussian import Gaussian, shrunk, with_correlations
 from clipzoo.studies.gaussian_training import Learned, learn
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.types import Count
 
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN}
 
@@ -24,11 +25,11 @@ class GaussianTheorems(Study):
     """
 
     correlations: list[float]
-    n_u: int
-    n_v: int
-    samples: int
-    batch: int
-    steps: int
+    n_u: Count
+    n_v: Count
+    samples: Count
+    batch: Count
+    steps: Count
     rate: float
     seed: int
     tolerance: float

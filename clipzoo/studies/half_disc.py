@@ -16,7 +16,7 @@ from clipzoo.studies import half_disc_world as world
 from clipzoo.studies.draw import BLACK, BLUE, GREEN, VERMILION, panels
 from clipzoo.studies.encoders import Vectors
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
-from clipzoo.types import Progress
+from clipzoo.types import Count, Progress
 
 METHODS = {"GCL": VERMILION, "NUCLR": BLUE, "MLE": GREEN}
 TICKS = [digit * 10.0**power for power in range(-5, 1) for digit in (1, 2, 5)]
@@ -35,14 +35,14 @@ class HalfDisc(Study):
 
     temperatures: list[float]
     sizes: list[int]
-    draws: int
-    shown: int
-    iterations: int
-    nuclr_steps: int
-    mini_batch: int
-    mini_steps: int
+    draws: Count
+    shown: Count
+    iterations: Count
+    nuclr_steps: Count
+    mini_batch: Count
+    mini_steps: Count
     mini_eta: float
-    risk_samples: int
+    risk_samples: Count
     seed: int
     zeta_tolerance: float
     gradient_tolerance: float

@@ -21,7 +21,7 @@ from clipzoo.studies.encoders import Trajectories
 from clipzoo.studies.flow import START, Flows
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.training import fit, seeded
-from clipzoo.types import Embedding, concatenate
+from clipzoo.types import Count, Embedding, concatenate
 
 DIRECTIONS = {"coefficients to trajectories": "to_trajectories", "trajectories to coefficients": "to_coefficients"}
 SPLITS = {"train": VERMILION, "test": BLUE}
@@ -38,20 +38,20 @@ class Lagrangian(Study):
     """
 
     flows: Flows
-    samples: int
-    test_samples: int
-    width: int
-    layers: int
-    heads: int
-    batch: int
-    epochs: int
+    samples: Count
+    test_samples: Count
+    width: Count
+    layers: Count
+    heads: Count
+    batch: Count
+    epochs: Count
     rate: float
     temperature: float
     max_scale: float
     precision: Literal["bf16", "float32"]
     device: Literal["auto", "cpu"]
     compared_step: float
-    compared_flows: int
+    compared_flows: Count
     solver_tolerance: float
     conserved_tolerance: float
     seed: int

@@ -18,7 +18,7 @@ from clipzoo.studies.draw import BLUE, CYCLE, VERMILION, panels
 from clipzoo.studies.encoders import Lookup
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.training import fit, seeded
-from clipzoo.types import Features
+from clipzoo.types import Count, Features
 
 CLIP, KME = "CLIP", "KME-CLIP"
 COLOURS = {CLIP: VERMILION, KME: BLUE}
@@ -70,10 +70,10 @@ class Mixture(Study):
 
     classes: list[int]
     widths: list[int]
-    item_width: int
-    samples: int
-    batch: int
-    steps: int
+    item_width: Count
+    samples: Count
+    batch: Count
+    steps: Count
     rate: float
     temperature: float
     max_scale: float

@@ -29,7 +29,7 @@ from clipzoo.studies.information_claims import (
 )
 from clipzoo.studies.study import Check, Drawing, Findings, Row, Study
 from clipzoo.studies.training import fit, seeded
-from clipzoo.types import Batch, Scores
+from clipzoo.types import Batch, Count, Scores
 
 COLOURS = {INFONCE: BLUE, INFOLOOB: VERMILION, HOPFIELD: GREEN}
 
@@ -45,18 +45,18 @@ class MutualInformation(Study):
     log batch.
     """
 
-    dimensions: int
+    dimensions: Count
     information: list[float]
     trained_at: list[float]
-    batch: int
-    steps: int
+    batch: Count
+    steps: Count
     hidden: list[int]
-    embed_width: int
+    embed_width: Count
     rate: float
     inverse_temperatures: list[float]
     betas: list[float]
-    validation_batches: int
-    test_batches: int
+    validation_batches: Count
+    test_batches: Count
     seed: int
     tolerance: float
 

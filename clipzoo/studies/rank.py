@@ -19,7 +19,7 @@ from clipzoo.studies.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels
 from clipzoo.studies.encoders import Lookup
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.training import fit, seeded
-from clipzoo.types import Batch, Loss, Progress, Similarity
+from clipzoo.types import Batch, Count, Loss, Progress, Similarity
 
 INNER, WPSE = "inner product", "WPSE"
 
@@ -34,22 +34,22 @@ class Rank(Study):
     evaluation_draws. seed. tolerance: of the trained inner product's error to its closed form, relative.
     """
 
-    items: int
+    items: Count
     sharpness: float
     floor: float
     inner_widths: list[int]
     wpse_widths: list[int]
     points: list[int]
-    item_width: int
+    item_width: Count
     kernel_width: float
     alpha: list[float]
-    features: int
-    steps: int
+    features: Count
+    steps: Count
     rate: float
     wpse_rate: float
-    evaluation_features: int
+    evaluation_features: Count
     small_features: list[int]
-    evaluation_draws: int
+    evaluation_draws: Count
     seed: int
     tolerance: float
 

@@ -13,7 +13,7 @@ from clipzoo.heads.wpse import WpseHead
 from clipzoo.kernels import GaussianKernel, InverseMultiquadricKernel, Kernel
 from clipzoo.studies.draw import BLACK, CYCLE, panels
 from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
-from clipzoo.types import Features, PointSet
+from clipzoo.types import Count, Features, PointSet
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Rates(Study):
     size_tolerance: relative, of the errors' sizes. seed.
     """
 
-    dimensions: int
+    dimensions: Count
     gamma: float
     concentration: float
-    population: int
+    population: Count
     points: list[int]
-    point_draws: int
+    point_draws: Count
     kernel_width: float
     cosines: list[float]
     features: list[int]
-    feature_draws: int
+    feature_draws: Count
     rate_tolerance: float
     size_tolerance: float
     seed: int
