@@ -211,6 +211,14 @@ def test_probe_before_the_projection_is_the_weighted_sum_of_the_tokens():
     torch.testing.assert_close(head.probe(image, "after"), torch.einsum("bm,bmd->bd", weights, points_of(head, image)))
 
 
+def test_scores_inside_a_modality_compare_it_with_itself():
+    head, image, text = build_head("kme"), image_features(3), text_features(3)
+    similarity = head(image, text)
+    images, texts = head.embed_image(image), head.embed_text(text)
+    assert torch.equal(similarity.within_image().dense(), head.score(images, images))
+    assert torch.equal(similarity.within_text().dense(), head.score(texts, texts))
+
+
 def test_a_mask_of_the_image_tokens_is_obeyed_in_scores_and_probe():
     head, image, text = build_head("kme"), image_features(2), text_features(3)
     masked = Features(image.pooled, image.tokens, torch.tensor([[True, True, False, True, False]] * 2))

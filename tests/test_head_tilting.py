@@ -41,6 +41,13 @@ def test_null_embedding_width_needs_an_encoder_of_equal_widths(name):
         build_head(name, "head.embed_width=null")
 
 
+@every_tilting
+def test_prompts_are_averaged_without_normalisation(name):
+    head = build_head(name)
+    text = head.embed_text(text_features(3))
+    torch.testing.assert_close(head.ensemble(text)[0], (text[0] + text[1] + text[2]) / 3)
+
+
 @pytest.mark.parametrize(("bits", "error"), [(10, 0.05), (7, 0.5)])
 def test_distance_stands_products_of_few_bits(bits, error):
     """tf32 and bf16, which GPUs multiply in: vectors of norm 23, whose rounded squares alone would be wrong by more."""

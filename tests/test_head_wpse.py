@@ -146,6 +146,12 @@ def test_evaluation_is_the_same_wherever_training_stands():
     assert torch.equal(head.frequencies, other.frequencies)
 
 
+def test_a_draw_is_not_saved_so_that_the_number_of_features_may_change():
+    saved = build_head("wpse", "head.features=8").state_dict()
+    assert not {"frequencies", "phases"} & set(saved)
+    build_head("wpse", "head.features=16").load_state_dict(saved)
+
+
 def test_linear_only_draws_nothing():
     head = build_head("wpse", "head.alpha=[1,0]")
     assert not head.stochastic and head.frequencies.numel() == 0
