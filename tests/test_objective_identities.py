@@ -55,6 +55,13 @@ def test_infoloobs_gradient_is_infonces_over_one_minus_the_positives_probability
     assert torch.allclose(loob, nce / (1 - probability), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("objective", [InfoNCE(1.0, 0.0), InfoLOOB(1.0, 1.0, 0.0), Conditional(0.0, 2.0)])
+def test_a_direction_without_weight_is_not_looked_at(objective):
+    matrix = random_cosines(0, 5)
+    loss = loss_of(objective, similarity(matrix, torch.full((5, 5), torch.nan)))
+    assert loss.total.isfinite() and set(loss.logs) == {"loss_image_to_text"}
+
+
 def test_infoloob_of_cloobs_arguments_is_tau_times_the_sum_of_both_terms():
     first, second = 30 * random_cosines(0, N), 30 * random_cosines(1, N)
 
