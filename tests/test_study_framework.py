@@ -135,13 +135,14 @@ def test_a_setting_that_the_user_can_change_leaves_the_record_of_an_earlier_run(
     assert result is not None and result["verdict"] == "It depends."
 
 
-def test_interrupted_studies_neither_fail_nor_go_on_to_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
+def test_interrupted_studies_neither_fail_nor_go_on_to_the_next(tmp_path: Path, end, number) -> None:
     command = [sys.executable, "-m", "clipzoo.studies", "studies=[half_disc,rates]", "jobs=1", f"folder={tmp_path}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as studies:
         assert studies.stderr is not None
         said = studies.stderr.readline()
-        # What a terminal does on Ctrl-C.
-        os.killpg(studies.pid, signal.SIGINT)
+        # A terminal's Ctrl-C reaches all processes, a batch system's SIGTERM perhaps the first alone.
+        end(studies.pid, number)
         said += studies.stderr.read()
     assert studies.returncode == 130
     assert "half_disc: Popularity" in said and "rates:" not in said and "Traceback" not in said
