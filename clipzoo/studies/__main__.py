@@ -135,6 +135,7 @@ def _check(plain: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # The studies that this process started end with it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not any(each.startswith("study=") for each in sys.argv):
+        # The studies that this process started end with it.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))
