@@ -35,7 +35,8 @@ td { vertical-align: top; } td.what { max-width: 15rem; min-width: 7rem; }
 tr.first td { border-top: 1px solid var(--line); } tr.published td, tr.difference td { color: var(--quiet); }
 tr.published.first td:nth-child(-n+2) { color: #1d2a35; font-weight: 600; }
 tr.ours td { font-weight: 600; } tr.variant td { color: #8a6320; }
-small { display: block; color: var(--quiet); font-size: 10.5px; }
+small { display: block; color: var(--quiet); font-size: 10.5px; line-height: 1.3; white-space: normal;
+  max-width: 15rem; }
 td.mean { background: #f3f6f9; } td.best { font-weight: 700; color: var(--ink); }
 td.up { color: var(--good) !important; } td.down { color: var(--bad) !important; }
 img { max-width: 100%; height: auto; margin: .5rem 0; }
