@@ -27,6 +27,10 @@ def hold(folder: Path, patience: float = PATIENCE) -> None:
     The system lets go of the lock however the process ends. Where a file system has no locks nothing is held.
     """
     global _held
+    if _held is not None:
+        # Before the next is opened: closing any handle of a file lets go of this process's lock on it.
+        _held.close()
+        _held = None
     # Not flock: that would live on in data workers, which outlive a killed trainer by some seconds.
     file = open(folder / ".lock", "a+")  # noqa: SIM115
     end = time.monotonic() + patience

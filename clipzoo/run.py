@@ -26,9 +26,10 @@ PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "webdataset", "nu
 
 def claim(folder: Path, plain: Mapping[str, Any]) -> None:
     """Take the folder for this configuration, once all that it names has been found."""
-    refuse_another(folder, plain)
     folder.mkdir(parents=True, exist_ok=True)
     lock.hold(folder)
+    # Only now: the one that held it may have been of another configuration.
+    refuse_another(folder, plain)
     write_whole(folder / "config.yaml", yaml.safe_dump(dict(plain), sort_keys=False))
 
 

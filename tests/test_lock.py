@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from clipzoo import lock
+from clipzoo import lock, run
 from clipzoo.errors import ConfigError
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from clipzoo import lock
+from clipzoo import lock, run
 lock.hold(Path(sys.argv[1]))
 if os.fork() == 0:
     time.sleep(600)
@@ -41,3 +41,26 @@ def test_a_killed_process_holds_nothing_though_its_children_live_on(tmp_path, ho
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     lock.hold(tmp_path, patience=60)
+    assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_a_process_that_takes_the_same_folder_again_still_holds_it(tmp_path):
+    lock.hold(tmp_path)
+    lock.hold(tmp_path)
+    other = "import sys; from pathlib import Path; from clipzoo import lock; lock.hold(Path(sys.argv[1]), patience=0)"
+    done = subprocess.run([sys.executable, "-c", other, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 1 and f"is being trained by process {os.getpid()} on " in done.stderr
+
+
+def test_a_folder_waited_for_is_not_taken_by_another_configuration(tmp_path):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    lock.hold(folder)
+    claims = "import sys; from pathlib import Path; from clipzoo import run; run.claim(Path(sys.argv[1]), {'seed': 2})"
+    with subprocess.Popen([sys.executable, "-c", claims, folder], stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None and "waiting" in waiting.stderr.readline()
+        run.write_whole(folder / "config.yaml", "seed: 1\n")
+        lock.hold(elsewhere)
+        said = waiting.stderr.read()
+    assert "holds a run of another configuration (seed 1 -> 2)" in said
