@@ -30,7 +30,7 @@ demo: $(STAMP)  ## generated shards, training, evaluation, report: the main job
 
 reproduce-demo: $(STAMP)  ## a row of every paper in small, and their page (under 45 minutes on two cores)
 	@$(PY) scripts/make_world.py
-	@$(PY) -m clipzoo.report.demo_rows
+	@$(PY) -m clipzoo.report.paper_tables.demo_rows
 
 test: $(STAMP)  ## the test suite (under ten minutes on two cores)
 	@echo "== tests"

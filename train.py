@@ -10,9 +10,12 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from clipzoo import config as configuration
-from clipzoo import run, submitit, sweep
+from clipzoo.config import compose as configuration
+from clipzoo.config import sweep
+from clipzoo.distributed import submitit
 from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.runs import directory as run
+from clipzoo.runs import record
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
@@ -31,15 +34,19 @@ def train(config: DictConfig) -> None:
     folder = Path(plain["runs"]) / configuration.run_name(plain, experiment)
     run.refuse_another(folder, plain)
     if run.is_finished(folder):
-        run.say(run.summary(folder) + run.other_evaluation(folder, plain))
+        run.say(record.summary(folder) + run.other_evaluation(folder, plain))
         return
 
     # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
-    from clipzoo import diagnostics, distributed, legality, logger, watch
     from clipzoo.build import build_head, build_model, build_objective, part
-    from clipzoo.interruption import Interruption
-    from clipzoo.report.run import write_report
-    from clipzoo.trainer import Parts
+    from clipzoo.distributed import collectives as distributed
+    from clipzoo.distributed import watchdog as watch
+    from clipzoo.distributed.preemption import Interruption
+    from clipzoo.objectives import compatibility as legality
+    from clipzoo.report.run_page.page import write_report
+    from clipzoo.training import diagnostics
+    from clipzoo.training import loggers as logger
+    from clipzoo.training.trainer import Parts
 
     interruption = Interruption()
     logger.quiet_libraries()
@@ -66,11 +73,11 @@ def train(config: DictConfig) -> None:
             overrides = list(HydraConfig.get().overrides.task)
             examples = diagnostics.write_sample_summary(objective, folder / "evaluation" / "samples.json")
             diagnostics.write_examples(examples, data, folder / "evaluation" / "samples")
-            run.write_results(folder, plain, experiment, overrides, cost, metrics)
+            record.write_results(folder, plain, experiment, overrides, cost, metrics)
             write_report(folder)
             log.report(metrics, sorted((folder / "report").glob("*.png")))
             log.close()
-            run.say(run.summary(folder))
+            run.say(record.summary(folder))
 
         distributed.first_rank_does(finish)
     distributed.stop()

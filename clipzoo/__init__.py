@@ -17,7 +17,7 @@ __all__ = ["export", "from_open_clip", "load"]
 def __getattr__(name: str) -> Any:
     """The library's functions, imported at first use: `import clipzoo` must not cost torch's two seconds."""
     if name in __all__:
-        from clipzoo import library
+        from clipzoo import api as library
 
         return getattr(library, name)
     raise AttributeError(f"module clipzoo has no attribute {name}")

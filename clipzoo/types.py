@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Positive = float
-"""In a constructor: a number above zero; the configuration (`clipzoo/schema.py`) refuses others."""
+"""In a constructor: a number above zero; the configuration (`clipzoo/config/schema.py`) refuses others."""
 Count = int
 """The same of whole numbers."""
 

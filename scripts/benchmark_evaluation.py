@@ -54,7 +54,7 @@ def main() -> None:
 def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, Any]:
     """Every number of the three programs in percent, for the run's model in float64."""
     import clipzoo
-    from clipzoo.data.downstream import open_set
+    from clipzoo.evaluation.datasets.tar_dataset import open_set
 
     model = clipzoo.load(options.run).double()
     folder = _without_shared_captions(options.root, name, scratch)
@@ -79,8 +79,8 @@ def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
     and a tie is broken at random by the peers' sorting, by the order of the set in ours."""
     import io
 
-    from clipzoo.data.downstream import open_set
-    from clipzoo.data.downstream_writer import write_retrieval
+    from clipzoo.evaluation.datasets.tar_dataset import open_set
+    from clipzoo.evaluation.datasets.tar_writer import write_retrieval
 
     data: Any = open_set(root, name)
     if not hasattr(data, "captions"):
@@ -107,10 +107,10 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     import open_clip
 
     import clipzoo
-    from clipzoo import config as configuration
+    from clipzoo.api import LoadedModel
     from clipzoo.build import build_model
-    from clipzoo.data.downstream import open_set
-    from clipzoo.library import LoadedModel
+    from clipzoo.config import compose as configuration
+    from clipzoo.evaluation.datasets.tar_dataset import open_set
 
     plain = configuration.resolved(
         configuration.composed(["data.shards=none.tar", f"encoder={options.encoder}", "head=clip"])

@@ -28,11 +28,11 @@ import torch
 from torch import Tensor, nn
 
 import clipzoo
-from clipzoo import config as configuration
+from clipzoo.api import LoadedModel
 from clipzoo.build import build_model, build_objective, part
-from clipzoo.library import LoadedModel
-from clipzoo.step import Contrast, Replay, backward
-from clipzoo.trainer import PRECISIONS, PRODUCTS
+from clipzoo.config import compose as configuration
+from clipzoo.training.gradient_cache import Contrast, Replay, backward
+from clipzoo.training.trainer import PRECISIONS, PRODUCTS
 from clipzoo.types import Batch, Progress
 
 Step = Callable[[], object]

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from clipzoo.data.plan import Plan
+from clipzoo.data.plan.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / ".peer"
@@ -140,9 +140,9 @@ def difference(shards: str, size: int) -> dict[str, float]:
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import resized_crop
 
-    from clipzoo.data.augment import random_crop
-    from clipzoo.data.images import ImageReader
-    from clipzoo.data.randomness import generator
+    from clipzoo.data.images.augmentation import random_crop
+    from clipzoo.data.images.crops import ImageReader
+    from clipzoo.data.plan.randomness import generator
 
     with tarfile.open(shards.replace(f"{{00000..{SHARDS - 1:05d}}}", "00000")) as archive:
         images = [

@@ -86,7 +86,7 @@ def _training_step(
     *overrides: str, micro_batch: int | None = None, compile: bool = False, length: int | None = None
 ) -> Step:
     """Forward and backward of the whole model. length: of the captions, in tokens."""
-    from clipzoo.step import Contrast, Replay, backward
+    from clipzoo.training.gradient_cache import Contrast, Replay, backward
     from clipzoo.types import Progress
 
     model, objective, batch = _parts(*overrides, length=length)
@@ -102,8 +102,8 @@ def _training_step(
 def _parts(*overrides: str, length: int | None = None) -> tuple[Any, Any, Any]:
     import torch
 
-    from clipzoo import config as configuration
     from clipzoo.build import build_model, build_objective
+    from clipzoo.config import compose as configuration
     from clipzoo.types import Batch
 
     plain = configuration.resolved(

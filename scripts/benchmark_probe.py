@@ -24,9 +24,9 @@ import torch
 from sklearn.linear_model import LogisticRegression as Peer
 from torch import Tensor
 
-from clipzoo.evaluation import penalty_search
-from clipzoo.evaluation.logistic import LogisticRegression, Solution
-from clipzoo.evaluation.penalty_search import Split
+from clipzoo.evaluation.probe import penalty_search
+from clipzoo.evaluation.probe.logistic import LogisticRegression, Solution
+from clipzoo.evaluation.probe.penalty_search import Split
 
 
 def main() -> None:

@@ -62,9 +62,9 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict:
 def _export_initial_weights(options: argparse.Namespace, folder: Path) -> None:
     """The model that both train, as open_clip reads it."""
     import clipzoo
-    from clipzoo import config as configuration
+    from clipzoo.api import LoadedModel
     from clipzoo.build import build_model
-    from clipzoo.library import LoadedModel
+    from clipzoo.config import compose as configuration
 
     plain = configuration.resolved(configuration.composed(_overrides(options, Path("unused"))))
     clipzoo.export(LoadedModel(build_model(plain), plain), folder)

@@ -15,10 +15,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from clipzoo import build
-from clipzoo.config import CONF
+from clipzoo.config.compose import CONF
 from clipzoo.heads.base import Head
-from clipzoo.legality import Verdict, check_pair
 from clipzoo.objectives.base import Objective
+from clipzoo.objectives.compatibility import Verdict, check_pair
 
 PAGE = CONF.parent / "docs" / "compatibility.md"
 ENCODER = {"image_width": 8, "text_width": 8}

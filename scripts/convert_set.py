@@ -10,8 +10,8 @@ import argparse
 from pathlib import Path
 
 from clipzoo.errors import ConfigError, explained
-from clipzoo.evaluation.sets.catalogue import catalogue
-from clipzoo.evaluation.sets.convert import convert
+from clipzoo.evaluation.datasets.catalogue import catalogue
+from clipzoo.evaluation.datasets.convert import convert
 
 
 def main() -> None:

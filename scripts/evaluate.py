@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from clipzoo import config as configuration
+from clipzoo.config import compose as configuration
 from clipzoo.errors import ConfigError
 
 if __name__ == "__main__":
@@ -18,7 +18,7 @@ if __name__ == "__main__":
         print(__doc__)
         sys.exit()
     try:
-        from clipzoo.evaluation.command import evaluate
+        from clipzoo.cli.evaluate import evaluate
 
         evaluate(sys.argv[1:])
     except ConfigError as error:

@@ -5,8 +5,8 @@ python scripts/gradient_parity.py --ranks 2 --heads clip kme
 
 A cell is the largest difference of any parameter's gradient (encoders, head, temperature or gamma, objective) from
 that of one process with the whole batch, relative to the parameter's largest gradient. Real gloo processes, DDP and
-float64, through the trainer's own `clipzoo.step`. The last rows show open_clip's ClipLoss with its default flags and
-its accumulation (`--accum-freq 4`).
+float64, through the trainer's own `clipzoo.training.gradient_cache`. The last rows show open_clip's ClipLoss with its
+default flags and its accumulation (`--accum-freq 4`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clipzoo import build, distributed
-from clipzoo.config import CONF
+from clipzoo import build
+from clipzoo.config.compose import CONF
+from clipzoo.distributed import collectives as distributed
 from clipzoo.encoders.base import Encoder
-from clipzoo.legality import check_pair
 from clipzoo.model import Model
-from clipzoo.step import Contrast, Replay, backward
+from clipzoo.objectives.compatibility import check_pair
+from clipzoo.training.gradient_cache import Contrast, Replay, backward
 from clipzoo.types import Batch, Features, Progress
 
 SAMPLES, BATCH, PARTS = 24, 16, 4

@@ -11,10 +11,10 @@ import os
 import time
 from pathlib import Path
 
-from clipzoo.data.files import ShardFiles
-from clipzoo.data.index import FOLDER
-from clipzoo.data.indexing import load_or_build
-from clipzoo.data.sources import is_remote, parse_sources
+from clipzoo.data.shards.files import ShardFiles
+from clipzoo.data.shards.index import FOLDER
+from clipzoo.data.shards.indexing import load_or_build
+from clipzoo.data.shards.sources import is_remote, parse_sources
 from clipzoo.errors import ConfigError, explained
 
 

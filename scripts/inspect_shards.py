@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from clipzoo.data.files import ShardFiles
-from clipzoo.data.index import FOLDER
-from clipzoo.data.indexing import load_or_build
-from clipzoo.data.inspection import contact_sheet, describe, glance
-from clipzoo.data.sources import is_remote, parse_sources
+from clipzoo.data.shards.files import ShardFiles
+from clipzoo.data.shards.index import FOLDER
+from clipzoo.data.shards.indexing import load_or_build
+from clipzoo.data.shards.inspection import contact_sheet, describe, glance
+from clipzoo.data.shards.sources import is_remote, parse_sources
 from clipzoo.errors import ConfigError, explained
 
 

@@ -18,8 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clipzoo import config as configuration
-from clipzoo import sweep
+from clipzoo.config import compose as configuration
+from clipzoo.config import sweep
 from clipzoo.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent

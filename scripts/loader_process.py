@@ -74,7 +74,7 @@ def _own_memory(pid: int) -> int:
 
 
 def _our_data(options: SimpleNamespace, tokenizer: Any) -> Any:
-    from clipzoo.data.shards import ShardData
+    from clipzoo.data.shard_dataset import ShardData
 
     data = ShardData(
         options.shards,

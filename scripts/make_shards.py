@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from clipzoo.data.packing import pairs_of_folder, pairs_of_karpathy, pairs_of_table, write_shards
+from clipzoo.data.shards.writer import pairs_of_folder, pairs_of_karpathy, pairs_of_table, write_shards
 from clipzoo.errors import ConfigError, explained
 
 

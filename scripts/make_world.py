@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from clipzoo.data.world import ensure_world
-from clipzoo.data.world_parts import World
+from clipzoo.demo_world.parts import World
+from clipzoo.demo_world.world import ensure_world
 from clipzoo.errors import ConfigError
 
 

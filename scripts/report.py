@@ -17,15 +17,15 @@ from clipzoo.errors import explained
 def main() -> None:
     options = _options()
     if options.list:
-        from clipzoo.report.published import table, table_names
+        from clipzoo.report.paper_tables.published import table, table_names
 
         print("\n".join(f"{name:<14} {table(name).heading}" for name in table_names()))
     elif _is_run(options.folder) and not options.table:
-        from clipzoo.report.run import write_report
+        from clipzoo.report.run_page.page import write_report
 
         print(write_report(options.folder))
     else:
-        from clipzoo.report.pages import write_pages
+        from clipzoo.report.paper_tables.pages import write_pages
 
         print(write_pages(options.folder, options.table, options.output or options.folder / "report", options.note))
 

@@ -132,8 +132,8 @@ def towers(encoder: str) -> tuple[float, float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from clipzoo import config as configuration
     from clipzoo.build import build_model, parameters_of
+    from clipzoo.config import compose as configuration
 
     overrides = [f"encoder={encoder}", "head=clip", "data.shards=none.tar"]
     plain = configuration.resolved(configuration.composed(overrides))

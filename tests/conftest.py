@@ -4,7 +4,7 @@ import pytest
 import torch
 import webdataset
 
-from tests.shards import picture
+from tests.support.shards import picture
 
 torch.set_num_threads(1)
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from clipzoo.data.files import ShardFiles
-from clipzoo.data.health import BadSampleError, Finding
-from clipzoo.data.images import ImageReader
-from clipzoo.data.index import ShardIndex
-from clipzoo.data.randomness import generator
-from clipzoo.data.reading import RawReader
+from clipzoo.data.images.crops import ImageReader
+from clipzoo.data.plan.randomness import generator
+from clipzoo.data.shards.faults import BadSampleError, Finding
+from clipzoo.data.shards.files import ShardFiles
+from clipzoo.data.shards.index import ShardIndex
+from clipzoo.data.shards.reading import RawReader
 from clipzoo.errors import ConfigError
 
 _REPLACEMENTS = 64

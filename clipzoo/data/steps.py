@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.utils.data import Dataset
 
-from clipzoo.data.health import Finding
-from clipzoo.data.plan import Plan
+from clipzoo.data.plan.plan import Plan
 from clipzoo.data.samples import SampleReader
+from clipzoo.data.shards.faults import Finding
 from clipzoo.data.tokenizer import Tokenizer, trimmed
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch

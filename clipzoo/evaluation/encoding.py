@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from clipzoo import distributed
 from clipzoo.data.tokenizer import Tokenizer, trimmed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.evaluation.ranking import exact_products
 from clipzoo.evaluation.transform import Transform
 from clipzoo.model import Model
-from clipzoo.run import say
+from clipzoo.runs.directory import say
 from clipzoo.types import Embedding, Features, PointSet, concatenate, map_embedding
 
 SECONDS_BETWEEN_LINES = 10

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo import distributed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.checks import check_paired
 from clipzoo.evaluation.classification import over_draws

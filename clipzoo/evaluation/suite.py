@@ -11,18 +11,20 @@ from typing import Any, Literal
 
 import torch
 
-from clipzoo import distributed
 from clipzoo.data.tokenizer import Tokenizer
+from clipzoo.distributed import collectives as distributed
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation import artefacts, kept
+from clipzoo.evaluation import artefacts
+from clipzoo.evaluation import cache as kept
 from clipzoo.evaluation.checks import check_classes, check_labels, check_paired
 from clipzoo.evaluation.encoding import Encoding
-from clipzoo.evaluation.penalty_search import probe
-from clipzoo.evaluation.probe_features import WHERE, read_features, write_features
+from clipzoo.evaluation.probe.features import WHERE, read_features, write_features
+from clipzoo.evaluation.probe.penalty_search import probe
 from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.zero_shot import zero_shot
+from clipzoo.io import write_whole
 from clipzoo.model import Model
-from clipzoo.run import say, write_whole
+from clipzoo.runs.directory import say
 
 
 class Suite:
@@ -86,7 +88,7 @@ class Suite:
 
     def open(self) -> None:
         """Find all sets, before anything slow; every one that is missing is named with the way to get it."""
-        from clipzoo.evaluation.sets.catalogue import MissingSetError, open_benchmark
+        from clipzoo.evaluation.datasets.catalogue import MissingSetError, open_benchmark
 
         self._missing = {}
         for name in dict.fromkeys(name for names in self._names.values() for name in names):

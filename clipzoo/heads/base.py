@@ -9,7 +9,7 @@ from typing import Generic
 import torch
 from torch import Tensor, nn
 
-from clipzoo import distributed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.similarity.dense import DenseScores
 from clipzoo.types import EmbeddingKind, Features, Similarity
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo import distributed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.heads.vector import UnitVectorHead
 from clipzoo.types import Count, Positive, Similarity
 

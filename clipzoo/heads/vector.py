@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo import distributed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.heads.base import Head
 from clipzoo.similarity.dense import DenseScores
 from clipzoo.similarity.tiled import tiled_anchors, tiled_scores

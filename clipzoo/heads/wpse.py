@@ -11,9 +11,9 @@ from numpy.random import SeedSequence
 from torch import Tensor, nn
 
 from clipzoo.errors import ConfigError
+from clipzoo.heads.kernels import Kernel
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.heads.vector import VectorHead
-from clipzoo.kernels import Kernel
 from clipzoo.ops.random_features import pooled_waves
 from clipzoo.types import Count, Features, Positive
 

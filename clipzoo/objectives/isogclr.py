@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from clipzoo import distributed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from clipzoo import distributed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from clipzoo.kernels import Kernel
+from clipzoo.heads.kernels import Kernel
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import direction_weights, weighted_loss
 from clipzoo.objectives.raw_views import kernel_matrix

@@ -6,8 +6,8 @@ from functools import partial
 
 from torch import Tensor
 
-from clipzoo import distributed
-from clipzoo.kernels import Kernel
+from clipzoo.distributed import collectives as distributed
+from clipzoo.heads.kernels import Kernel
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
 from clipzoo.objectives.raw_views import kernel_matrix

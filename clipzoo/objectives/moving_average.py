@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clipzoo import distributed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, PerSampleObjective

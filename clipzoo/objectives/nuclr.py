@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clipzoo import distributed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
     both_anchors,

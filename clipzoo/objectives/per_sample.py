@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo import distributed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch

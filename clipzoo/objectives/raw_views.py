@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo import distributed
-from clipzoo.kernels import Kernel
+from clipzoo.distributed import collectives as distributed
+from clipzoo.heads.kernels import Kernel
 
 
 def kernel_matrix(view: Tensor, kernel: Kernel, median_unit: bool, dtype: torch.dtype) -> Tensor:

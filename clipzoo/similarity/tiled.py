@@ -12,7 +12,7 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 
-from clipzoo import distributed
+from clipzoo.distributed import collectives as distributed
 from clipzoo.ops.log_sum_exps import log_sum_exps
 from clipzoo.types import Scores
 

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from clipzoo import config as configuration
+from clipzoo.config import compose as configuration
 from clipzoo.errors import ConfigError
-from clipzoo.run import say
+from clipzoo.runs.directory import say
 
 INTERRUPTED = 130
 """The exit code of what Ctrl-C ended."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.data.pairs import PairData
+from clipzoo.data.in_memory import PairData
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional

@@ -8,7 +8,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from clipzoo.data.pairs import PairData
+from clipzoo.data.in_memory import PairData
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.studies.draw import BLACK, BLUE, SKY, VERMILION, panels

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.data.pairs import PairData
+from clipzoo.data.in_memory import PairData
 from clipzoo.heads.tilting import DistanceHead, InnerProductHead
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional

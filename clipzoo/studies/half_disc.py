@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.data.pairs import PairData
+from clipzoo.data.in_memory import PairData
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.model import Model
 from clipzoo.objectives.nuclr import NUCLR

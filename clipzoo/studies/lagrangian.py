@@ -11,7 +11,7 @@ import torch
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from clipzoo.data.pairs import PairData
+from clipzoo.data.in_memory import PairData
 from clipzoo.evaluation.ranking import places, score_blocks
 from clipzoo.heads.clip import ClipHead
 from clipzoo.model import Model

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.data.pairs import PairData
+from clipzoo.data.in_memory import PairData
 from clipzoo.heads.base import Head
 from clipzoo.heads.clip import ClipHead
 from clipzoo.heads.kme import KmeHead

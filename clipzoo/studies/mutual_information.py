@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from clipzoo.data.pairs import PairData
+from clipzoo.data.in_memory import PairData
 from clipzoo.heads.cloob import CloobHead
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipzoo.run import write_whole
+from clipzoo.io import write_whole
 from clipzoo.studies.record import RESULT, read_result
 
 HEAD = """# The papers' small experiments

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.data.pairs import PairData
+from clipzoo.data.in_memory import PairData
 from clipzoo.heads.base import Head
+from clipzoo.heads.kernels import GaussianKernel
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.heads.wpse import WpseHead
-from clipzoo.kernels import GaussianKernel
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.studies.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from clipzoo.run import write_whole
+from clipzoo.io import write_whole
 from clipzoo.studies.study import Drawing, Findings, Row, Study
 
 RESULT = "result.json"

@@ -11,14 +11,15 @@ from typing import Any, Literal
 
 import torch
 
-from clipzoo.data.pairs import PairData
+from clipzoo.data.in_memory import PairData
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
-from clipzoo.logger import Logger
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.optim import AdamW, Cosine
-from clipzoo.trainer import Parts, Trainer
+from clipzoo.training.loggers import Logger
+from clipzoo.training.optimizers import AdamW
+from clipzoo.training.schedules import Cosine
+from clipzoo.training.trainer import Parts, Trainer
 
 
 def fit(

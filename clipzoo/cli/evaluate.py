@@ -1,0 +1,150 @@
+"""What scripts/evaluate.py does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from clipzoo import io
+from clipzoo.config import compose as configuration
+from clipzoo.config.schema import nearest
+from clipzoo.errors import ConfigError
+from clipzoo.runs import directory as run
+from clipzoo.runs import record
+from clipzoo.runs.directory import config_of
+from clipzoo.runs.protocol import protocol
+
+# Until open_clip's model is loaded and says what it is like.
+_PLACEHOLDERS = {
+    "image_size": 224,
+    "tokenizer": {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": 77},
+}
+
+
+def evaluate(overrides: list[str]) -> dict[str, float]:
+    """Evaluate what `run=` or `model=` names on the sets of `eval=`; results and report are brought up to date."""
+    asked = _asked(overrides)
+    facts = _facts(_stored(asked["run"])) if asked["run"] else None
+    # Before torch is imported: a mistyped key is named at once.
+    plain = _composed(overrides, facts or _PLACEHOLDERS)
+    from clipzoo.build import part
+    from clipzoo.distributed import collectives as distributed
+    from clipzoo.distributed.device import choose_device
+
+    device = choose_device(asked["device"], "device")
+    model = _loaded(asked)
+    if facts is None:
+        plain = _composed(overrides, _facts(model.config))
+    suite = part(plain["eval"])
+    suite.open()
+    distributed.start(device, plain["timeout"])
+    try:
+        folder = _folder(plain)
+        metrics = suite.run(model.to(device), folder / "evaluation")
+        distributed.first_rank_does(lambda: _write(folder, plain, overrides, metrics))
+    finally:
+        distributed.stop()
+    return metrics
+
+
+def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the suite must know of a model's encoder."""
+    return {key: config["encoder"][key] for key in ("image_size", "tokenizer")}
+
+
+def _composed(overrides: list[str], facts: Mapping[str, Any]) -> dict[str, Any]:
+    return configuration.resolved(configuration.composed([*overrides, _override("+encoder", facts)], "eval"))
+
+
+def _asked(overrides: list[str]) -> dict[str, Any]:
+    """The values of eval.yaml's own keys, before its groups can be resolved."""
+    given = OmegaConf.from_dotlist([each for each in overrides if not each.startswith(("eval=", "eval.", "+", "~"))])
+    defaults = yaml.safe_load((configuration.CONF / "eval.yaml").read_text())
+    asked = {key: given.get(key, default) for key, default in defaults.items() if key != "defaults"}
+    if (asked["run"] is None) == (asked["model"] is None):
+        raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
+    if asked["row"] is not None:
+        _check_row(asked["row"], asked["run"])
+    return asked
+
+
+def _check_row(row: str, run: str | None) -> None:
+    from clipzoo.report.paper_tables.published import table, table_names
+
+    if run is not None:
+        raise ConfigError(f"row={row} goes with model=: a run has a row of its own")
+    rows = dict.fromkeys(each.name for name in table_names() for each in table(name).rows)
+    if row not in rows:
+        raise ConfigError(f"no paper has the row {row}{nearest(row, list(rows))}")
+
+
+def _stored(path: str) -> dict[str, Any]:
+    """The configuration of a run or of a checkpoint inside one."""
+    folder = _run_folder(Path(path))
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(f"run={path} is no run: there is no {folder / 'config.yaml'}")
+    if not Path(path).exists():
+        raise ConfigError(f"run={path} is not there: {folder / 'checkpoints'} holds the run's checkpoints")
+    return config_of(folder)
+
+
+def _loaded(asked: Mapping[str, Any]) -> Any:
+    from clipzoo import api as library
+
+    if asked["run"] is not None:
+        return library.load(asked["run"])
+    return library.from_open_clip(asked["model"], asked["pretrained"])
+
+
+def _folder(plain: Mapping[str, Any]) -> Path:
+    if plain["output"] is not None:
+        return Path(plain["output"])
+    if plain["run"] is not None:
+        path = Path(plain["run"])
+        # What one checkpoint comes to is no result of the run.
+        return _run_folder(path) / path.stem if path.suffix == ".pt" else path
+    parts = [plain["model"], plain["pretrained"] and Path(plain["pretrained"]).stem]
+    return Path("runs") / "-".join(part.replace("/", "-").replace(":", "-") for part in parts if part)
+
+
+def _run_folder(path: Path) -> Path:
+    """Of a run, or of a checkpoint in <run>/checkpoints/."""
+    return path.parent.parent if path.suffix == ".pt" else path
+
+
+def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics: Mapping[str, float]) -> None:
+    """Bring results.json up to date; one is made only for what is no run: it says that a training is finished."""
+    import json
+
+    from clipzoo.report.run_page.page import write_report
+
+    if run.is_finished(folder):
+        content = record.results(folder)
+        content["metrics"] |= metrics
+        content["protocol"] = content.get("protocol", {}) | protocol(plain["eval"], metrics)
+        io.write_whole(folder / "results.json", json.dumps(content, indent=1))
+    elif not (folder / "config.yaml").exists():
+        row = plain["row"] if plain["run"] is None else _stored(plain["run"])["row"]
+        facts = {"row": row, "seed": plain["eval"]["seed"], "eval": plain["eval"]}
+        record.write_results(folder, facts, None, overrides, {"steps": 0}, metrics)
+    io.write_whole(folder / "evaluation" / "metrics.json", json.dumps(metrics, indent=1))
+    run.say(f"report: {write_report(folder)}")
+
+
+def _override(key: str, value: Any) -> str:
+    """A nested value in the grammar of Hydra's command line."""
+    return f"{key}={_written(value)}"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_written(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_written(inner) for inner in value) + "]"
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

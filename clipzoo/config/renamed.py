@@ -1,0 +1,38 @@
+"""Classes that have moved since a configuration was written: old runs keep loading, and keep their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+RENAMED = {
+    "clipzoo.data.shards.ShardData": "clipzoo.data.shard_dataset.ShardData",
+    "clipzoo.kernels.GaussianKernel": "clipzoo.heads.kernels.GaussianKernel",
+    "clipzoo.kernels.InverseMultiquadricKernel": "clipzoo.heads.kernels.InverseMultiquadricKernel",
+    "clipzoo.logger.Logger": "clipzoo.training.loggers.Logger",
+    "clipzoo.optim.AdamW": "clipzoo.training.optimizers.AdamW",
+    "clipzoo.optim.Cosine": "clipzoo.training.schedules.Cosine",
+    "clipzoo.trainer.Trainer": "clipzoo.training.trainer.Trainer",
+}
+"""`_target_` in configurations of earlier versions -> the name of the class today."""
+
+FIRST_NAMES = {new: old for old, new in RENAMED.items()}
+
+
+def current(config: Any) -> Any:
+    """Return a configuration read from a file with today's name in every `_target_`."""
+    return _translated(config, RENAMED)
+
+
+def first(config: Any) -> Any:
+    """Return the configuration with the first name of every `_target_`: the digest in a run's name is taken of it."""
+    return _translated(config, FIRST_NAMES)
+
+
+def _translated(node: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(node, Mapping):
+        return {
+            key: names.get(value, value) if key == "_target_" and isinstance(value, str) else _translated(value, names)
+            for key, value in node.items()
+        }
+    return [_translated(item, names) for item in node] if isinstance(node, list) else node

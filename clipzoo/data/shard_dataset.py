@@ -1,0 +1,207 @@
+"""Image-caption pairs from WebDataset shards: every sample exactly once an epoch, in an order known beforehand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from clipzoo.data.images.crops import ImageReader
+from clipzoo.data.plan.plan import Plan
+from clipzoo.data.samples import SampleReader
+from clipzoo.data.shards.faults import Finding, Health
+from clipzoo.data.shards.files import ShardFiles
+from clipzoo.data.shards.index import FOLDER, ShardIndex
+from clipzoo.data.shards.indexing import load_or_build
+from clipzoo.data.shards.missing import check_shards
+from clipzoo.data.shards.prefetch import Ahead
+from clipzoo.data.shards.sources import is_remote, parse_sources
+from clipzoo.data.steps import Steps
+from clipzoo.data.tokenizer import Tokenizer
+from clipzoo.data.workers import iterate, start_worker
+from clipzoo.distributed import collectives as distributed
+from clipzoo.errors import ConfigError
+from clipzoo.types import Batch
+
+
+class ShardData:
+    """Batches of a set of shards.
+
+    shards: see `sources.parse_sources`. tokenizer: captions -> ids. image_size: S of the square crops.
+    crop_scale: least and greatest share of an image's area in a crop. flip: probability of a mirror image.
+    rand_augment: [operations, magnitude] or null. decode: "exact" decodes every pixel, "fast" lets the JPEG decoder
+    scale down by 2, 4 or 8 where the crop stays larger than image_size. max_pixels: larger images are not decoded.
+    caption_key: the key of the .json that holds the caption or captions; null for the .txt.
+    shuffle_window: samples are shuffled among this many shards at a time. max_bad_fraction: of the samples seen.
+    workers: processes that decode, on each rank; 0 decodes in the training process. prefetch: batches a worker
+    prepares ahead. index_folder: where the index is kept; null for beside the shards, or else the run's folder.
+    cache_folder, cache_gigabytes: of remote shards, see `files.ShardFiles`; it should hold two windows.
+    """
+
+    def __init__(
+        self,
+        shards: str | list[Any],
+        tokenizer: Tokenizer,
+        image_size: int,
+        crop_scale: list[float],
+        interpolation: Literal["bicubic", "bilinear"],
+        flip: float,
+        rand_augment: list[int] | None,
+        decode: Literal["exact", "fast"],
+        max_pixels: int,
+        caption_key: str | None,
+        shuffle_window: int,
+        max_bad_fraction: float,
+        workers: int,
+        prefetch: int,
+        index_folder: str | None,
+        cache_folder: str | None,
+        cache_gigabytes: float,
+    ) -> None:
+        low_and_high = len(crop_scale) == 2 and 0 < crop_scale[0] <= crop_scale[1] <= 1
+        _require(low_and_high, "crop_scale", crop_scale, "[low, high], shares of the area")
+        _require(not rand_augment or len(rand_augment) == 2, "rand_augment", rand_augment, "[operations, magnitude]")
+        _require(0 <= flip <= 1, "flip", flip, "a probability")
+        _require(0 <= max_bad_fraction <= 1, "max_bad_fraction", max_bad_fraction, "a fraction")
+        _require(shuffle_window >= 1, "shuffle_window", shuffle_window, "at least 1")
+        _require(workers >= 0, "workers", workers, "at least 0")
+        _require(prefetch >= 1, "prefetch", prefetch, "at least 1")
+        self._sources = parse_sources(shards)
+        self._tokenizer = tokenizer
+        self._images = ImageReader(
+            image_size,
+            list(crop_scale),
+            interpolation,
+            flip,
+            list(rand_augment) if rand_augment else None,
+            decode,
+            max_pixels,
+        )
+        self._caption_key = caption_key
+        self._window = shuffle_window
+        self._max_bad_fraction = max_bad_fraction
+        self._workers, self._prefetch = workers, prefetch
+        self._index_folder = index_folder
+        self._files = ShardFiles(cache_folder, cache_gigabytes)
+        self._run: Path | None = None
+        self._indexes: list[ShardIndex] = []
+        self.samples = 0
+
+    def open(self, cache: Path | None) -> None:
+        """Load the index, or build it on the first rank: beside the shards, or under `cache`, the run's folder."""
+        self._run = cache
+        indexes, findings = distributed.first_rank_does(self._load_and_check)
+        # A node that keeps shards and index on a disk of its own has to build its own index.
+        if not all(index.data.is_file() for index in indexes):
+            self._indexes = self._load()
+        else:
+            self._indexes = indexes
+        fingerprints = distributed.gather_object(self.fingerprint)
+        if len(set(fingerprints)) > 1:
+            raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
+        self.samples = sum(index.samples for index in self._indexes)
+        self._health = Health(self.samples, self._max_bad_fraction)
+        if distributed.is_first():
+            self._write_findings(0)
+            self._health.record(0, findings)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the shards' names and samples and of their order's arguments: a run resumes only on the same."""
+        facts = [(index.fingerprint, source.weight) for index, source in zip(self._indexes, self._sources, strict=True)]
+        return hashlib.sha256(repr((facts, self._window)).encode()).hexdigest()
+
+    def counters(self) -> dict[str, int]:
+        """Samples that could not be used or had to be converted, by kind, as seen by this rank since it started."""
+        return dict(self._health.counts)
+
+    def plan(self, seed: int, global_batch: int) -> Plan:
+        """Which samples come in which step. Raises where a batch would hold a sample twice."""
+        counts = [index.counts.tolist() for index in self._indexes]
+        return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
+
+    def batches(
+        self,
+        *,
+        seed: int,
+        global_batch: int,
+        rank: int,
+        world_size: int,
+        start_step: int,
+        stop_step: int,
+        trim_text: bool,
+    ) -> Iterator[Batch]:
+        """This rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1, on the CPU.
+
+        trim_text: cut the padding that all captions of the batch share (the width stays a multiple of 8).
+        """
+        if global_batch % world_size:
+            raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world_size} ranks")
+        self._write_findings(rank)
+        plan = self.plan(seed, global_batch)
+        reader = SampleReader(self._indexes, self._files, self._images, self._caption_key, seed)
+        local = global_batch // world_size
+        steps = Steps(plan, reader, self._tokenizer, slice(rank * local, (rank + 1) * local), trim_text)
+        loader = DataLoader(
+            steps,
+            batch_size=None,
+            sampler=range(start_step, stop_step),
+            num_workers=self._workers,
+            prefetch_factor=self._prefetch if self._workers else None,
+            pin_memory=torch.cuda.is_available(),
+            multiprocessing_context="fork" if self._workers else None,
+            worker_init_fn=start_worker,
+            # Its own: the loader would draw a seed from the generator that training uses.
+            generator=torch.Generator(),
+        )
+        # Whatever it loads late is loaded before the workers are forked, so that they share it.
+        self._tokenizer([""])
+        items = iterate(loader)
+        # Its threads begin when the workers are forked: a process forked among threads inherits the locks they hold.
+        ahead = Ahead(plan, self._indexes, self._files)
+        ahead.reached(start_step)
+        try:
+            for step, (batch, findings, failure) in enumerate(items, start_step):
+                if failure is not None:
+                    raise ConfigError(failure)
+                self._health.record(len(batch), findings)
+                ahead.reached(step)
+                yield batch
+        finally:
+            items.close()
+            ahead.close()
+
+    def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
+        """Picture, uint8 [3, S, S], and caption of these samples, as training sees them in its first epoch."""
+        reader = SampleReader(self._indexes, self._files, self._images, self._caption_key, 0)
+        rows = [reader.row(each, 0) for each in sample_ids]
+        return [(row.image, row.caption) for row in rows]
+
+    def _write_findings(self, rank: int) -> None:
+        if self._run is not None:
+            self._health.write_to(self._run / f"bad_samples.rank{rank}.jsonl")
+
+    def _load_and_check(self) -> tuple[list[ShardIndex], list[Finding]]:
+        indexes = self._load()
+        return indexes, check_shards(indexes, self._max_bad_fraction)
+
+    def _load(self) -> list[ShardIndex]:
+        return [load_or_build(source.shards, self._files, self._folders(source.shards)) for source in self._sources]
+
+    def _folders(self, shards: tuple[str, ...]) -> list[Path]:
+        if self._index_folder is not None:
+            return [Path(self._index_folder)]
+        home = Path(shards[0]).parent
+        # A folder that is not there must not come into being because an index wants to lie in it.
+        beside = [] if is_remote(shards[0]) or not home.is_dir() else [home / FOLDER]
+        return beside + ([self._run / FOLDER] if self._run else [])
+
+
+def _require(holds: bool, key: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise ConfigError(f"data.{key} is {value}: it must be {wanted}")

@@ -1,0 +1,232 @@
+"""CLIP-head models as open_clip models, and back.
+
+An exported folder holds `open_clip_config.json` and `open_clip_model.safetensors`, which open_clip loads by the name
+`local-dir:FOLDER`; any open_clip model of the CLIP kind (a causal text tower and a ViT, modified ResNet or timm image
+tower) can be taken in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipzoo.build import build_model
+from clipzoo.config.schema import nearest
+from clipzoo.errors import ConfigError
+from clipzoo.model import Model
+
+CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
+CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
+TOWERS = {
+    "clipzoo.encoders.image.ClipViT": "vit",
+    "clipzoo.encoders.image.ClipResNet": "resnet",
+    "clipzoo.encoders.image.TimmTower": "timm",
+}
+
+
+def to_open_clip(model: Model, config: Mapping[str, Any], folder: Path) -> None:
+    """Write `model`, built from `config`, as an open_clip model. The folder must not hold one already."""
+    from safetensors.torch import save_file
+
+    encoder, head = config["encoder"], config["head"]
+    reasons = _export_faults(encoder, head)
+    if reasons:
+        raise ConfigError("open_clip has no form for this model: " + "; ".join(reasons))
+    path = folder / "open_clip_config.json"
+    if path.exists():
+        raise ConfigError(f"{folder} holds an exported model already: choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    state = _open_clip_state(model.state_dict(), TOWERS[encoder["image_tower"]["_target_"]])
+    save_file({key: value.contiguous() for key, value in state.items()}, folder / "open_clip_model.safetensors")
+    preprocess = {"mean": encoder["mean"], "std": encoder["std"], "interpolation": "bicubic", "resize_mode": "shortest"}
+    content = {"model_cfg": _model_config(encoder, head), "preprocess_cfg": preprocess}
+    path.write_text(json.dumps(content, indent=1))
+
+
+def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, Any]]:
+    """The model that open_clip knows as `name` (with tag or checkpoint file `pretrained`), and its configuration.
+
+    Needs the weights on this machine, or a network for open_clip to get them.
+    """
+    import open_clip
+
+    described = _described(name)
+    if pretrained is not None and not Path(pretrained).exists():
+        tags = open_clip.list_pretrained_tags_by_model(name)
+        if pretrained not in tags:
+            raise ConfigError(
+                f"pretrained={pretrained} is neither a file nor weights that open_clip has of {name} "
+                f"(it has: {', '.join(tags) or 'none'})"
+            )
+    peer = open_clip.create_model(name, pretrained=pretrained, load_weights=pretrained is not None or ":" in name)
+    config = _configuration(described, peer)
+    model = build_model(config)
+    state = _our_state(peer.state_dict(), TOWERS[config["encoder"]["image_tower"]["_target_"]])
+    model.load_state_dict(state)
+    return model, config
+
+
+def _export_faults(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> list[str]:
+    faults = []
+    if head["_target_"] != "clipzoo.heads.clip.ClipHead":
+        faults.append(f"its head is {head['_target_']}, only the CLIP head can be written")
+    tower = encoder.get("image_tower", {}).get("_target_", encoder["_target_"])
+    if tower not in TOWERS:
+        return [*faults, f"its image tower is {tower}"]
+    text = encoder["text_tower"]
+    if text["_target_"] != "clipzoo.encoders.text.ClipTextTower":
+        return [*faults, f"its text tower is {text['_target_']}"]
+    if text["distinct_pads"]:
+        faults.append("encoder.text_tower.distinct_pads is true")
+    if TOWERS[tower] == "vit" and encoder["image_tower"]["quick_gelu"] != text["quick_gelu"]:
+        faults.append("quick_gelu differs between the towers")
+    return faults
+
+
+def _model_config(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, Any]:
+    image, text = encoder["image_tower"], encoder["text_tower"]
+    kind = TOWERS[image["_target_"]]
+    if kind == "vit":
+        vision: dict[str, Any] = {
+            "image_size": image["image_size"], "layers": image["layers"], "width": image["width"],
+            "patch_size": image["patch_size"], "head_width": image["width"] // image["heads"],
+        }  # fmt: skip
+    elif kind == "resnet":
+        head_width = 32 * image["stem_width"] // image["heads"]
+        vision = {"image_size": image["image_size"], "layers": image["layers"], "width": image["stem_width"]}
+        vision["head_width"] = head_width
+    else:
+        vision = {"timm_model_name": image["name"], "timm_model_pretrained": False, "timm_pool": ""}
+        vision |= {"timm_proj": "linear", "image_size": encoder["image_size"]}
+    return {
+        "embed_dim": head["embed_width"],
+        "quick_gelu": text["quick_gelu"],
+        "vision_cfg": vision,
+        "text_cfg": {
+            "context_length": text["context_length"],
+            "vocab_size": text["vocabulary"],
+            "width": text["width"],
+            "heads": text["heads"],
+            "layers": text["layers"],
+            "norm_kwargs": {"eps": text["norm_eps"]},
+        },
+    }
+
+
+TEXT_PREFIXES = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.")
+
+
+def _open_clip_state(ours: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    visual = "visual.trunk." if kind == "timm" else "visual."
+    state = {}
+    for key, value in ours.items():
+        if key.startswith("encoder.image_tower.trunk."):
+            state[visual + key.removeprefix("encoder.image_tower.trunk.")] = value
+        elif key.startswith("encoder.text_tower.trunk."):
+            state[key.removeprefix("encoder.text_tower.trunk.")] = value
+    projection = ours["head.image_projection"]  # [w, d]
+    if kind == "vit":
+        state["visual.proj"] = projection
+    elif kind == "resnet":
+        state["visual.attnpool.c_proj.weight"] = projection.mT
+        state["visual.attnpool.c_proj.bias"] = projection.new_zeros(projection.shape[1])
+    else:
+        state["visual.head.proj.weight"] = projection.mT
+    state["text_projection"] = ours["head.text_projection"]
+    state["logit_scale"] = ours["head.log_scale"]
+    return state
+
+
+def _our_state(theirs: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    if any(key.startswith("text.") for key in theirs):
+        theirs = {key.removeprefix("text."): value for key, value in theirs.items()}
+    state = {"head.text_projection": theirs["text_projection"], "head.log_scale": theirs["logit_scale"]}
+    projections = {"vit": "visual.proj", "resnet": "visual.attnpool.c_proj.weight", "timm": "visual.head.proj.weight"}
+    projection = theirs[projections[kind]]
+    state["head.image_projection"] = projection if kind == "vit" else projection.mT
+    visual = "visual.trunk." if kind == "timm" else "visual."
+    for key, value in theirs.items():
+        if key.startswith(TEXT_PREFIXES):
+            state[f"encoder.text_tower.trunk.{key}"] = value
+        elif key.startswith(visual) and key not in {*projections.values(), "visual.attnpool.c_proj.bias"}:
+            state[f"encoder.image_tower.trunk.{key.removeprefix(visual)}"] = value
+    if kind == "resnet" and (bias := theirs["visual.attnpool.c_proj.bias"]).any():
+        values = "encoder.image_tower.trunk.attnpool.v_proj.bias"
+        state[values] = state[values] + _before(projection.mT, bias)
+    return state
+
+
+def _before(projection: Tensor, bias: Tensor) -> Tensor:
+    """[w, d] and [d] -> [w], what becomes the bias when it is projected.
+
+    The head has no bias, but the weights of an attention sum to one: added to its values this comes out as it is.
+    """
+    found = torch.linalg.lstsq(projection.mT.double(), bias.double()[:, None]).solution[:, 0]
+    if not torch.allclose(found @ projection.double(), bias.double(), rtol=1e-6, atol=1e-6):
+        raise ConfigError("the output bias of this model's attention pooling is beyond what its projection reaches")
+    return found.to(bias)
+
+
+def _described(name: str) -> dict[str, Any]:
+    """open_clip's model configuration by name, or from an exported folder."""
+    import open_clip
+
+    if name.startswith("local-dir:"):
+        return json.loads((Path(name.removeprefix("local-dir:")) / "open_clip_config.json").read_text())["model_cfg"]
+    found = open_clip.get_model_config(name)
+    if found is None:
+        raise ConfigError(f"open_clip knows no model {name}{nearest(name, open_clip.list_models())}")
+    return found
+
+
+def _configuration(described: Mapping[str, Any], peer: Any) -> dict[str, Any]:
+    vision, text = described["vision_cfg"], described["text_cfg"]
+    unsupported = [key for key in ("hf_model_name", "no_causal_mask", "embed_cls") if text.get(key)]
+    unsupported += [key for key in ("attentional_pool", "ls_init_value", "qk_norm") if vision.get(key)]
+    if unsupported:
+        raise ConfigError(f"this open_clip model has parts that no encoder here has: {', '.join(unsupported)}")
+    quick = bool(described.get("quick_gelu", False))
+    size = vision.get("image_size", 224)
+    tower: dict[str, Any]
+    if "timm_model_name" in vision:
+        tower = {"_target_": "clipzoo.encoders.image.TimmTower", "name": vision["timm_model_name"]}
+        tower |= {"image_size": None, "pretrained": False, "options": {}}
+        width = peer.visual.head.proj.in_features
+    elif isinstance(vision["layers"], list):
+        width = 32 * vision["width"]
+        heads = width // vision.get("head_width", 64)
+        tower = {"_target_": "clipzoo.encoders.image.ClipResNet", "image_size": size, "layers": vision["layers"]}
+        tower |= {"stem_width": vision["width"], "heads": heads}
+    else:
+        width = vision["width"]
+        tower = {"_target_": "clipzoo.encoders.image.ClipViT", "image_size": size, "patch_size": vision["patch_size"]}
+        tower |= {"width": width, "layers": vision["layers"], "heads": width // vision.get("head_width", 64)}
+        tower["quick_gelu"] = quick
+    context, vocabulary = text.get("context_length", 77), text.get("vocab_size", 49408)
+    eps = (text.get("norm_kwargs") or {}).get("eps", 1e-5)
+    encoder = {
+        "_target_": "clipzoo.encoders.towers.TwoTowers",
+        "image_size": size,
+        "image_width": width,
+        "text_width": text["width"],
+        "context_length": context,
+        "tokenizer": {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": context},
+        "mean": list(getattr(peer.visual, "image_mean", None) or CLIP_MEAN),
+        "std": list(getattr(peer.visual, "image_std", None) or CLIP_STD),
+        "image_tower": tower,
+        "text_tower": {
+            "_target_": "clipzoo.encoders.text.ClipTextTower", "context_length": context, "vocabulary": vocabulary,
+            "width": text["width"], "layers": text["layers"], "heads": text["heads"], "quick_gelu": quick,
+            "distinct_pads": False, "end_token": 49407, "norm_eps": eps,
+        },
+    }  # fmt: skip
+    head = {
+        "_target_": "clipzoo.heads.clip.ClipHead", "image_width": width, "text_width": text["width"],
+        "embed_width": described["embed_dim"], "temperature": 0.07, "max_scale": 100.0, "learnable_temperature": True,
+    }  # fmt: skip
+    return {"seed": 0, "encoder": encoder, "head": head, "data": {"interpolation": "bicubic"}}

@@ -1,0 +1,166 @@
+"""What a run writes down while it trains: metrics.jsonl always; W&B and TensorBoard when asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from clipzoo.distributed import collectives as distributed
+from clipzoo.errors import TrainingError
+from clipzoo.io import write_whole
+from clipzoo.runs.record import revision
+
+log = logging.getLogger(__name__)
+
+PATIENCE = {"init_timeout": 60, "finish_timeout": 300}
+"""Seconds that a run waits for W&B at most."""
+
+
+class Logger:
+    """Writes on the first rank only. metrics.jsonl is the source of truth; the others are copies for the eye.
+
+    wandb: "online", "offline" (sync later with `wandb sync`) or "off". project, entity, group: W&B's names; without a
+    group the points of a sweep share one of their own. tensorboard: write event files with torch's own writer.
+    """
+
+    def __init__(
+        self,
+        wandb: Literal["online", "offline", "off"],
+        project: str,
+        entity: str | None,
+        group: str | None,
+        tensorboard: bool,
+    ) -> None:
+        self._wandb_mode: Any = wandb
+        group = group or os.environ.get("CLIPZOO_SWEEP")
+        self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}
+        self._tensorboard = tensorboard
+        self._file: Any = None
+        self._copies: list[Callable[[int, Mapping[str, Any]], None]] = []
+        self._reporters: list[Callable[[Mapping[str, float], Sequence[Path]], None]] = []
+        self._closers: list[Callable[[], None]] = []
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        """Begin, or go on at `step`: lines of later steps, which a killed run left behind, are dropped."""
+        if not distributed.is_first():
+            return
+        path = folder / "metrics.jsonl"
+        if path.exists():
+            write_whole(path, "".join(_lines_until(path, step)))
+        self._file = path.open("a", buffering=1)
+        if self._wandb_mode != "off":
+            self._guarded(lambda: self._open_wandb(folder, config))
+        if self._tensorboard:
+            self._guarded(lambda: self._open_tensorboard(folder))
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+        except OSError as error:
+            raise TrainingError(f"could not write {self._file.name} ({error}): is the disk full?") from error
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        for copy in list(self._copies):
+            self._guarded(partial(copy, step, numbers), copy)
+
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        """The end of a run for W&B and TensorBoard: all metrics as a table, the report's pictures."""
+        for reporter in self._reporters:
+            self._guarded(partial(reporter, metrics, pictures))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        for closer in self._closers:
+            self._guarded(closer)
+        self._copies, self._reporters, self._closers = [], [], []
+
+    def _guarded(self, action: Callable[[], None], copy: Callable | None = None) -> None:
+        """A copy that fails is named once and left out; training goes on."""
+        try:
+            action()
+        except Exception as error:
+            log.warning("logging continues without it: %s: %s", type(error).__name__, error)
+            if copy in self._copies:
+                self._copies.remove(copy)
+
+    def _open_wandb(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        known = dir(wandb.Settings())  # older versions have fewer
+        patience: dict[str, Any] = {name: value for name, value in PATIENCE.items() if name in known}
+        path = folder / "wandb_id"
+        if not path.exists():
+            path.write_text(uuid.uuid4().hex[:8])
+        run = wandb.init(
+            id=path.read_text(), name=folder.name, resume="allow", mode=self._wandb_mode, dir=str(folder),
+            config={**config, "revision": revision()}, **self._names,
+            settings=wandb.Settings(silent=True, **patience),
+        )  # fmt: skip
+
+        def report(metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+            table = wandb.Table(["metric", "value"], [[name, value] for name, value in metrics.items()])
+            run.log({"metrics": table, **{f"report/{path.stem}": wandb.Image(str(path)) for path in pictures}})
+            run.summary.update(dict(metrics))
+
+        self._reporters.append(report)
+        self._copies.append(lambda step, values: run.log(dict(values), step=step))
+        self._closers.append(run.finish)
+
+    def _open_tensorboard(self, folder: Path) -> None:
+        import numpy as np
+        from PIL import Image
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(folder / "tensorboard"))
+
+        def write(step: int, values: Mapping[str, Any]) -> None:
+            for key, value in values.items():
+                writer.add_scalar(key, value, step)
+
+        def report(metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+            lines = [f"| {name} | {value:.2f} |" for name, value in metrics.items()]
+            writer.add_text("metrics", "\n".join(["| metric | value |", "| --- | ---: |", *lines]))
+            for path in pictures:
+                with Image.open(path) as picture:
+                    writer.add_image(f"report/{path.stem}", np.asarray(picture.convert("RGB")), dataformats="HWC")
+
+        self._reporters.append(report)
+        self._copies.append(write)
+        self._closers.append(writer.close)
+
+
+def _lines_until(path: Path, step: int) -> list[str]:
+    """The whole lines up to `step`, without its evaluation, which comes again, and without lines cut short."""
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            content = json.loads(line)
+            if content["step"] < step or (content["step"] == step and "event" not in content):
+                kept.append(line + "\n")
+        except (json.JSONDecodeError, KeyError):
+            continue
+    return kept
+
+
+def quiet_libraries() -> None:
+    """Messages of this package on the terminal; of other libraries only warnings."""
+    logging.basicConfig(
+        force=True, format="%(levelname)s %(message)s" if _rank() == 0 else f"rank {_rank()}: %(message)s"
+    )
+    # torch's own deprecations, of names that the oldest supported torch still needs.
+    warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
+    logging.getLogger("clipzoo").setLevel(logging.INFO if _rank() == 0 else logging.ERROR)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))

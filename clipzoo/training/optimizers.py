@@ -1,0 +1,48 @@
+"""AdamW with its parameter groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from clipzoo.errors import ConfigError
+from clipzoo.training.schedules import Cosine
+from clipzoo.types import Positive, Progress
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """torch's fused AdamW; no decay on parameters with fewer than two dimensions (biases, norms, scales)."""
+
+    betas: list[float]
+    eps: Positive
+    weight_decay: float
+    schedule: Cosine
+
+    def __post_init__(self) -> None:
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optim.betas is {list(self.betas)}: it must be two numbers in [0, 1)")
+        if self.weight_decay < 0:
+            raise ConfigError(f"optim.weight_decay must be at least 0, not {self.weight_decay}")
+
+    def build(self, *modules: nn.Module) -> torch.optim.AdamW:
+        parameters = [each for module in modules for each in module.parameters() if each.requires_grad]
+        decayed = [each for each in parameters if each.ndim >= 2]
+        others = [each for each in parameters if each.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=self.schedule.peak,
+            betas=(self.betas[0], self.betas[1]),
+            eps=self.eps,
+            fused=True,
+        )
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, progress: Progress) -> float:
+        """Set the rate of the coming step; it is returned."""
+        rate = self.schedule(progress)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return rate

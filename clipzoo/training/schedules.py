@@ -1,0 +1,51 @@
+"""Learning-rate schedules: pure functions of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from clipzoo.errors import ConfigError
+from clipzoo.types import Positive, Progress
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Linear warmup from `start` to `peak`, then half a cosine down to `end`.
+
+    warmup_epochs or warmup_steps: the length of the warmup, one of them (the other null).
+    restart_epochs: the cosine begins again after so many epochs (CLOOB: 7); null for one cosine to the end of training.
+    per_epoch: the rate changes at epoch boundaries only (NUCLR).
+    """
+
+    peak: Positive
+    start: float
+    end: float
+    warmup_epochs: float | None
+    warmup_steps: int | None
+    restart_epochs: Positive | None
+    per_epoch: bool
+
+    def __post_init__(self) -> None:
+        if (self.warmup_epochs is None) == (self.warmup_steps is None):
+            raise ConfigError(
+                "give one of optim.schedule.warmup_epochs and optim.schedule.warmup_steps and null for the other: "
+                f"they are {self.warmup_epochs} and {self.warmup_steps}"
+            )
+
+    def __call__(self, progress: Progress) -> float:
+        """The learning rate of the step that comes after `progress.step` steps."""
+        steps_per_epoch = progress.samples / progress.global_batch
+        warmup = self.warmup_steps if self.warmup_epochs is None else round(self.warmup_epochs * steps_per_epoch)
+        warmup = min(warmup or 0, progress.total_steps)
+        if progress.step < warmup:
+            return self.start + (self.peak - self.start) * progress.step / warmup
+        step: float = progress.step
+        if self.per_epoch:
+            step = max(warmup, math.floor(step / steps_per_epoch) * steps_per_epoch)
+        length = float(progress.total_steps - warmup)
+        done = step - warmup
+        if self.restart_epochs is not None:
+            length = min(length, self.restart_epochs * steps_per_epoch)
+            done %= length
+        return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * done / max(length, 1))) / 2

@@ -1,0 +1,110 @@
+"""scripts/evaluate.py on a run, a checkpoint, and models of open_clip."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import clipzoo
+from clipzoo.build import part
+from clipzoo.cli.evaluate import evaluate
+from clipzoo.errors import ConfigError
+from clipzoo.training import checkpoint
+from tests.support.evaluation_sets import config_of, model_of, write_sets
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sets")
+    write_sets(folder)
+    return folder
+
+
+@pytest.fixture
+def settings(root) -> list[str]:
+    return [
+        "eval=none", f"eval.root={root}", "eval.zero_shot=[colours]", "eval.batch_size=16", "eval.workers=0",
+        "device=cpu",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run that was stopped after its second checkpoint."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(config_of("clip")))
+    for step, scale in ((1, 3.0), (2, 1.0)):
+        model = model_of("clip").float()
+        with torch.no_grad():
+            model.head.text_projection.mul_(torch.linspace(1, scale, 16))
+        checkpoint.save(folder / "checkpoints", step, {"model": model.state_dict()}, {"step": step}, 10)
+    return folder
+
+
+def test_a_run_and_a_checkpoint_are_evaluated_each_with_results_of_its_own(run, settings):
+    newest = evaluate([f"run={run}", *settings])
+    assert json.loads((run / "evaluation" / "metrics.json").read_text()) == newest
+    page = (run / "report.md").read_text()
+    assert f"{newest['zero_shot/colours/top1']:.2f}" in page
+    # Its presence would say that training has ended.
+    assert not (run / "results.json").exists()
+    first = evaluate([f"run={run}/checkpoints/step_00000001.pt", *settings])
+    assert first.keys() == newest.keys() and first != newest
+    assert json.loads((run / "step_00000001" / "results.json").read_text())["metrics"] == first
+    assert json.loads((run / "evaluation" / "metrics.json").read_text()) == newest
+    # Of a finished run the results are brought up to date.
+    (run / "results.json").write_text(json.dumps({"row": None, "metrics": {"zero_shot/other/top1": 5.0}}))
+    evaluate([f"run={run}", *settings, "eval.interpolation=bilinear"])
+    found = json.loads((run / "results.json").read_text())
+    assert found["metrics"].keys() == {"zero_shot/other/top1", *newest}
+    # What the new numbers rest on stands beside them: a report tells them from the row's.
+    assert found["protocol"] == {"zero_shot/colours": {"prompts": "slip", "interpolation": "bilinear"}}
+    evaluate([f"run={run}", *settings])
+    assert json.loads((run / "results.json").read_text())["metrics"] == {"zero_shot/other/top1": 5.0, **newest}
+
+
+def test_a_run_or_checkpoint_that_is_not_there_is_named(run):
+    gone = run / "checkpoints" / "step_00000099.pt"
+    with pytest.raises(ConfigError, match="step_00000099.pt is not there"):
+        evaluate([f"run={gone}"])
+    with pytest.raises(ConfigError, match="step_00000099.pt is not there"):
+        clipzoo.load(gone)
+    with pytest.raises(ConfigError, match="there is no elsewhere/run/config.yaml"):
+        clipzoo.load("elsewhere/run")
+
+
+def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings, tmp_path):
+    plain = config_of("clip", *(each for each in settings if not each.startswith("device")))
+    expected = part(plain["eval"]).run(clipzoo.load(run), tmp_path / "expected")
+    clipzoo.export(clipzoo.load(run), tmp_path / "exported")
+    output = tmp_path / "judged"
+    asked = [*settings, "eval.zero_shot=[colours, food101]", "eval.missing=report", f"output={output}"]
+    found = evaluate([f"model='local-dir:{tmp_path / 'exported'}'", "row=wpse/CC3M/CLIP", *asked])
+    assert found == pytest.approx(expected)
+    results = json.loads((output / "results.json").read_text())
+    assert results["row"] == "wpse/CC3M/CLIP" and results["metrics"] == found
+    page = (output / "report.md").read_text()
+    assert "All sets beside wpse/CC3M/CLIP" in page and "| Food-101 | missing | 13.05 |" in page
+    assert "python scripts/evaluate.py model=" in page
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "give one of run="),
+        (["run=a", "model=b"], "give one of run="),
+        (["run=clipzoo/evaluation/a.pt"], "is no run: there is no clipzoo/config.yaml"),
+        (["run=nowhere"], "run=nowhere is no run"),
+        (["model=ViT-B-32", "row=wpse/CC3M/CLAP"], "no paper has the row wpse/CC3M/CLAP; did you mean wpse/CC3M/CLIP"),
+        (["model=no-such-model", "eval.drws=3"], "there is no key eval.drws; did you mean eval.draws"),
+        (["run=a", "row=wpse/CC3M/CLIP"], "a run has a row of its own"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(overrides, expected):
+    with pytest.raises(ConfigError, match=expected):
+        evaluate(overrides)

@@ -1,0 +1,165 @@
+"""What the command line answers to mistakes: one clear message, exit code 2, before anything slow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from clipzoo.build import part
+from clipzoo.config import compose as configuration
+from clipzoo.errors import ConfigError
+from tests.support.paths import ROOT
+
+SHARDS = "data.shards='x/{00..01}.tar'"
+
+
+def message(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        configuration.composed([SHARDS, *overrides])
+    return str(raised.value)
+
+
+def test_the_default_configuration_needs_only_shards():
+    with pytest.raises(ConfigError, match="data.shards has no value: give data.shards=..."):
+        configuration.composed([])
+    assert configuration.composed([SHARDS]).head.embed_width == 512
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("head.temprature=0.1", "there is no key head.temprature; did you mean head.temperature?"),
+        ("+head.gama=0.1", "head.gama: ClipHead has no such argument"),
+        ("head.temperature=hot", "head.temperature must be a number above 0, not 'hot' (str)"),
+        ("trainer.global_batch=1.5", "trainer.global_batch must be a whole number of at least 1, not 1.5 (float)"),
+        ("trainer.precision=fp8", "trainer.precision must be bf16 or fp16 or float32 or float64, not 'fp8' (str)"),
+        ("head=klip", "there is no head=klip; did you mean clip?"),
+        ("heads=clip", "there is no key heads; did you mean head?"),
+        ("experiment=demo/klip", "there is no experiment=demo/klip; did you mean demo/clip?"),
+        ("+foo=1", "there is no key foo"),
+        ("+experimnt=demo/clip", "there is no key experimnt; did you mean experiment?"),
+        ("lr=1e-3", "there is no key lr; did you mean optim.schedule.peak?"),
+        ("trainer.batch_size=8", "there is no key trainer.batch_size; did you mean trainer.global_batch?"),
+        ("trainer.steps=1.5", "trainer.steps must be a whole number of at least 1 or null, not 1.5"),
+        ("trainer.epochs=0", "trainer.epochs must be a number above 0 or null, not 0 (int)"),
+        ("sede=1", "there is no key sede; did you mean seed?"),
+        ("seed=one", "seed must be int, not 'one'"),
+        ("seed=-1", "seed must lie between 0 and 2^63 - 1, not -1"),
+        ("seed=9223372036854775808", "seed must lie between 0 and 2^63 - 1"),
+        ("head.embed_width=${encoder.widht}", "encoder.widht"),
+        ("head.temperature=???", "head.temperature has no value"),
+        ("head.temperature=[", "'head.temperature=[' cannot be read (no viable alternative"),
+        ("head", "'head' cannot be read (missing EQUAL at '<EOF>'): write KEY=VALUE"),
+        ("=3", "'=3' names no key"),
+        ("head=3", "there is no head=3 (options: clip, "),
+        ("experiment=null", "there is no experiment=null (options: cloob/..., demo/..., "),
+        ("experiment=wpse/table1", "there is no experiment=wpse/table1 (options: wpse/cc12m_clip, "),
+    ],
+)
+def test_a_mistake_is_named_with_its_key_and_the_nearest_valid_one(override, expected):
+    assert expected in message(override)
+
+
+def test_all_faults_are_named_at_once():
+    text = message("head.temperature=hot", "seed=one", "data.shards=???")
+    assert "head.temperature" in text and "seed" in text and "data.shards has no value" in text
+
+
+def test_a_kernel_given_as_a_value_is_answered_with_its_group():
+    text = message("head=wpse", "head.kernel=imq")
+    assert text == "head.kernel must be Kernel, not 'imq' (str): choose it with head/kernel=imq"
+
+
+def test_a_configuration_can_be_looked_at_before_it_is_complete():
+    configuration.check_command_line(["--cfg", "job"])
+    with pytest.raises(SystemExit):
+        configuration.check_command_line(["--cfg", "job", "head.temperature=hot"])
+
+
+def test_what_one_mode_of_hydra_shows_is_not_checked_as_another():
+    configuration.check_command_line(["--shell-completion", "install=bash"])
+    with pytest.raises(SystemExit):
+        configuration.check_command_line(["-m", "--cfg", "job", SHARDS])
+
+
+def test_a_swept_group_without_such_an_option_is_named_before_anything_runs(capsys):
+    with pytest.raises(SystemExit):
+        configuration.check_command_line(["-m", SHARDS, "head=clip,3"])
+    assert "there is no head=3 (options: clip, " in capsys.readouterr().err
+
+
+def test_an_option_of_another_program_is_answered_with_our_key(capsys):
+    with pytest.raises(SystemExit) as left:
+        configuration.for_hydra(["head=clip", "--lr", "1e-3"])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said == "clipzoo: there is no option --lr; values are given as optim.schedule.peak=VALUE\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "override", "expected"),
+    [
+        ("train.py", "head=klip", "clipzoo: there is no head=klip; did you mean clip?"),
+        ("scripts/evaluate.py", "run=nowhere", "clipzoo: run=nowhere is no run"),
+    ],
+)
+def test_a_mistake_leaves_with_code_2_before_torch_is_imported(script, override, expected):
+    code = (
+        f"import sys, runpy; sys.argv = ['{script}', '{override}']\n"
+        f"try: runpy.run_path('{script}', run_name='__main__')\n"
+        "except SystemExit as error: print(error.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "False"]
+    assert done.stderr.strip().startswith(expected)
+
+
+def test_every_value_of_a_sweep_is_checked():
+    with pytest.raises(SystemExit):
+        configuration.check_command_line([SHARDS, "-m", "head.temperature=0.1,hot"])
+    configuration.check_command_line([SHARDS, "-m", "head.temperature=0.1,0.2", "seed=0,1,2"])
+
+
+def test_a_run_is_named_after_what_shapes_its_result():
+    def name(*overrides: str) -> str:
+        return configuration.run_name(configuration.resolved(configuration.composed([SHARDS, *overrides])), None)
+
+    assert name() == name("trainer.log_every=3", "data.workers=7", "logger.wandb=offline")
+    # What a message tells the user to raise, and what another machine has elsewhere, must not begin a run anew.
+    assert name() == name("data.max_bad_fraction=0.2", "data.cache_folder=/scratch", "data.index_folder=/mine")
+    assert name() == name("encoder.image_tower.checkpoint=true", "data.prefetch=4")
+    assert name() != name("seed=1")
+    assert name() != name("head.temperature=0.1")
+    assert name("name=mine") == "mine"
+
+
+def test_shard_ranges_need_no_quotes_beyond_the_shells():
+    given = ["data.shards=/cc3m/{00000..00331}.tar", "seed=0,1", "data.shards=[/a/{0..3}.tar,/b/{0..3}.tar]"]
+    assert configuration.for_hydra(given) == [
+        'data.shards="/cc3m/{00000..00331}.tar"',
+        "seed=0,1",
+        'data.shards=["/a/{0..3}.tar","/b/{0..3}.tar"]',
+    ]
+    assert configuration.composed(configuration.for_hydra(given[:1])).data.shards == "/cc3m/{00000..00331}.tar"
+    assert configuration.for_hydra([SHARDS]) == [SHARDS]
+
+
+def test_options_may_stand_among_overrides():
+    given = [SHARDS, "--cfg", "job", "seed=1", "--resolve"]
+    assert configuration.for_hydra(given) == ["--cfg", "job", "--resolve", SHARDS, "seed=1"]
+    configuration.check_command_line(given)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["trainer.global_batch=1"], "trainer.global_batch=1 has nothing to contrast a sample with"),
+        (["trainer.steps=5"], "add trainer.epochs=null"),
+    ],
+)
+def test_a_length_or_batch_that_cannot_be_is_refused_as_the_trainer_is_built(overrides, expected):
+    plain = configuration.resolved(configuration.composed([SHARDS, *overrides]))
+    with pytest.raises(ConfigError, match=expected):
+        part(plain["trainer"])

@@ -1,0 +1,159 @@
+"""Every row of the papers' tables has an experiment, and every experiment is one that could be run."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from clipzoo.build import build_head, build_model, build_objective
+from clipzoo.config import compose as configuration
+from clipzoo.objectives.compatibility import check_pair
+from clipzoo.report.paper_tables import reproduce
+from clipzoo.report.paper_tables.experiments import axes, differences, experiments
+from clipzoo.report.paper_tables.published import layout, not_measured, search_of, table, table_names
+
+EXPERIMENTS = {each.name: each for each in experiments().values()}
+FOLDERS = ("wpse", "kme", "cloob", "nuclr")
+HF = importlib.util.find_spec("transformers") is not None
+DOWNLOADS = {
+    "clipzoo.encoders.image.TimmTower": {"pretrained": False},
+    "clipzoo.encoders.distilbert.DistilBertTower": {"pretrained": None},
+}
+"""Arguments that keep a tower from fetching weights."""
+ACCURACIES = {"top1", "top5", "mean_per_class"}
+RECALLS = {"recall_at_1", "recall_at_5", "recall_at_10"}
+MEASURED = {"zero_shot": ACCURACIES, "linear_probe": ACCURACIES, "retrieval": RECALLS}
+"""What the evaluators call their metrics."""
+
+
+@cache
+def composed(name: str, *overrides: str) -> dict[str, Any]:
+    return configuration.resolved(configuration.composed([f"experiment={name}", *overrides]))
+
+
+def files():
+    return [path for folder in FOLDERS for path in sorted((configuration.CONF / "experiment" / folder).glob("*.yaml"))]
+
+
+def test_every_published_row_has_an_experiment_or_a_reason():
+    rows = {row.name for name in table_names() for row in table(name).rows}
+    without = set(layout()["without_experiment"])
+    assert rows - without == set(experiments())
+    assert without <= rows
+
+
+def test_every_experiment_of_the_papers_names_a_row_of_its_own():
+    named = [f"{path.parent.name}/{path.stem}" for path in files() if not path.stem.startswith("_")]
+    assert sorted(named) == sorted(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_composes_and_fits_the_schema(name):
+    plain = composed(name)
+    paper, pretrain, _ = plain["row"].split("/", 2)
+    assert paper == name.split("/")[0]
+    assert {"CC3M": "cc3m", "CC12M": "cc12m", "YFCC15M": "yfcc15m"}[pretrain] in plain["data"]["shards"]
+    assert plain["eval"]["zero_shot"]
+
+
+@pytest.mark.parametrize("scale", ["small", "demo"])
+@pytest.mark.parametrize("name", [each for each in EXPERIMENTS if "cc12m" not in each and "yfcc" not in each])
+def test_an_experiment_has_three_sizes(name, scale):
+    plain, full = composed(name, f"scale={scale}"), composed(name)
+    assert plain["encoder"] == composed("wpse/cc3m_clip", f"scale={scale}")["encoder"]
+    assert plain["optim"] == composed("wpse/cc3m_clip", f"scale={scale}")["optim"]
+    assert plain["objective"] == full["objective"]
+    changed = {key for key in full["head"] if plain["head"][key] != full["head"][key]}
+    assert changed <= {"image_width", "text_width", "embed_width"}
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_file_is_short_and_its_head_is_its_command_and_cost(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 15
+    if not path.stem.startswith("_"):
+        found = EXPERIMENTS[f"{path.parent.name}/{path.stem}"]
+        assert f"experiment={found.name}" in found.command
+        assert found.hours > 0 and found.runs >= 1
+        several = re.search(r"seed=([\d,]+)", found.command)
+        search = re.search(r"search=(\w+)", found.command)
+        points = len(several[1].split(",")) if several else 1
+        for values in axes(search[1]).values() if search else ():
+            points *= len(values)
+        assert found.runs >= points
+        assert search is None or search[1] == search_of(found.row).name
+
+
+def test_each_pair_of_head_and_objective_is_legal_as_published():
+    pairs = {}
+    for name in EXPERIMENTS:
+        plain = composed(name)
+        pairs[repr((plain["head"], plain["objective"]))] = plain
+    for plain in pairs.values():
+        with torch.device("meta"):
+            verdict = check_pair(build_head(plain), build_objective(plain))
+        assert verdict.legal and not verdict.warnings, plain["row"]
+
+
+def models():
+    """One experiment for each distinct encoder and head."""
+    found = {}
+    for name in EXPERIMENTS:
+        plain = composed(name)
+        found.setdefault(repr((plain["encoder"], plain["head"])), name)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", models())
+def test_an_experiments_model_is_built_on_the_meta_device(name):
+    plain = composed(name)
+    towers = [plain["encoder"][each] for each in ("image_tower", "text_tower")]
+    if any("distilbert" in each["_target_"] for each in towers) and not HF:
+        pytest.skip("needs pip install 'clipzoo[hf]'")
+    for tower in towers:
+        tower.update(DOWNLOADS.get(tower["_target_"], {}))
+    with torch.device("meta"):
+        model = build_model(plain)
+    assert all(each.is_meta for each in model.parameters())
+    assert model.encoder.image_tower.width == plain["head"]["image_width"]
+
+
+@pytest.mark.parametrize("search", layout()["searches"])
+def test_a_search_varies_keys_of_its_rows_and_nothing_else(search):
+    for row in layout()["searches"][search]["rows"]:
+        plain = composed(experiments()[row].name)
+        for key, values in axes(search).items():
+            group, *rest = key.split(".")
+            found = plain[group]
+            for each in rest:
+                found = found[each]
+            assert found in values, (row, key)
+    moved = [f"{key}={values[-1]}".replace(" ", "") for key, values in axes(search).items()]
+    name = experiments()[layout()["searches"][search]["rows"][0]].name
+    assert set(differences(composed(name, *moved), name, "paper")) == set(axes(search))
+
+
+def test_every_metric_of_a_table_is_measured_by_the_papers_evaluation():
+    suites = {folder: composed(f"{folder}/cc3m_clip")["eval"] for folder in FOLDERS}
+    for name in table_names():
+        suite = suites[name.split("/")[0]]
+        for column in table(name).columns:
+            for key in [key for group in column.groups or () for key in group]:
+                task, *place, metric = key.split("/")
+                if task == "training" or not_measured(key):
+                    continue
+                data, *where = place
+                paired = data.endswith("_paired")
+                assert data.removesuffix("_paired") in suite[task], (name, key)
+                assert suite["paired"] or not paired
+                assert metric in MEASURED[task], (name, key)
+                assert where in ([], ["before"], ["after"], ["image_to_text"], ["text_to_image"])
+
+
+def test_the_page_of_tables_is_what_the_experiments_say():
+    assert reproduce.PAGE.read_text() == reproduce.page(), "run: python -m clipzoo.report.paper_tables.reproduce"

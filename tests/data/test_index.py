@@ -1,0 +1,224 @@
+"""The index: what is in the shards, kept up to date, and what is missing."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clipzoo.data.shards.files import ShardFiles
+from clipzoo.data.shards.index import load
+from clipzoo.data.shards.indexing import load_or_build
+from clipzoo.data.shards.scan import scan_shard
+from clipzoo.data.shards.sources import parse_sources
+from clipzoo.errors import ConfigError
+from tests.support.ranks import run_ranks
+from tests.support.shards import numbered, picture, shard_data, write_numbered, write_shard
+
+FILES = ShardFiles(None, 1.0)
+
+
+def build(folder, at=None):
+    shards = parse_sources(str(folder))[0].shards
+    return load_or_build(shards, FILES, [at or Path(folder) / "index"])
+
+
+def test_ids_name_bytes_and_keys(tmp_path):
+    index = build(write_numbered(tmp_path, [3, 0, 4]))
+    assert index.samples == 7 and index.counts.tolist() == [3, 0, 4]
+    assert [index.locate(i) for i in range(7)] == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3)]
+    assert index.keys(2) == [f"{i:06d}" for i in range(3, 7)] and index.keys(1) == []
+    for each in (index, pickle.loads(pickle.dumps(index))):
+        record = each.records[5]
+        data = (tmp_path / "00002.tar").read_bytes()
+        assert data[record["txt_offset"] :][: record["txt_size"]] == b"number 5"
+        assert data[record["image_offset"] :][: record["image_size"]] == picture(5)
+
+
+def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
+    folder = write_numbered(tmp_path, [3, 2, 4])
+    first = build(folder)
+    read = []
+    monkeypatch.setattr(
+        "clipzoo.data.shards.indexing.scan_shard", lambda path: read.append(Path(path).name) or scan_shard(path)
+    )
+    assert build(folder).fingerprint == first.fingerprint and read == []
+    write_shard(folder / "00001.tar", numbered(50, 6))
+    changed = build(folder)
+    assert read == ["00001.tar"]
+    assert changed.counts.tolist() == [3, 6, 4] and changed.fingerprint != first.fingerprint
+    assert changed.keys(1)[0] == "000050" and changed.keys(2) == first.keys(2)
+    # The older index is still whole: a run may be reading it.
+    assert first.keys(1) == ["000003", "000004"] and first.records[3]["txt_size"] == 8
+
+
+def test_a_touched_or_moved_set_keeps_its_fingerprint(tmp_path):
+    folder = write_numbered(tmp_path / "a", [3, 2])
+    first = build(folder)
+    os.utime(folder / "00000.tar", (1, 1))
+    assert build(folder).fingerprint == first.fingerprint
+    folder.rename(tmp_path / "b")
+    assert (
+        load(parse_sources(str(tmp_path / "b"))[0].shards, [tmp_path / "b" / "index"]).fingerprint == first.fingerprint
+    )
+
+
+def test_shards_lost_after_indexing_keep_their_ids_and_come_back(tmp_path):
+    folder = write_numbered(tmp_path, [3, 4, 2])
+    first = build(folder)
+    content = (folder / "00001.tar").read_bytes()
+    for left in (content[: len(content) // 2], None):
+        if left is None:
+            (folder / "00001.tar").unlink()
+            shards = [str(folder / f"{i:05d}.tar") for i in range(3)]
+            index = load_or_build(shards, FILES, [folder / "index"])
+        else:
+            (folder / "00001.tar").write_bytes(left)
+            index = build(folder)
+        assert index.fingerprint == first.fingerprint and index.keys(1) == first.keys(1)
+        assert index.shards[1].flaw is not None and index.shards[1].state[0] < index.shards[1].bytes
+    (folder / "00001.tar").write_bytes(content)
+    assert build(folder).shards[1].flaw is None and build(folder).fingerprint == first.fingerprint
+
+
+def test_many_shards_are_read_by_several_processes(tmp_path):
+    folder = write_numbered(tmp_path, [1, 2] * 9)
+    shards = parse_sources(str(folder))[0].shards
+    parallel = load_or_build(shards, FILES, [tmp_path / "p"], processes=2)
+    assert parallel.counts.tolist() == [1, 2] * 9
+    assert parallel.fingerprint == load_or_build(shards, FILES, [tmp_path / "s"], processes=1).fingerprint
+
+
+def test_the_index_lies_beside_the_shards_or_in_the_run_where_those_cannot_be_written(tmp_path):
+    write_numbered(tmp_path / "data", [3, 2])
+    shard_data(tmp_path / "data").open(tmp_path / "run")
+    assert (
+        list((tmp_path / "data" / "clipzoo_index").glob("*.json")) and not (tmp_path / "run" / "clipzoo_index").exists()
+    )
+    # A file in the way stands for a folder that this user may not write, which root always may.
+    write_numbered(tmp_path / "locked", [3, 2])
+    (tmp_path / "locked" / "clipzoo_index").write_text("")
+    data = shard_data(tmp_path / "locked")
+    data.open(tmp_path / "run")
+    assert data.samples == 5 and list((tmp_path / "run" / "clipzoo_index").glob("*.json"))
+    with pytest.raises(ConfigError, match="data.index_folder"):
+        shard_data(tmp_path / "locked").open(None)
+
+
+def _open_on_rank(folder, gone):
+    data = shard_data(folder)
+    data.open(None)
+    with pytest.raises(ConfigError) as error:
+        shard_data(gone, index_folder=folder).open(None)
+    return data.samples, data.fingerprint, str(error.value)
+
+
+def test_all_ranks_get_the_same_index_and_the_same_error(tmp_path):
+    folder = str(write_numbered(tmp_path / "s", [3, 2]))
+    first, second = run_ranks(2, _open_on_rank, folder, str(tmp_path / "gone{0..3}.tar"))
+    assert first == second and first[0] == 5
+    assert "none of the shards holds a sample" in first[2] and "gone0.tar" in first[2]
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "no tar"])
+def test_a_damaged_shard_is_an_error_that_names_it_or_is_counted_and_named(tmp_path, damage):
+    folder = write_numbered(tmp_path / "s", [10, 10, 10, 10])
+    path = folder / "00002.tar"
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes({"truncated": content[: len(content) // 3], "empty": b"", "no tar": b"x" * 9000}[damage])
+    shards = str(folder / "{00000..00003}.tar")
+    with pytest.raises(ConfigError, match=r"lacks about (12|2.)\.\d*% .*data.max_bad_fraction.*00002.tar"):
+        shard_data(shards).open(tmp_path / "run")
+    data = shard_data(shards, max_bad_fraction=0.3)
+    data.open(tmp_path / "run")
+    kind = {"missing": "missing_shards", "truncated": "truncated_shards"}.get(damage, "empty_shards")
+    assert data.counters() == {kind: 1} and 30 <= data.samples < 40
+    (line,) = (tmp_path / "run" / "bad_samples.rank0.jsonl").read_text().splitlines()
+    assert json.loads(line)["shard"] == str(path) and json.loads(line)["kind"] == kind
+    assert f"about {40 - data.samples} samples are lost" in json.loads(line)["reason"]
+
+
+def test_stats_of_img2dataset_say_what_a_shard_should_hold(tmp_path):
+    folder = write_numbered(tmp_path / "s", [10, 10, 0])
+    (folder / "00002_stats.json").write_text(json.dumps({"successes": 0}))
+    shard_data(folder).open(None)
+    (folder / "00002_stats.json").write_text(json.dumps({"successes": 5}))
+    with pytest.raises(ConfigError, match="20.00%"):
+        shard_data(folder).open(None)
+
+
+def test_a_set_without_any_whole_shard_is_an_error(tmp_path):
+    folder = write_numbered(tmp_path / "s", [50])
+    content = (folder / "00000.tar").read_bytes()
+    (folder / "00000.tar").write_bytes(content[:-11_000])
+    with pytest.raises(ConfigError, match="00000.tar"):
+        shard_data(folder).open(None)
+
+
+def test_mistyped_shards_leave_nothing_behind(tmp_path):
+    (tmp_path / "s").mkdir()
+    with pytest.raises(ConfigError, match="none of the shards holds a sample"):
+        shard_data(str(tmp_path / "s" / "{00..03}.tar")).open(None)
+    assert not list((tmp_path / "s").iterdir())
+
+
+def test_the_demos_shards_that_are_not_made_yet_are_named_with_the_command_that_makes_them(tmp_path):
+    (tmp_path / "data" / "demo").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"data/demo/train: missing. `python scripts/make_world.py` makes"):
+        shard_data(str(tmp_path / "data" / "demo" / "train")).open(None)
+
+
+def test_repeated_keys_are_named(tmp_path):
+    write_shard(tmp_path / "s" / "0.tar", [*numbered(0, 3), *numbered(1, 1)])
+    data = shard_data(tmp_path / "s")
+    data.open(tmp_path / "run")
+    assert data.samples == 4 and data.counters() == {"duplicate_keys": 1}
+    assert "000001" in (tmp_path / "run" / "bad_samples.rank0.jsonl").read_text()
+
+
+def test_patterns_folders_globs_lists_and_weights_name_shards(tmp_path):
+    write_numbered(tmp_path / "a", [1, 1, 1])
+    write_numbered(tmp_path / "b", [1])
+    a = [str(tmp_path / "a" / f"{i:05d}.tar") for i in range(3)]
+    b = [str(tmp_path / "b" / "00000.tar")]
+
+    def shards(value):
+        return [list(source.shards) for source in parse_sources(value)]
+
+    assert shards(str(tmp_path / "a")) == [a] and shards(str(tmp_path / "a" / "*.tar")) == [a]
+    assert shards(str(tmp_path / "a" / "{00000..00002}.tar")) == [a]
+    assert shards([str(tmp_path / "a"), *b]) == [a + b]
+    weighted = parse_sources([{"path": str(tmp_path / "a"), "weight": 2}, {"path": b}])
+    assert [(list(source.shards), source.weight) for source in weighted] == [(a, 2.0), (b, 1.0)]
+    assert shards("pipe:cat x{0..1}.tar") == [["pipe:cat x0.tar", "pipe:cat x1.tar"]]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", [], ["a.tar", {"path": "b.tar"}], [{"weight": 1}], [{"path": "a.tar", "weight": 0}], ["a.tar", "a.tar"]],
+)
+def test_bad_values_of_shards_are_named(value):
+    with pytest.raises(ConfigError, match="data.shards"):
+        parse_sources(value)
+
+
+def test_a_folder_without_shards_and_a_glob_without_match_are_errors(tmp_path):
+    for value in (str(tmp_path), str(tmp_path / "*.tar")):
+        with pytest.raises(ConfigError, match="data.shards"):
+            parse_sources(value)
+
+
+def test_indexing_needs_no_torch():
+    code = "import sys, clipzoo.data.shards.indexing; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_records_are_numbers_of_bytes(tmp_path):
+    index = build(write_numbered(tmp_path, [2]))
+    assert isinstance(index.records, np.memmap) and index.records.dtype.itemsize == 36

@@ -1,0 +1,230 @@
+"""From shards to batches: exactly once, one order for every number of ranks and workers, resumable."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from clipzoo.errors import ConfigError
+from tests.support.runs import forks
+from tests.support.shards import shard_data, write_numbered
+
+COUNTS = [7, 1, 12, 5, 9, 6]
+n = sum(COUNTS)
+N = 12
+STEPS = 2 * n // N + 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_numbered(tmp_path_factory.mktemp("shards"), COUNTS)
+
+
+def batches(folder, *, rank=0, ranks=1, start=0, stop=STEPS, trim=True, seed=3, global_batch=N, **changes):
+    data = shard_data(folder, **changes)
+    data.open(None)
+    return data.batches(
+        seed=seed,
+        global_batch=global_batch,
+        rank=rank,
+        world_size=ranks,
+        start_step=start,
+        stop_step=stop,
+        trim_text=trim,
+    )
+
+
+def read(folder, **arguments):
+    """(sample ids [steps, b], images [steps, b, 3, S, S], texts [steps, b, L]) of one rank."""
+    return views(batches(folder, **arguments))
+
+
+def views(found):
+    found = list(found)
+    return tuple(torch.stack([getattr(batch, name) for batch in found]) for name in ("sample_id", "image", "text"))
+
+
+def _every_combination(folder, rank, results):
+    """One of four processes: its part of 1, 2, 3 and 4 ranks with 0, 1 and 2 workers."""
+    torch.set_num_threads(1)
+    found = {}
+    for ranks in range(rank + 1, 5):
+        for workers in (0, 1, 2):
+            each = read(folder, rank=rank, ranks=ranks, workers=workers, flip=0.5)
+            found[ranks, workers] = [view.numpy() for view in each]
+    results.put((rank, found))
+
+
+def test_epochs_are_exact_and_equal_bit_by_bit_for_1_to_4_ranks_with_0_to_2_workers(folder):
+    results = forks.Queue()
+    processes = [forks.Process(target=_every_combination, args=(folder, rank, results)) for rank in range(4)]
+    for process in processes:
+        process.start()
+    parts = dict(results.get(timeout=250) for _ in processes)
+    for process in processes:
+        process.join()
+    expected = None
+    for ranks in (1, 2, 3, 4):
+        for workers in (0, 1, 2):
+            each = zip(*(parts[rank][ranks, workers] for rank in range(ranks)), strict=True)
+            joined = [torch.from_numpy(np.concatenate(views, 1)) for views in each]
+            expected = expected or joined
+            for ours, theirs in zip(joined, expected, strict=True):
+                assert torch.equal(ours, theirs), (ranks, workers)
+    ids, images, texts = expected
+    stream = ids.flatten()
+    for epoch in range(2):
+        assert sorted(stream[epoch * n : (epoch + 1) * n].tolist()) == list(range(n))
+    assert images.shape == (STEPS, N, 3, 8, 8) and images.dtype == torch.uint8
+    assert torch.equal(texts[..., 1] - 10, ids)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resuming_at_any_step_equals_no_interruption(folder, workers):
+    whole = read(folder, workers=0, flip=0.5, rand_augment=[2, 7])
+    for start in range(0, STEPS, 1 if workers == 0 else 4):
+        for ours, theirs in zip(
+            read(folder, start=start, workers=workers, flip=0.5, rand_augment=[2, 7]), whole, strict=True
+        ):
+            assert torch.equal(ours, theirs[start:])
+
+
+def test_resuming_with_half_the_ranks_continues_the_same_order(folder):
+    whole = [torch.cat(parts, 1) for parts in zip(*(read(folder, rank=r, ranks=4) for r in range(4)), strict=True)]
+    halved = zip(*(read(folder, rank=r, ranks=2, start=3) for r in range(2)), strict=True)
+    for ours, theirs in zip(halved, whole, strict=True):
+        assert torch.equal(torch.cat(ours, 1), theirs[3:])
+
+
+def test_every_epoch_and_seed_augments_anew(folder):
+    ids, images, _ = read(folder)
+    again = (ids[1:].flatten() == ids[0, 0]).nonzero()[0, 0]
+    assert not torch.equal(images[1:].flatten(0, 1)[again], images[0, 0])
+    assert not torch.equal(read(folder, seed=4, stop=1)[0], ids[:1])
+
+
+def test_batches_are_as_wide_as_their_longest_caption_or_as_the_context(folder):
+    assert read(folder, stop=1)[2].shape[-1] == 8
+    assert read(folder, stop=1, trim=False)[2].shape[-1] == 16
+
+
+def test_the_callers_random_state_is_left_alone(folder):
+    state = torch.get_rng_state()
+    read(folder, flip=0.5, rand_augment=[2, 7])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_fingerprint_tells_sets_and_orders_apart(folder, tmp_path):
+    def fingerprint(shards, **changes):
+        data = shard_data(shards, **changes)
+        data.open(None)
+        return data.fingerprint
+
+    assert fingerprint(folder) == fingerprint(folder, workers=2, crop_scale=[0.9, 1.0])
+    others = [
+        fingerprint(write_numbered(tmp_path / "other", [*COUNTS[:-1], 7])),
+        fingerprint(folder, shuffle_window=3),
+        fingerprint([{"path": str(folder), "weight": 2}]),
+    ]
+    assert len({fingerprint(folder), *others[:2]}) == 3 and others[2] != others[0]
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused(folder):
+    with pytest.raises(ConfigError, match="trainer.global_batch 12 .* 5 ranks"):
+        next(batches(folder, ranks=5))
+
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+from tests.support.runs import forks
+from tests.support.shards import shard_data
+
+if __name__ == "__main__":
+    data = shard_data(Path(sys.argv[1]), workers=2)
+    data.open(None)
+    batches = data.batches(
+        seed=0, global_batch=4, rank=0, world_size=1, start_step=0, stop_step=10**9, trim_text=False
+    )
+    first = next(batches)
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    print(*children, flush=True)
+"""
+
+
+def start(folder, rest):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT + textwrap.indent(textwrap.dedent(rest), "    "), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(workers) == 2, process.stderr.read()
+    return process, workers
+
+
+def alive(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids, seconds):
+    deadline = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not any(alive(pid) for pid in pids)
+
+
+def test_workers_outlast_signals_meant_for_the_job_but_not_a_killed_parent(folder):
+    process, workers = start(folder, "time.sleep(600)")
+    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        for pid in workers:
+            os.kill(pid, each)
+    time.sleep(0.3)
+    assert all(alive(pid) for pid in workers)
+    process.kill()
+    assert wait_until_gone(workers, 120)
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [
+        ("raise RuntimeError('in training')", 1),  # the traceback keeps the iterator alive to the end
+        ("sys.exit(3)", 3),
+        ("next(batches)", 0),
+    ],
+)
+def test_a_run_that_ends_in_the_middle_ends_with_its_workers(folder, rest, code):
+    process, workers = start(folder, rest)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == code, errors
+    assert wait_until_gone(workers, 120)
+    assert "killed by signal" not in errors
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("crop_scale", [0.9, 0.5]),
+        ("crop_scale", [0.5]),
+        ("rand_augment", [2]),
+        ("flip", 1.5),
+        ("max_bad_fraction", -0.1),
+        ("shuffle_window", 0),
+        ("workers", -1),
+        ("prefetch", 0),
+    ],
+)
+def test_bad_arguments_are_named(folder, key, value):
+    with pytest.raises(ConfigError, match=f"data.{key} is"):
+        shard_data(folder, **{key: value})

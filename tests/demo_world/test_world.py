@@ -1,0 +1,245 @@
+"""The generated world: reproducible, whole or not there, and captions that tell the truth about their scenes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clipzoo.data.tokenizer import ClipTokenizer
+from clipzoo.demo_world.caption import write_caption, write_captions
+from clipzoo.demo_world.parts import World
+from clipzoo.demo_world.render import render
+from clipzoo.demo_world.scene import COLOURS, COUNTS, SHAPES, TEXTURES, Scene, Thing, sample_scene
+from clipzoo.demo_world.world import ensure_world
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets.tar_dataset import ClassificationSet, RetrievalSet, open_set
+
+SMALL = World(seed=3, image_size=32, train=20, shard=8, probe=20, test=10, scenes=6)
+SETS = {"shapes": SHAPES, "colours": COLOURS, "textures": TEXTURES, "counts": COUNTS}
+
+
+def make(root: Path, world: World = SMALL, processes: int = 1) -> bool:
+    return ensure_world(root, world, processes, lambda done, total: None)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def scenes(count: int, kind: str | None = None) -> list[Scene]:
+    return [sample_scene(np.random.default_rng([7, index]), kind) for index in range(count)]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("world") / "demo"
+    assert make(root)
+    return root
+
+
+def test_a_rerun_in_two_processes_gives_the_same_bytes(small: Path, tmp_path: Path) -> None:
+    make(tmp_path / "again", processes=2)
+    assert files(tmp_path / "again") == files(small)
+
+
+def test_another_seed_gives_other_pictures_throughout(small: Path, tmp_path: Path) -> None:
+    make(tmp_path / "other", dataclasses.replace(SMALL, seed=4))
+    before, after = files(small), files(tmp_path / "other")
+    assert before.keys() == after.keys()
+    assert not {name for name in before if name.endswith(".tar") and before[name] == after[name]}
+
+
+def test_a_complete_world_is_reused_and_caches_beside_it_are_left_alone(small: Path) -> None:
+    (small / "train/index").write_text("a cache")
+    times = {path: path.stat().st_mtime_ns for path in small.rglob("*")}
+    assert not make(small)
+    assert times == {path: path.stat().st_mtime_ns for path in small.rglob("*")}
+    (small / "train/index").unlink()
+
+
+def test_an_interrupted_generation_leaves_nothing_and_is_made_again(tmp_path: Path, small: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    root = tmp_path / "demo"
+    with pytest.raises(KeyboardInterrupt):
+        ensure_world(root, SMALL, 1, interrupt)
+    assert not root.exists()
+    assert make(root)
+    assert files(root) == files(small)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["demo"]
+
+
+def test_a_damaged_world_is_made_again(tmp_path: Path, small: Path) -> None:
+    root = tmp_path / "demo"
+    make(root)
+    shard = root / "train/00001.tar"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    assert make(root)
+    assert files(root) == files(small)
+
+
+def test_other_parameters_replace_the_world(tmp_path: Path) -> None:
+    make(tmp_path / "demo")
+    assert make(tmp_path / "demo", dataclasses.replace(SMALL, train=9))
+    assert json.loads((tmp_path / "demo/world.json").read_text())["parameters"]["train"] == 9
+    assert sorted(path.name for path in (tmp_path / "demo/train").iterdir()) == ["00000.tar", "00001.tar"]
+
+
+def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="something else"):
+        make(tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_training_shards_have_the_members_of_img2dataset(small: Path) -> None:
+    seen = []
+    for shard in sorted((small / "train").glob("*.tar")):
+        with tarfile.open(shard) as archive:
+            members = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+            assert {member.mtime for member in archive} == {0}
+        for key in sorted({name.split(".")[0] for name in members}):
+            facts = json.loads(members[f"{key}.json"])
+            image = Image.open(io.BytesIO(members[f"{key}.jpg"]))
+            assert facts["key"] == key
+            assert facts["caption"] == members[f"{key}.txt"].decode()
+            assert (facts["width"], facts["height"]) == image.size and image.format == "JPEG"
+            seen.append(key)
+    assert seen == [f"0000{shard}000{row}" for shard in range(3) for row in range(8) if 8 * shard + row < 20]
+
+
+def test_held_out_sets_show_every_class_equally_often_and_no_training_picture(small: Path) -> None:
+    pictures = Counter()
+    for tar in small.rglob("*.tar"):
+        with tarfile.open(tar) as archive:
+            pictures.update(archive.extractfile(each).read() for each in archive if each.name.endswith("jpg"))  # type: ignore[union-attr]
+    assert pictures.total() == 20 + 4 * (20 + 10) + 6 and set(pictures.values()) == {1}
+    for name, classes in SETS.items():
+        found = open_set(small / "downstream", name)
+        assert isinstance(found, ClassificationSet) and tuple(found.class_names) == classes
+        labels = Counter(found.splits["test"][index][1] for index in range(10))
+        assert labels == dict.fromkeys(range(len(classes)), 10 // len(classes))
+
+
+def test_each_retrieval_scene_has_five_different_captions(small: Path) -> None:
+    found = open_set(small / "downstream", "scenes")
+    assert isinstance(found, RetrievalSet)
+    assert found.caption_image == [index for index in range(6) for _ in range(5)]
+    assert all(len(set(found.captions[start : start + 5])) == 5 for start in range(0, 30, 5))
+
+
+def test_captions_tell_only_what_the_scene_holds() -> None:
+    for index, scene in enumerate(scenes(600)):
+        for text in write_captions(scene, np.random.default_rng(index), 1.0, 2):
+            words = re.findall(r"[a-z]+", re.sub(r"blue sky|white snow", "", text))
+            singular = {word.removesuffix("es") if word == "crosses" else word.removesuffix("s") for word in words}
+            told = {
+                "colour": set(words) & set(COLOURS),
+                "texture": set(words) & set(TEXTURES),
+                "shape": ({*words} | singular) & set(SHAPES),
+            }
+            for attribute, values in told.items():
+                assert values <= {getattr(thing, attribute) for thing in scene.things}, text
+            assert any(told.values()), text
+            numbers = [COUNTS.index(word) + 1 for word in words if word in COUNTS]
+            assert numbers in ([], [len(scene.things)]), text
+
+
+def test_relations_in_captions_agree_with_the_places_of_the_things() -> None:
+    words = {
+        "left of": (0, 1),
+        "right of": (0, -1),
+        "above": (1, 1),
+        "over": (1, 1),
+        "below": (1, -1),
+        "under": (1, -1),
+    }
+    checked = 0
+    for index, scene in enumerate(scenes(400, "pair")):
+        text = write_caption(scene, np.random.default_rng(index), 2.0)
+        relation = [word for word in words if f" {word} " in text]
+        if len(relation) != 1 or text.startswith("under"):
+            continue
+        before, after = text.split(f" {relation[0]} ")
+        first, second = (next(each for each in scene.things if each.shape in part) for part in (before, after))
+        axis, sign = words[relation[0]]
+        assert sign * ((second.x, second.y)[axis] - (first.x, first.y)[axis]) > 0, text
+        checked += first is not second
+    assert checked > 200
+
+
+def test_captions_fit_the_context_of_the_demo() -> None:
+    tokenizer = ClipTokenizer(32)
+    texts = [write_caption(scene, np.random.default_rng(index), 2.0) for index, scene in enumerate(scenes(1000))]
+    assert max(len(tokenizer.encode(text)) for text in texts) <= 30
+
+
+def test_things_lie_within_the_picture_and_do_not_overlap() -> None:
+    for scene in scenes(400):
+        for thing in scene.things:
+            assert thing.radius <= thing.x <= 1 - thing.radius and thing.radius <= thing.y <= 1 - thing.radius
+        if scene.kind == "group":
+            for first in scene.things:
+                gaps = [np.hypot(first.x - other.x, first.y - other.y) for other in scene.things if other is not first]
+                assert min(gaps) > first.radius + scene.things[0].radius
+
+
+def lone(shape: str, colour: str, texture: str = "plain", background: str = "snow") -> Scene:
+    return Scene("single", background, (Thing(shape, colour, texture, "large", 0.5, 0.5, 0.4, 0.0),))
+
+
+def silhouette(shape: str) -> np.ndarray:
+    """[64, 64] bool, where a black thing covers a sandy ground; its rim is lighter than that."""
+    return render(lone(shape, "black", background="sand"), 64, np.random.default_rng(0)).max(axis=-1) < 65
+
+
+def test_every_shape_has_a_silhouette_of_its_own() -> None:
+    masks = {shape: silhouette(shape) for shape in SHAPES}
+    for first in SHAPES:
+        assert 0.05 < masks[first].mean() < 0.6
+        for second in SHAPES:
+            overlap = (masks[first] & masks[second]).sum() / (masks[first] | masks[second]).sum()
+            assert overlap < 0.85 or first == second, (first, second)
+
+
+def test_symmetric_shapes_are_drawn_symmetric() -> None:
+    for shape in set(SHAPES) - {"crescent"}:
+        mask = silhouette(shape)
+        assert (mask != mask[:, ::-1]).sum() <= 0.03 * mask.sum(), shape
+    for shape in ("circle", "square", "cross", "ring", "diamond"):
+        mask = silhouette(shape)
+        assert (mask != mask[::-1]).sum() <= 0.03 * mask.sum(), shape
+
+
+def test_a_disc_has_the_area_of_its_radius() -> None:
+    # The circle's radius is 0.9 of the thing's.
+    assert silhouette("circle").sum() == pytest.approx(np.pi * (0.9 * 0.4 * 64) ** 2, rel=0.04)
+
+
+def test_the_named_colour_is_the_one_that_is_painted() -> None:
+    means = {
+        colour: render(lone("square", colour), 48, np.random.default_rng(1))[18:30, 18:30].mean(axis=(0, 1))
+        for colour in COLOURS
+    }
+    for index in range(30):
+        for colour in COLOURS:
+            patch = render(lone("square", colour), 48, np.random.default_rng(100 + index))[18:30, 18:30]
+            distance = {other: np.abs(patch.mean(axis=(0, 1)) - mean).max() for other, mean in means.items()}
+            assert min(distance, key=lambda other: distance[other]) == colour
+
+
+def test_only_plain_things_are_of_one_shade() -> None:
+    for texture in TEXTURES:
+        patch = render(lone("square", "red", texture), 64, np.random.default_rng(2))[14:50, 14:50].mean(axis=-1)
+        assert (patch.std() > 15) == (texture != "plain"), texture

@@ -1,0 +1,93 @@
+"""What a request to stop does, at once or at the next step."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.runs import STEPS, same, start, train, weights
+
+CODE = """
+import os, signal, sys
+from clipzoo.distributed.preemption import Interruption
+{before}
+interruption = Interruption()
+with interruption.latched():
+    {latched}
+    print("latched", interruption.asked, flush=True)
+print("behind", flush=True)
+{behind}
+print("end", flush=True)
+"""
+ASK = "os.kill(os.getpid(), signal.SIGUSR1)"
+
+
+def outcome(before: str = "", latched: str = "pass", behind: str = "pass") -> tuple[int, list[str], str]:
+    """Exit code, what was printed, what was said to the user; in a fresh fork, for handlers are the process's."""
+    code = CODE.format(before=before, latched=latched, behind=behind)
+    out, said = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(out[1], 1)
+        os.dup2(said[1], 2)
+        import sys
+
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        try:
+            exec(code, {})
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
+    os.close(out[1])
+    os.close(said[1])
+    printed, text = os.fdopen(out[0]).read(), os.fdopen(said[0]).read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), printed.splitlines(), text
+
+
+def test_nobody_asks():
+    assert outcome() == (0, ["latched False", "behind", "end"], "")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_in_training_a_request_is_remembered_and_behind_it_the_process_leaves_with_75(name):
+    code, printed, said = outcome(latched=f"os.kill(os.getpid(), signal.{name})")
+    assert (code, printed) == (75, ["latched True"])
+    assert "asked to stop" in said and "the same command goes on" in said
+
+
+def test_outside_of_training_the_process_leaves_at_once():
+    assert outcome(behind=ASK)[:2] == (75, ["latched False", "behind"])
+
+
+def test_while_a_saved_state_is_evaluated_the_process_leaves_at_once():
+    latched = f"""
+    with interruption.unlatched():
+        {ASK}
+        print("not reached", flush=True)
+    """.strip()
+    assert outcome(latched=latched)[:2] == (75, [])
+
+
+def test_a_launchers_handler_is_called_when_all_is_saved():
+    before = "signal.signal(signal.SIGUSR2, lambda number, frame: (print('requeue', number), sys.exit(1)))"
+    code, printed, _ = outcome(before, latched="os.kill(os.getpid(), signal.SIGUSR2)")
+    assert (code, printed) == (75, ["latched True", f"requeue {signal.SIGUSR2.value}"])
+
+
+def test_a_second_interrupt_from_the_keyboard_does_not_wait():
+    latched = "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)"
+    assert "latched True" not in outcome(latched=latched)[1]
+
+
+def test_a_run_that_is_asked_twice_saves_once_and_goes_on_bit_for_bit(tiny_shards, tmp_path):
+    (rank,) = start(tiny_shards, tmp_path, "trainer.save_every=1000")
+    rank.wait_for("step 2/")
+    rank.signal(signal.SIGTERM)
+    rank.signal(signal.SIGTERM)
+    assert rank.end() == 75, rank.said
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+    train(tiny_shards, tmp_path, "trainer.save_every=1000")
+    train(tiny_shards, tmp_path / "whole", "trainer.save_every=1000")
+    assert same(weights(tmp_path, STEPS), weights(tmp_path / "whole", STEPS))

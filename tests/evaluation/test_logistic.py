@@ -1,0 +1,153 @@
+"""The logistic regression against scikit-learn's, which is given the time to converge."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression as Judge
+
+from clipzoo.evaluation.probe.logistic import LogisticRegression
+from clipzoo.evaluation.probe.penalty_search import GRID
+
+
+def problem(samples=400, width=16, classes=5, noise=1.0, seed=0):
+    """Overlapping classes; features of very different variances, correlated, off centre, in float32 as models give."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.logspace(0, -2, width)
+    labels = torch.arange(samples) % classes
+    centers = torch.randn(classes, width, generator=generator)
+    features = (centers[labels] + noise * torch.randn(samples, width, generator=generator)) * scales
+    turn = torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
+    return features @ turn + 0.7, labels
+
+
+def objective(features, labels, weight, bias, c) -> float:
+    """scikit-learn's, in float64."""
+    logits = features.double() @ weight + bias
+    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    return (c * losses + weight.square().sum() / 2).item()
+
+
+def judged(features, labels, c) -> tuple[torch.Tensor, torch.Tensor]:
+    judge = Judge(C=c, solver="newton-cg", tol=1e-9, max_iter=1000)
+    with warnings.catch_warnings():
+        # Its line search gives up where float64 ends.
+        warnings.simplefilter("ignore")
+        judge.fit(features.double().numpy(), labels.numpy())
+    return torch.tensor(judge.coef_.T), torch.tensor(judge.intercept_)
+
+
+def test_objective_and_accuracy_are_scikit_learns_over_the_whole_grid_of_c():
+    features, labels = problem()
+    test_features, test_labels = problem(seed=0, samples=1000)
+    model = LogisticRegression(features, labels, 5)
+    for c in GRID:
+        solution = model.solve(c)
+        weight, bias = judged(features, labels, c)
+        ours = objective(features, labels, solution.weight, solution.bias, c)
+        assert solution.converged
+        assert ours == pytest.approx(objective(features, labels, weight, bias, c), rel=1e-6), c
+        expected = test_features.double() @ weight + bias
+        # Where scikit-learn itself is within a hair of another class, the last digits decide.
+        best = expected.topk(2).values
+        clear = best[:, 0] - best[:, 1] > 0.05
+        right = solution.logits(test_features).argmax(1) == test_labels
+        assert torch.equal(right[clear], (expected.argmax(1) == test_labels)[clear]), c
+
+
+def test_the_objective_of_separable_classes_is_nowhere_above_scikit_learns():
+    features, labels = problem(noise=0.2)
+    model = LogisticRegression(features, labels, 5)
+    for c in GRID[::6]:
+        solution = model.solve(c)
+        weight, bias = judged(features, labels, c)
+        ours = objective(features, labels, solution.weight, solution.bias, c)
+        assert solution.converged and ours <= objective(features, labels, weight, bias, c) * (1 + 1e-6), c
+
+
+def test_the_optimum_of_separable_classes_has_no_gradient_left():
+    # There scikit-learn stops early: the Newton decrement, with the exact Hessian, bounds what is left to gain.
+    features, labels = problem(noise=0.2, width=8, samples=120, classes=3)
+    model = LogisticRegression(features, labels, 3)
+    for c in (1.0, 1e3, 1e6):
+        solution = model.solve(c)
+        point = torch.cat([solution.weight, solution.bias[None]]).flatten()
+
+        def value(flat, c=c):
+            weight, bias = flat.view(9, 3)[:-1], flat.view(9, 3)[-1]
+            logits = features.double() @ weight + bias
+            losses = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+            return c * losses + weight.square().sum() / 2
+
+        gradient = torch.autograd.functional.jacobian(value, point)
+        hessian = torch.autograd.functional.hessian(value, point)
+        # Adding a number to all biases changes nothing: that direction is taken out.
+        decrement = gradient @ torch.linalg.lstsq(hessian, gradient, driver="gelsd").solution / 2
+        assert decrement <= 1e-6 * value(point)
+
+
+def test_two_classes_are_penalised_as_scikit_learns_single_weight():
+    features, labels = problem(classes=2)
+    model = LogisticRegression(features, labels, 2)
+    for c in (1e-3, 1.0, 1e3):
+        solution = model.solve(c)
+        weight, bias = judged(features, labels, c)
+        single, offset = solution.weight[:, 1] - solution.weight[:, 0], solution.bias[1] - solution.bias[0]
+
+        def value(weight, bias, c=c):
+            margins = (features.double() @ weight + bias) * (2 * labels - 1)
+            return (weight.square().sum() / 2 - c * torch.nn.functional.logsigmoid(margins).sum()).item()
+
+        assert value(single, offset) == pytest.approx(value(weight[:, 0], bias[0]), rel=1e-7)
+
+
+def test_the_answer_does_not_depend_on_what_was_solved_before():
+    features, labels = problem()
+    warm = LogisticRegression(features, labels, 5)
+    for c in (1e-6, 1e6, 10.0):
+        warm.solve(c)
+    for c in (1e-2, 1.0, 1e3):
+        late, early = warm.solve(c), LogisticRegression(features, labels, 5).solve(c)
+        values = [objective(features, labels, each.weight, each.bias, c) for each in (late, early)]
+        assert values[0] == pytest.approx(values[1], rel=1e-7)
+
+
+def test_fewer_samples_than_features_and_features_that_do_not_vary():
+    features, labels = problem(samples=20, width=64)
+    features[:, 3] = 5.0
+    solution = LogisticRegression(features, labels, 5).solve(1.0)
+    weight, bias = judged(features, labels, 1.0)
+    ours = objective(features, labels, solution.weight, solution.bias, 1.0)
+    assert ours == pytest.approx(objective(features, labels, weight, bias, 1.0), rel=1e-6)
+    assert solution.weight[3].abs().max() < 1e-6
+
+
+def test_blocks_of_rows_do_not_change_the_optimum(monkeypatch):
+    features, labels = problem()
+    whole = LogisticRegression(features, labels, 5).solve(1.0)
+    monkeypatch.setattr("clipzoo.evaluation.probe.logistic.ROWS_AT_ONCE", 33)
+    monkeypatch.setattr("clipzoo.evaluation.probe.logistic_descent.BLOCK_LOGITS", 40)
+    monkeypatch.setattr("clipzoo.evaluation.probe.logistic_descent.SAMPLED_ROWS", 100)
+    parts = LogisticRegression(features, labels, 5).solve(1.0)
+    assert parts.objective == pytest.approx(whole.objective, rel=1e-7)
+
+
+def test_too_few_iterations_are_told():
+    features, labels = problem()
+    assert not LogisticRegression(features, labels, 5).solve(1e4, limit=3).converged
+
+
+def test_the_judge_itself_would_stop_early_with_its_default_tolerance():
+    # Why the comparison above does not use it: its numbers would differ, and not because ours are wrong.
+    features, labels = problem(noise=0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        judge = Judge(C=1e4, max_iter=1000).fit(features.double().numpy(), labels.numpy())
+    theirs = objective(features, labels, torch.tensor(judge.coef_.T), torch.tensor(judge.intercept_), 1e4)
+    ours = LogisticRegression(features, labels, 5).solve(1e4)
+    assert objective(features, labels, ours.weight, ours.bias, 1e4) < 0.9 * theirs
+    assert np.isfinite(theirs)

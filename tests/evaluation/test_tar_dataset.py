@@ -1,0 +1,221 @@
+"""The layout of downstream sets: what is written is read back, and what is damaged is named."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets.tar_dataset import ClassificationSet, RetrievalSet, open_set
+from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
+
+NAMES = ["a red/blue thing", "éclair", "third"]
+
+
+def picture(index: int, kind: str = "PNG", mode: str = "RGB") -> bytes:
+    pixels = np.random.default_rng(index).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(stream, kind)
+    return stream.getvalue()
+
+
+def pixels_of(encoded: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
+
+
+def labelled(count: int, first: int = 0) -> list[tuple[bytes, int]]:
+    return [(picture(first + index), index % len(NAMES)) for index in range(count)]
+
+
+def classification(root: Path, name: str = "things", shard_size: int = 4) -> Path:
+    write_classification(
+        root / name,
+        class_names=NAMES,
+        templates=["a {c}", "one {c}."],
+        metric="mean_per_class",
+        recipe="by hand",
+        splits={"train": labelled(9), "test": labelled(5, first=100)},
+        shard_size=shard_size,
+    )
+    return root / name
+
+
+def opened(root: Path) -> ClassificationSet:
+    found = open_set(root, "things")
+    assert isinstance(found, ClassificationSet)
+    return found
+
+
+def rewrite_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def only_member(folder: Path, name: str, content: bytes) -> None:
+    """Leave one member in the first tar, and no meta.json that would contradict it."""
+    (folder / "meta.json").unlink()
+    rewrite_tar(folder / "train/0.tar", {name: content})
+
+
+def test_a_classification_set_is_read_back_as_written(tmp_path: Path) -> None:
+    classification(tmp_path)
+    found = opened(tmp_path)
+    assert (found.name, found.class_names, found.metric) == ("things", NAMES, "mean_per_class")
+    assert found.templates == ["a {c}", "one {c}."]
+    for split, expected in {"train": labelled(9), "test": labelled(5, first=100)}.items():
+        items = [found.splits[split][index] for index in range(len(found.splits[split]))]
+        assert [label for _, label in items] == [label for _, label in expected]
+        for (image, _), (encoded, _) in zip(items, expected, strict=True):
+            assert image.mode == "RGB" and np.array_equal(np.asarray(image), pixels_of(encoded))
+
+
+def test_the_original_bytes_of_every_image_format_are_kept(tmp_path: Path) -> None:
+    encoded = [picture(0, "JPEG"), picture(1, "PNG"), picture(2, "WEBP"), picture(3, "JPEG", "L")]
+    write_retrieval(tmp_path / "mixed", recipe="", examples=[(each, ["a caption"]) for each in encoded])
+    with tarfile.open(tmp_path / "mixed/test/0.tar") as archive:
+        stored = {name: archive.extractfile(name).read() for name in archive.getnames() if not name.endswith("txt")}  # type: ignore[union-attr]
+    assert list(stored) == ["s0000000.jpg", "s0000001.png", "s0000002.webp", "s0000003.jpg"]
+    assert list(stored.values()) == encoded
+    images = open_set(tmp_path, "mixed").images  # type: ignore[union-attr]
+    assert all(np.array_equal(np.asarray(images[index]), pixels_of(each)) for index, each in enumerate(encoded))
+
+
+def test_captions_of_a_retrieval_set_know_their_image(tmp_path: Path) -> None:
+    captions = [["one", "two"], ["three"], ["vier", "fünf", "six"]]
+    examples = [(picture(index), own) for index, own in enumerate(captions)]
+    write_retrieval(tmp_path / "pairs", recipe="", examples=examples, shard_size=2)
+    found = open_set(tmp_path, "pairs")
+    assert isinstance(found, RetrievalSet)
+    assert found.captions == [line for own in captions for line in own]
+    assert found.caption_image == [0, 0, 1, 2, 2, 2]
+    assert len(found.images) == 3  # type: ignore[arg-type]
+
+
+def test_webdataset_reads_what_was_written_as_clip_benchmark_does(tmp_path: Path) -> None:
+    import webdataset
+
+    folder = classification(tmp_path, shard_size=4)
+    shards = int((folder / "train/nshards.txt").read_text())
+    assert shards == 3
+    pattern = str(folder / "train" / f"{{0..{shards - 1}}}.tar")
+    stream = webdataset.WebDataset(pattern, shardshuffle=False).decode("pil").to_tuple("png", "cls")
+    for (image, label), (encoded, expected) in zip(stream, labelled(9), strict=True):
+        assert label == expected and np.array_equal(np.asarray(image), pixels_of(encoded))
+
+
+def test_a_set_without_our_meta_opens_with_top1_and_its_own_member_names(tmp_path: Path) -> None:
+    folder = classification(tmp_path)
+    (folder / "meta.json").unlink()
+    (folder / "dataset_type.txt").unlink()
+    members = {"../../etc/0001.PNG": picture(1), "../../etc/0001.cls": b"2\n", "b.x.png": picture(2), "b.cls": b"0"}
+    members["b.png"] = members.pop("b.x.png")
+    rewrite_tar(folder / "train/0.tar", members)
+    (folder / "train/nshards.txt").write_text("1")
+    found = opened(tmp_path)
+    assert found.metric == "top1"
+    assert [found.splits["train"][index][1] for index in range(2)] == [2, 0]
+    assert np.array_equal(np.asarray(found.splits["train"][0][0]), pixels_of(picture(1)))
+
+
+def test_loader_workers_read_the_same_as_the_process_itself(tmp_path: Path) -> None:
+    classification(tmp_path)
+    split = opened(tmp_path).splits["train"]
+    loader = DataLoader(split, batch_size=None, num_workers=2, shuffle=False)
+    for index, (image, label) in enumerate(loader):
+        assert label == split[index][1] and np.array_equal(np.asarray(image), np.asarray(split[index][0]))
+    assert index == 8
+
+
+def test_equal_examples_have_equal_digests_however_they_are_cut_into_tars(tmp_path: Path) -> None:
+    digests = []
+    for name, shard_size in (("first", 2), ("second", 100)):
+        folder = classification(tmp_path, name, shard_size)
+        digests.append(json.loads((folder / "meta.json").read_text())["splits"])
+    assert digests[0] == digests[1]
+    assert digests[0]["train"]["samples"] == 9
+    assert digests[0]["train"]["digest"] != digests[0]["test"]["digest"]
+
+
+def test_a_missing_set_names_its_path_the_others_and_the_command(tmp_path: Path) -> None:
+    classification(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        open_set(tmp_path, "thing")
+    message = str(error.value)
+    assert str(tmp_path / "thing") in message and "there are things" in message and "make_world.py" in message
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "train/1.tar").unlink(), r"train/1\.tar is missing"),
+        (lambda folder: (folder / "classnames.txt").unlink(), r"classnames\.txt is missing"),
+        (lambda folder: (folder / "classnames.txt").write_text("one\ntwo\n"), "label '2', there are 2 classes"),
+        (lambda folder: (folder / "train/nshards.txt").write_text("2"), "8 samples, its meta.json says 9"),
+        (lambda folder: (folder / "train/nshards.txt").write_text("many"), "not 'many'"),
+        (lambda folder: (folder / "dataset_type.txt").write_text("multilabel"), "multilabel"),
+        (lambda folder: only_member(folder, "a.cls", b"0"), "a has no image"),
+        (lambda folder: only_member(folder, "a.png", picture(0)), r"a has no \.cls"),
+        (lambda folder: (folder / "zeroshot_classification_templates.txt").write_text("a thing"), "lacks {c}"),
+    ],
+)
+def test_a_damaged_set_is_refused_with_its_place(tmp_path: Path, damage, words: str) -> None:
+    folder = classification(tmp_path)
+    damage(folder)
+    with pytest.raises(ConfigError, match=words):
+        open_set(tmp_path, "things")
+
+
+def test_a_truncated_tar_is_refused_at_every_length(tmp_path: Path) -> None:
+    folder = classification(tmp_path)
+    path = folder / "train/0.tar"
+    whole = path.read_bytes()
+    for length in range(0, 6 * 512, 256):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ConfigError, match=r"train/0\.tar"):
+            open_set(tmp_path, "things")
+
+
+def test_an_undecodable_image_is_named(tmp_path: Path) -> None:
+    folder = classification(tmp_path)
+    (folder / "meta.json").unlink()
+    rewrite_tar(folder / "train/0.tar", {"bad.png": picture(0)[:40], "bad.cls": b"0"})
+    split = opened(tmp_path).splits["train"]
+    with pytest.raises(ConfigError, match=r"train/0\.tar: bad cannot be decoded"):
+        split[0]
+
+
+def test_an_enormous_image_is_named(tmp_path: Path, monkeypatch) -> None:
+    classification(tmp_path)
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(ConfigError, match="cannot be decoded: Image size"):
+        opened(tmp_path).splits["train"][0]
+
+
+def test_a_set_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+    def interrupted():
+        yield picture(0), ["a caption"]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_retrieval(tmp_path / "set", recipe="", examples=interrupted())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_writer_refuses_what_the_layout_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="JPEG, PNG and WebP"):
+        write_retrieval(tmp_path / "set", recipe="", examples=[(b"GIF89a..", ["a caption"])])
+    with pytest.raises(ConfigError, match="is not one line"):
+        write_retrieval(tmp_path / "set", recipe="", examples=[(picture(0), ["two\nlines"])])
+    write_retrieval(tmp_path / "set", recipe="", examples=[(picture(0), ["a caption"])])
+    with pytest.raises(ConfigError, match="exists already"):
+        write_retrieval(tmp_path / "set", recipe="", examples=[(picture(0), ["a caption"])])

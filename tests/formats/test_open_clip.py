@@ -1,0 +1,116 @@
+"""Models that go to open_clip and back: open_clip itself is the judge."""
+
+from __future__ import annotations
+
+import open_clip
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+import clipzoo
+from clipzoo.api import LoadedModel
+from clipzoo.build import build_model
+from clipzoo.errors import ConfigError
+
+TEXT = {
+    "_target_": "clipzoo.encoders.text.ClipTextTower", "context_length": 77, "vocabulary": 49408, "width": 32,
+    "layers": 2, "heads": 2, "quick_gelu": True, "distinct_pads": False, "end_token": 49407, "norm_eps": 1e-6,
+}  # fmt: skip
+TOWERS = {
+    "vit": ({"_target_": "clipzoo.encoders.image.ClipViT", "image_size": 32, "patch_size": 8, "width": 64, "layers": 2,
+             "heads": 1, "quick_gelu": True}, 64, 32),
+    "resnet": ({"_target_": "clipzoo.encoders.image.ClipResNet", "image_size": 64, "layers": [1, 1, 1, 1],
+                "stem_width": 8, "heads": 4}, 256, 64),
+    "timm": ({"_target_": "clipzoo.encoders.image.TimmTower", "name": "resnet10t", "image_size": None,
+              "pretrained": False, "options": {}}, 512, 64),
+}  # fmt: skip
+
+
+def model_of(kind: str, **changes) -> LoadedModel:
+    tower, width, size = TOWERS[kind]
+    config = {
+        "seed": 0,
+        "encoder": {
+            "_target_": "clipzoo.encoders.towers.TwoTowers", "image_size": size, "image_width": width, "text_width": 32,
+            "context_length": 77, "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.25, 0.3], "image_tower": tower,
+            "text_tower": {**TEXT, **changes},
+            "tokenizer": {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": 77},
+        },
+        "head": {
+            "_target_": "clipzoo.heads.clip.ClipHead", "image_width": width, "text_width": 32, "embed_width": 16,
+            "temperature": 0.05, "max_scale": 100.0, "learnable_temperature": True,
+        },
+        "data": {"interpolation": "bicubic"},
+    }  # fmt: skip
+    model = LoadedModel(build_model(config), config).eval()
+    for module in model.modules():  # statistics that a wrong mapping would show
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_()
+    return model
+
+
+@pytest.mark.parametrize("kind", TOWERS)
+def test_open_clip_loads_an_exported_model_with_identical_embeddings(kind, tmp_path):
+    ours = model_of(kind)
+    clipzoo.export(ours, tmp_path)
+    peer = open_clip.create_model(f"local-dir:{tmp_path}").eval()
+    image = torch.randn(3, 3, TOWERS[kind][2], TOWERS[kind][2])
+    text = open_clip.tokenize(["a red circle", "", "two blue squares"])
+    with torch.no_grad():
+        torch.testing.assert_close(ours.encode_image(image), functional.normalize(peer.encode_image(image), dim=-1))
+        torch.testing.assert_close(ours.encode_text(text), functional.normalize(peer.encode_text(text), dim=-1))
+        logits = ours.similarity(ours.encode_image(image), ours.encode_text(text))
+        torch.testing.assert_close(logits, peer.get_logits(image, text)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", TOWERS)
+def test_an_exported_model_comes_back_with_identical_weights(kind, tmp_path):
+    ours = model_of(kind)
+    clipzoo.export(ours, tmp_path)
+    back = clipzoo.from_open_clip(f"local-dir:{tmp_path}")
+    theirs = back.state_dict()
+    assert theirs.keys() == ours.state_dict().keys()
+    assert all(torch.equal(value, theirs[key]) for key, value in ours.state_dict().items())
+    assert back.encoder.image_size == TOWERS[kind][2]
+
+
+def test_a_resnet_whose_pooling_has_an_output_bias_keeps_its_embeddings(tmp_path):
+    torch.manual_seed(0)
+    ours = model_of("resnet")
+    clipzoo.export(ours, tmp_path)
+    weights = load_file(tmp_path / "open_clip_model.safetensors")
+    weights["visual.attnpool.c_proj.bias"] = torch.randn(16)
+    save_file(weights, tmp_path / "open_clip_model.safetensors")
+    peer = open_clip.create_model(f"local-dir:{tmp_path}").eval()
+    biased = clipzoo.from_open_clip(f"local-dir:{tmp_path}")
+    image = torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        expected = functional.normalize(peer.encode_image(image), dim=-1)
+        assert not torch.allclose(ours.encode_image(image), expected, atol=1e-2)
+        torch.testing.assert_close(biased.encode_image(image), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "pretrained", "expected"),
+    [
+        ("ViT-B32", None, "open_clip knows no model ViT-B32; did you mean ViT-B-32"),
+        ("RN50", "opnai", "pretrained=opnai is neither a file nor weights that open_clip has of RN50 .it has: openai"),
+    ],
+)
+def test_what_open_clip_does_not_have_is_named(name, pretrained, expected):
+    with pytest.raises(ConfigError, match=expected):
+        clipzoo.from_open_clip(name, pretrained)
+
+
+def test_what_open_clip_cannot_hold_is_refused_with_its_reason(tmp_path):
+    with pytest.raises(ConfigError, match="distinct_pads is true"):
+        clipzoo.export(model_of("vit", distinct_pads=True), tmp_path)
+    with pytest.raises(ConfigError, match="quick_gelu differs"):
+        clipzoo.export(model_of("vit", quick_gelu=False), tmp_path)
+
+
+def test_an_export_is_not_overwritten(tmp_path):
+    clipzoo.export(model_of("vit"), tmp_path)
+    with pytest.raises(ConfigError, match="holds an exported model already"):
+        clipzoo.export(model_of("vit"), tmp_path)

@@ -1,0 +1,109 @@
+"""CLOOB against a transcription of its formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from clipzoo.heads.cloob import CloobHead
+from tests.support.heads import build_head, image_features, text_features
+
+BETA, INVERSE_TEMPERATURE = 8.0, 30.0
+
+
+def embeddings(head: CloobHead) -> tuple[Tensor, Tensor]:
+    return head.embed_image(image_features(5)), head.embed_text(text_features(5))
+
+
+def unit(vector: Tensor) -> Tensor:
+    return vector / (vector * vector).sum().sqrt()
+
+
+def retrieved(query: Tensor, memory: list[Tensor]) -> Tensor:
+    """Eq. 9 and 10 with the normalisation of the released code."""
+    energies = [torch.exp(BETA * (query * stored).sum()) for stored in memory]
+    return unit(sum(energy * stored for energy, stored in zip(energies, memory, strict=True)) / sum(energies))
+
+
+def info_loob(anchors: list[Tensor], positives: list[Tensor]) -> Tensor:
+    losses = []
+    for i, anchor in enumerate(anchors):
+        positive = torch.exp(INVERSE_TEMPERATURE * (anchor * positives[i]).sum())
+        others = sum(
+            torch.exp(INVERSE_TEMPERATURE * (anchor * each).sum()) for j, each in enumerate(positives) if j != i
+        )
+        losses.append(-torch.log(positive / others))
+    return sum(losses) / len(losses)
+
+
+def test_loss_and_gradient_equal_the_transcribed_formulas():
+    """Eq. A139: the second term is anchored on the text, V_y; a sum of two terms, scaled by the temperature."""
+    head = build_head("cloob")
+    image, text = embeddings(head)
+    x, y = list(image), list(text)
+    u_x, u_y = [retrieved(each, x) for each in x], [retrieved(each, x) for each in y]
+    v_x, v_y = [retrieved(each, y) for each in x], [retrieved(each, y) for each in y]
+    expected = (info_loob(u_x, u_y) + info_loob(v_y, v_x)) / INVERSE_TEMPERATURE
+
+    similarity = head(image_features(5), text_features(5))
+    loss = (
+        sum((each.log_sum_exp(exclude_positive=True) - each.positives()).mean() for each in similarity.directions)
+        / INVERSE_TEMPERATURE
+    )
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    ours, theirs = (torch.autograd.grad(each, list(head.parameters())) for each in (loss, expected))
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
+
+
+def test_the_two_directions_are_not_each_others_transpose():
+    head = build_head("cloob")
+    similarity = head(image_features(5), text_features(5))
+    assert (similarity.image_to_text.dense() - similarity.text_to_image.dense().mT).abs().max() > 0.1
+
+
+def test_within_scores_compare_what_each_modality_retrieves_from_itself():
+    head = build_head("cloob")
+    image, text = embeddings(head)
+    similarity = head.similarity(image, text)
+    for make, own in ((similarity.within_image, image), (similarity.within_text, text)):
+        patterns = [retrieved(each, list(own)) for each in own]
+        expected = torch.stack([torch.stack([INVERSE_TEMPERATURE * (a * b).sum() for b in patterns]) for a in patterns])
+        torch.testing.assert_close(make().dense(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_evaluation_compares_plain_embeddings():
+    head = build_head("cloob").eval()
+    image, text = embeddings(head)
+    expected = torch.stack([torch.stack([INVERSE_TEMPERATURE * (x * y).sum() for y in text]) for x in image])
+    torch.testing.assert_close(head.score(image, text), expected, rtol=1e-13, atol=1e-13)
+
+
+def test_without_hopfield_training_compares_plain_embeddings_too():
+    head = build_head("cloob", "head.hopfield=false")
+    image, text = embeddings(head)
+    similarity = head.similarity(image, text)
+    torch.testing.assert_close(similarity.image_to_text.dense(), head.score(image, text))
+    torch.testing.assert_close(similarity.text_to_image.dense(), head.score(image, text).mT)
+
+
+def test_beta_zero_retrieves_the_same_mean_pattern_for_every_query():
+    similarity = build_head("cloob", "head.beta=0.0")(image_features(5), text_features(5))
+    every_score = similarity.image_to_text.dense()
+    torch.testing.assert_close(every_score, torch.full_like(every_score, INVERSE_TEMPERATURE))
+
+
+def test_large_beta_retrieves_the_nearest_stored_pattern():
+    head = build_head("cloob", "head.beta=1e5")
+    image, text = embeddings(head)
+    nearest = image[(text @ image.mT).argmax(dim=1)]
+    expected = INVERSE_TEMPERATURE * image @ nearest.mT
+    torch.testing.assert_close(head.similarity(image, text).image_to_text.dense(), expected)
+
+
+@pytest.mark.parametrize("name", ["cloob", "cloob head.hopfield=false"])
+def test_temperature_is_fixed(name):
+    head = build_head(name)
+    assert not head.learnable_temperature and head.score_range == (-INVERSE_TEMPERATURE, INVERSE_TEMPERATURE)
+    assert {key for key, _ in head.named_parameters()} == {"image_projection", "text_projection"}

@@ -1,0 +1,235 @@
+"""KME-CLIP against loops, against decimal arithmetic, and against CLIP where proposition 2 makes them one."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, localcontext
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clipzoo.errors import ConfigError
+from clipzoo.heads import kme
+from clipzoo.heads.kme import KmeHead, log_softplus
+from clipzoo.ops import kme_reference
+from clipzoo.types import Features, PointSet
+from tests.support.heads import (
+    IMAGE_WIDTH,
+    assert_same_values_and_gradients,
+    build_head,
+    image_features,
+    text_features,
+    trimmed,
+)
+
+
+@pytest.mark.parametrize("points", ["all", "caption"])
+def test_values_and_gradients_equal_loops_over_pairs_of_points(points):
+    head = build_head("kme", f"head.text_points={points}")
+    image, text = image_features(2), text_features(3)
+    scores = head.score(head.embed_image(image), head.embed_text(text))
+
+    def weighted(side, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
+        vectors = [token @ side.projection for token in tokens]
+        weights = [torch.log(1 + torch.exp(token @ side.weight_projection[:, 0])) for token in tokens]
+        return [(w, v / (v * v).sum().sqrt()) for w, v in zip(weights, vectors, strict=True)]
+
+    gamma = torch.log(1 + torch.exp(head.raw_gamma))
+    rows = []
+    for tokens in image.tokens:
+        row = []
+        for words, mask in zip(text.tokens, text.mask, strict=True):
+            right = weighted(head.text, words[mask] if points == "caption" else words)
+            pairs = [
+                w * w2 * torch.exp(-gamma * ((v - u) ** 2).sum())
+                for w, v in weighted(head.image, tokens)
+                for w2, u in right
+            ]
+            row.append(torch.log(sum(pairs)))
+        rows.append(torch.stack(row))
+    assert_same_values_and_gradients(head, scores, torch.stack(rows))
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.07, 1.0])
+def test_one_point_of_weight_one_is_clip_up_to_a_constant(temperature):
+    """Proposition 2: with gamma = 1 / (2 temperature) the score is (cosine - 1) / temperature."""
+    head = build_head("kme", "head.image_points=1", f"head.gamma={0.5 / temperature}")
+    clip = build_head("clip", f"head.temperature={temperature}")
+    image, text = (
+        with_weight_one(head.image, image_features(4).pooled),
+        with_weight_one(head.text, text_features(5).pooled),
+    )
+    clip.image_projection, clip.text_projection = head.image.projection, head.text.projection
+    ours = head.score(head.embed_image(image), head.embed_text(text))
+    theirs = clip.score(clip.embed_image(image), clip.embed_text(text))
+    torch.testing.assert_close(ours + 1 / temperature, theirs, rtol=1e-5, atol=1e-5)  # both scales begin in float32
+    scale = 2 * head.gamma
+    torch.testing.assert_close(ours + scale, theirs * scale / clip.log_scale.exp(), rtol=0, atol=1e-11)
+
+
+def with_weight_one(side, pooled: Tensor) -> Features:
+    """Features of one token a sample whose last entry makes softplus(token . p) = 1."""
+    side.weight_projection.data.zero_()
+    side.weight_projection.data[-1] = math.log(math.e - 1)
+    token = torch.cat([pooled[:, :-1], torch.ones_like(pooled[:, :1])], dim=1)
+    return Features(token, token[:, None])
+
+
+@pytest.mark.parametrize("kme_score", [kme.kme_score, kme_reference.kme_score], ids=["head", "reference"])
+@pytest.mark.parametrize("gamma", [1e-3, 1e-1, 7.142857142857143, 1e2, 1e3, 1e5])
+def test_score_is_right_to_1e_9_for_any_gamma_and_any_weight(gamma, kme_score):
+    """Against 130 decimals. Weights reach from e^-200 to 300."""
+    tokens, tokens2 = image_features(2).tokens[..., :10], text_features(3).tokens
+    points, points2 = (torch.nn.functional.normalize(each, dim=-1) for each in (tokens, tokens2))
+    raw, raw2 = torch.linspace(-200, 300, 10).double().view(2, 5), torch.linspace(5, -30, 18).double().view(3, 6)
+    scores = kme_score(points, log_softplus(raw), points2, log_softplus(raw2), torch.tensor(gamma).double())
+    with localcontext() as context:
+        context.prec = 130
+        exact_gamma = Decimal(torch.tensor(gamma).double().item())
+        expected = [
+            [decimal_score(v, a, u, a2, exact_gamma) for u, a2 in zip(points2, raw2, strict=True)]
+            for v, a in zip(points, raw, strict=True)
+        ]
+    torch.testing.assert_close(scores, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+def decimal_score(points: Tensor, raw: Tensor, points2: Tensor, raw2: Tensor, gamma: Decimal) -> float:
+    total = Decimal(0)
+    for v, a in zip(points.tolist(), raw.tolist(), strict=True):
+        for u, a2 in zip(points2.tolist(), raw2.tolist(), strict=True):
+            squared = sum((Decimal(x) - Decimal(y)) ** 2 for x, y in zip(v, u, strict=True))
+            weights = (1 + Decimal(a).exp()).ln() * (1 + Decimal(a2).exp()).ln()
+            total += weights * (-gamma * squared).exp()
+    return float(total.ln())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-7), (torch.float64, 1e-15)])
+def test_log_softplus_is_exact_and_has_its_gradient_everywhere(dtype, tolerance):
+    raw = torch.tensor([-1e4, -400, -104.5, -87, -21, -20, -19.9, -1, 0, 1, 19, 21, 39, 41, 100, 1e4], dtype=dtype)
+    raw.requires_grad_()
+    ours = log_softplus(raw)
+    ours.sum().backward()
+    with localcontext() as context:
+        context.prec = 250
+        exact = [Decimal(a) for a in raw[1:].tolist()]
+        softplus = [(1 + a.exp()).ln() for a in exact]
+        expected = [float(each.ln()) for each in softplus]
+        slopes = [float(1 / (1 + (-a).exp()) / each) for a, each in zip(exact, softplus, strict=True)]
+    torch.testing.assert_close(ours[1:], torch.tensor(expected, dtype=dtype), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(raw.grad[1:], torch.tensor(slopes, dtype=dtype), rtol=5 * tolerance, atol=tolerance)
+    assert ours[0].item() == -1e4 and raw.grad[0].item() == 1
+
+
+@pytest.mark.parametrize("gamma", [1e-3, 0.5, 7.142857142857143, 30.0, 1e5])
+def test_gamma_starts_where_it_should_and_stays_positive_and_finite(gamma):
+    head = build_head("kme", f"head.gamma={gamma}")
+    assert head.gamma.item() == pytest.approx(gamma, rel=1e-6)
+    for step in (-50.0, -1.0, 1e6):
+        head.raw_gamma.data.fill_(step)
+        assert 0 < head.gamma.item() < math.inf
+
+
+def test_gamma_starts_where_clip_does_and_its_steps_are_the_papers():
+    head = build_head("kme")
+    assert head.gamma.item() == pytest.approx(1 / (2 * 0.07))
+    (slope,) = torch.autograd.grad(head.gamma, head.raw_gamma)
+    assert slope.item() == pytest.approx(1, abs=1e-3)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        for each in output if isinstance(output, tuple | list) else (output,):
+            if isinstance(each, Tensor):
+                self.elements = max(self.elements, each.numel())
+        return output
+
+
+@pytest.mark.parametrize("block", [1, 100, 700])
+def test_blocks_change_neither_values_nor_gradients_and_bound_every_tensor(monkeypatch, block):
+    head = build_head("kme")
+
+    def reference() -> Tensor:
+        image, text = head.embed_image(image_features(9)), head.embed_text(text_features(8))
+        return kme_reference.kme_score(*parts(image), *parts(text), head.gamma)
+
+    whole = reference()
+    monkeypatch.setattr(kme_reference, "BLOCK_ELEMENTS", block)
+    assert_same_values_and_gradients(head, reference(), whole, tolerance=1e-12)
+    with LargestTensor() as largest:
+        reference().sum().backward()
+    assert largest.elements <= max(block, 9 * 5 * IMAGE_WIDTH) < 9 * 8 * 5 * 6
+
+
+def parts(embedding: PointSet) -> tuple[Tensor, Tensor]:
+    return embedding.points, embedding.log_weights
+
+
+def test_points_of_weight_zero_change_no_score():
+    head = build_head("kme")
+    image, text = head.embed_image(image_features(3)), head.embed_text(text_features(3))
+    torch.testing.assert_close(
+        head.score(image.padded(9), text.padded(11)), head.score(image, text), rtol=0, atol=1e-13
+    )
+
+
+def test_caption_points_do_not_depend_on_padding():
+    head, text = build_head("kme", "head.text_points=caption"), text_features(4)
+    text = Features(text.pooled[:3], text.tokens[:3], text.mask[:3])
+    image = head.embed_image(image_features(2))
+    short, long = head.score(image, head.embed_text(trimmed(text))), head.score(image, head.embed_text(text))
+    torch.testing.assert_close(short, long, rtol=0, atol=1e-13)
+
+
+def test_ensemble_is_the_log_mean_exp_of_the_prompts_scores():
+    head = build_head("kme", "head.text_points=caption")
+    image, prompts = head.embed_image(image_features(4)), head.embed_text(text_features(3))
+    expected = head.score(image, prompts).exp().mean(dim=1, keepdim=True).log()
+    torch.testing.assert_close(head.score(image, head.ensemble(prompts)), expected, rtol=0, atol=1e-12)
+
+
+def test_image_points_are_the_first_tokens_and_no_more_than_there_are():
+    image = image_features(3)
+    cut = build_head("kme").embed_image(Features(image.pooled, image.tokens[:, :2]))
+    ours = build_head("kme", "head.image_points=2").embed_image(image)
+    assert torch.equal(ours.points, cut.points) and torch.equal(ours.log_weights, cut.log_weights)
+    with pytest.raises(ConfigError, match="head.image_points is 50, but the encoder has 5 tokens"):
+        build_head("kme", "head.image_points=50").embed_image(image)
+
+
+def test_probe_before_the_projection_is_the_weighted_sum_of_the_tokens():
+    head, image = build_head("kme"), image_features(3)
+    weights = torch.log(1 + torch.exp(image.tokens @ head.image.weight_projection[:, 0]))
+    expected = torch.einsum("bm,bmw->bw", weights, image.tokens)
+    torch.testing.assert_close(head.probe(image, "before"), expected)
+    torch.testing.assert_close(head.probe(image, "after"), torch.einsum("bm,bmd->bd", weights, points_of(head, image)))
+
+
+def test_scores_inside_a_modality_compare_it_with_itself():
+    head, image, text = build_head("kme"), image_features(3), text_features(3)
+    similarity = head(image, text)
+    images, texts = head.embed_image(image), head.embed_text(text)
+    assert torch.equal(similarity.within_image().dense(), head.score(images, images))
+    assert torch.equal(similarity.within_text().dense(), head.score(texts, texts))
+
+
+def test_a_mask_of_the_image_tokens_is_obeyed_in_scores_and_probe():
+    head, image, text = build_head("kme"), image_features(2), text_features(3)
+    masked = Features(image.pooled, image.tokens, torch.tensor([[True, True, False, True, False]] * 2))
+    cut = Features(image.pooled, image.tokens[:, [0, 1, 3]])
+    texts = head.embed_text(text)
+    scores = [head.score(head.embed_image(each), texts) for each in (masked, cut)]
+    torch.testing.assert_close(*scores, rtol=0, atol=1e-13)
+    for where in ("before", "after"):
+        torch.testing.assert_close(head.probe(masked, where), head.probe(cut, where), rtol=0, atol=1e-13)
+
+
+def points_of(head: KmeHead, image: Features) -> Tensor:
+    embedding: PointSet = head.embed_image(image)
+    return embedding.points

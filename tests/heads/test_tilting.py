@@ -1,0 +1,75 @@
+"""The tiltings without normalisation against their formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clipzoo.errors import ConfigError
+from tests.support.heads import assert_same_values_and_gradients, build_head, image_features, text_features
+
+TEMPERATURE = 0.3
+FORMULAS = {
+    "inner_product": lambda u, v: sum(a * b for a, b in zip(u, v, strict=True)) / TEMPERATURE,
+    "distance": lambda u, v: -sum((a - b) ** 2 for a, b in zip(u, v, strict=True)) / (2 * TEMPERATURE),
+}
+every_tilting = pytest.mark.parametrize("name", FORMULAS)
+
+
+@every_tilting
+def test_values_and_gradients_equal_the_formula(name):
+    head, image, text = build_head(name, f"head.temperature={TEMPERATURE}"), image_features(3), text_features(4)
+    rows = [
+        torch.stack([FORMULAS[name](u, v) for v in text.pooled @ head.text_projection])
+        for u in image.pooled @ head.image_projection
+    ]
+    scores = head.score(head.embed_image(image), head.embed_text(text))
+    assert_same_values_and_gradients(head, scores, torch.stack(rows))
+
+
+@every_tilting
+def test_null_embedding_width_takes_the_encoders_own_vectors(name):
+    head = build_head(name, "head.embed_width=null", "encoder.text_width=12")
+    image = image_features(3)
+    assert list(head.parameters()) == []
+    assert torch.equal(head.embed_image(image), image.pooled) and torch.equal(head.probe(image, "after"), image.pooled)
+
+
+@every_tilting
+def test_null_embedding_width_needs_an_encoder_of_equal_widths(name):
+    with pytest.raises(ConfigError, match="image 12, text 10"):
+        build_head(name, "head.embed_width=null")
+
+
+@every_tilting
+def test_prompts_are_averaged_without_normalisation(name):
+    head = build_head(name)
+    text = head.embed_text(text_features(3))
+    torch.testing.assert_close(head.ensemble(text)[0], (text[0] + text[1] + text[2]) / 3)
+
+
+@pytest.mark.parametrize(("bits", "error"), [(10, 0.05), (7, 0.5)])
+def test_distance_stands_products_of_few_bits(bits, error):
+    """tf32 and bf16, which GPUs multiply in: vectors of norm 23, whose rounded squares alone would be wrong by more."""
+    drawn = torch.Generator().manual_seed(0)
+    image = torch.randn(64, 512, generator=drawn)
+    text = image + 0.3 * torch.randn(64, 512, generator=drawn)
+    for temperature in (1.0, 0.7):
+        head = build_head("distance", f"head.temperature={temperature}").float()
+        left, right = (rounded(each, bits).double() for each in head.factors(image, text))
+        exact = -(torch.cdist(image.double(), text.double()) ** 2) / (2 * temperature)
+        assert (left @ right.mT - exact).abs().max() < error
+
+
+def rounded(vectors: torch.Tensor, bits: int) -> torch.Tensor:
+    """To so many bits of mantissa."""
+    mantissa, exponent = torch.frexp(vectors)
+    return torch.ldexp((mantissa * 2 ** (bits + 1)).round() / 2 ** (bits + 1), exponent)
+
+
+def test_distance_to_itself_is_zero_and_to_all_others_negative():
+    head = build_head("distance")
+    image = head.embed_image(image_features(5))
+    scores = head.score(image, image)
+    assert scores.diagonal().abs().max() < 1e-13
+    assert (scores[~torch.eye(5, dtype=torch.bool)] < -0.1).all()

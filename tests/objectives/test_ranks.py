@@ -1,0 +1,122 @@
+"""Two real ranks give what one gives: loss, averaged gradients and per-sample state, for every legal pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clipzoo.build import build_objective, part
+from clipzoo.distributed import collectives as distributed
+from clipzoo.objectives.base import Objective
+from clipzoo.objectives.compatibility import check_pair
+from clipzoo.types import Batch, Features, Progress
+from scripts.compatibility import composed, options
+from tests.support.heads import IMAGE_WIDTH, TEXT_WIDTH, head_config, image_features, rows, text_features
+from tests.support.ranks import run_ranks
+
+SAMPLES, BATCH, STEPS = 16, 8, 3
+HEADS = [*options("head"), "cloob head.inverse_temperature=1.0"]
+OBJECTIVES = [
+    *options("objective"),
+    "siglip objective.initial_scale=10.0",
+    "cyclip objective.learnable_temperature=true",
+    "mmd_conditional objective.exclude_diagonal=true",
+    "sogclr objective.positive_in_denominator=true",
+    "nuclr objective.frozen_epochs=0 objective.eta=0.05 objective.temperature=0.2",
+    "nuclr objective.frozen_epochs=0 objective.eta=0.05 objective.positive=zeta",
+    "nuclr objective.frozen_epochs=0 objective.eta=0.05 objective.xi_update=step",
+]
+
+Plain = dict[str, Any]
+Found = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, tuple[Plain, Plain]]:
+    """The configurations of every legal pair of HEADS and OBJECTIVES, by name."""
+    heads = {name: head_config(name) for name in HEADS}
+    objectives = {name: composed(*_overrides(name)) for name in OBJECTIVES}
+    return {
+        f"{head_name} + {objective_name}": (head, objective)
+        for head_name, head in heads.items()
+        for objective_name, objective in objectives.items()
+        if check_pair(part(head), build_objective(objective)).legal
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(pairs) -> dict[str, Found]:
+    return train_pairs(pairs)
+
+
+def test_two_ranks_equal_one_for_every_legal_pair(pairs, alone):
+    assert len(pairs) >= len(HEADS) + len(OBJECTIVES)
+    first, second = run_ranks(2, train_pairs, pairs)
+    for pair, expected in alone.items():
+        for name, value in expected.items():
+            torch.testing.assert_close(first[pair][name], value, rtol=1e-10, atol=1e-10, msg=f"{pair}: {name}")
+            # Not only close: every rank must hold the same state and take the same step.
+            assert torch.equal(first[pair][name], second[pair][name]), f"{pair}: {name}"
+
+
+def test_the_pairs_compared_have_gradients_and_state_that_move(alone):
+    """What the comparison above would not see: numbers that are equal because nothing happened."""
+    for pair in [each for each in alone if each.startswith("cosine")]:
+        assert all(value.abs().sum() > 0 for name, value in alone[pair].items() if "gradient" in name), pair
+    learned = alone["cosine + nuclr objective.frozen_epochs=0 objective.eta=0.05 objective.temperature=0.2"]
+    assert (learned["state zeta"] + 0.05).abs().min() > 1e-6
+    assert learned["state log_u"].isfinite().all()
+
+
+def train_pairs(pairs: dict[str, tuple[Plain, Plain]]) -> dict[str, Found]:
+    """On this rank: a few steps of each pair; losses, gradients and state by name."""
+    return {name: _train(head, build_objective(objective).double()) for name, (head, objective) in pairs.items()}
+
+
+def _train(head_config: Plain, objective: Objective) -> Found:
+    torch.manual_seed(0)
+    head = part(head_config).double()
+    objective.allocate(SAMPLES)
+    image_map, text_map = (
+        torch.eye(width, dtype=torch.float64).requires_grad_() for width in (IMAGE_WIDTH, TEXT_WIDTH)
+    )
+    named = {"image_map": image_map, "text_map": text_map, **dict(head.named_parameters())}
+    named |= {f"objective {name}": each for name, each in objective.named_parameters()}
+    trained = {name: each for name, each in named.items() if each.requires_grad}
+    found = {}
+    # One step tells all of an objective without state.
+    for step in range(STEPS if any(True for _ in objective.buffers()) else 1):
+        head.resample(step)
+        image, text, of = _local(step)
+        similarity = head(image.map(lambda each: each @ image_map), text.map(lambda each: each @ text_map))
+        loss = objective(similarity, of, Progress(step, 2 * STEPS, SAMPLES, BATCH))
+        gradients = torch.autograd.grad(loss.total, list(trained.values()), materialize_grads=True)
+        found[f"loss {step}"] = distributed.mean(loss.total)
+        for name, gradient in zip(trained, gradients, strict=True):
+            found[f"gradient {step} {name}"] = distributed.mean(gradient)
+    found |= {f"state {name}": buffer.clone() for name, buffer in objective.named_buffers() if buffer.numel()}
+    return found
+
+
+def _overrides(name: str) -> list[str]:
+    option, *changes = name.split()
+    return [f"+objective={option}", *changes]
+
+
+def _local(step: int) -> tuple[Features, Features, Batch]:
+    """This rank's rows of step's global batch; captions cut to the rank's own longest, as a loader may cut them."""
+    count = BATCH // distributed.world_size()
+    mine = slice(distributed.rank() * count, (distributed.rank() + 1) * count)
+    ids = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(step // 2))
+    ids = ids[(step % 2) * BATCH :][:BATCH][mine]
+    view = torch.rand(BATCH, 4, generator=torch.Generator().manual_seed(step), dtype=torch.float64)[mine]
+    captions = torch.zeros(BATCH, 6, dtype=torch.int64)
+    for row in range(BATCH):
+        captions[row, : 2 + row // 2] = torch.arange(1, 3 + row // 2) * (1 + (row + step) % 3)
+    captions = captions[mine]
+    captions = captions[:, : int((captions != 0).sum(dim=1).max())]
+    image, text = image_features(BATCH, seed=10 + step), text_features(BATCH, seed=20 + step)
+    return rows(image, mine), rows(text, mine), Batch(view, captions, ids)

@@ -1,0 +1,47 @@
+"""Pooled random features in runs of samples against their slow twin, in float64 and in float32."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from clipzoo.ops import random_features, random_features_reference
+from tests.ops.test_kme import LargestTensor
+
+
+@pytest.mark.parametrize("held", [1, 150, 1 << 20])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (5, 7, 3, 11), (6, 13, 8, 32)], ids=str)
+def test_pooled_waves_and_gradients_are_those_of_the_slow_twin(monkeypatch, shape, held):
+    monkeypatch.setitem(random_features.ELEMENTS, "cpu", held)
+    inputs = drawn(*shape)
+    exact, exact_gradients = differentiated(random_features_reference.pooled_waves, inputs)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        pooled, gradients = differentiated(random_features.pooled_waves, tuple(each.to(dtype) for each in inputs))
+        assert (pooled.double() - exact).norm() <= tolerance * exact.norm()
+        for ours, expected in zip(gradients, exact_gradients, strict=True):
+            assert (ours.double() - expected).norm() <= 10 * tolerance * expected.norm()
+
+
+def test_no_tensor_holds_the_features_of_all_points(monkeypatch):
+    monkeypatch.setitem(random_features.ELEMENTS, "cpu", 2 * 5 * 24)
+    inputs = drawn(12, 5, 8, 24)
+    with LargestTensor() as largest:
+        differentiated(random_features.pooled_waves, inputs)
+    assert largest.elements <= max(2 * 5 * 24, 12 * 5 * 8)
+
+
+def drawn(samples: int, points: int, width: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(samples)
+    sizes = (samples, points, width), (samples, points), (count, width), (count,)
+    vectors, weights, frequencies, phases = (torch.randn(size, generator=generator).double() for size in sizes)
+    return vectors, weights, 2 * frequencies, math.pi * phases
+
+
+def differentiated(pooled_waves, inputs: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    points, weights = (each.clone().requires_grad_() for each in inputs[:2])
+    pooled = pooled_waves(points, weights, *inputs[2:])
+    upstream = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return pooled.detach(), torch.autograd.grad(pooled, (points, weights), upstream.to(pooled.dtype))

@@ -1,0 +1,193 @@
+"""Triton's kernels, run by its interpreter and compiled ahead of time for an H100: no GPU is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+from packaging import version
+from torch import Tensor
+
+from clipzoo.ops import kme_triton, log_sum_exps_triton
+from clipzoo.ops.kme import kme_score
+from clipzoo.ops.log_sum_exps import log_sum_exps
+from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
+from tests.ops.test_kme import all_pairs, differentiated, point_sets
+from tests.similarity.test_tiled import answered, dense_scores, factors
+from tests.support.pretended_cuda import DEVICE, Launches, numbers, pretended
+from tests.support.triton import SHARED_MEMORY, compiled_for_sm_90, in_fresh_process, use_triton_on_cpu_tensors
+from tests.training.test_device_without_gpu import step
+
+SHAPES = [(1, 1, 1, 1, 3), (3, 5, 7, 2, 11), (5, 1, 2, 9, 3), (7, 13, 5, 17, 19), (3, 43, 3, 11, 40)]
+GAMMAS = [1e-3, 7.14, 50.0, 1e3]
+SIZES = [(2, 1.0), (37, 14.3), (40, 100.0), (16, 3000.0)]
+"""Samples and scale of the vectors."""
+SPILLED = 0 if version.parse(triton.__version__) >= version.parse("3.8") else 256
+"""Bytes a thread: the compiler of Triton 3.6, which torch 2.11 brings, spills in one kernel what later ones do not."""
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, list[dict[str, Any]]]:
+    return in_fresh_process(_interpreted, interpret=True)
+
+
+def test_interpreted_kme_kernels_give_the_float64_sums_and_gradients(interpreted):
+    cases = [case for case in interpreted["kme"] if case["precision"] == "highest"]
+    assert len(cases) == len(SHAPES) * len(GAMMAS)
+    for case in cases:
+        assert case["score"] <= 1e-5 * (1 + case["largest"]), case
+        assert max(case["gradients"]) <= 1e-4, case
+
+
+def test_interpreted_bf16_kme_kernels_keep_to_their_bound(interpreted):
+    """Rounding both unit points to bf16 moves an exponent by 2 gamma 2^-7 at most, less the more points are summed."""
+    for case in (each for each in interpreted["kme"] if each["precision"] == "medium"):
+        assert case["score"] <= 2 * case["gamma"] * 2**-7 + 1e-5, case
+        assert max(case["gradients"]) <= min(0.05, 0.01 + case["gamma"] * 1e-3), case
+
+
+def test_interpreted_runs_of_images_and_missing_points_change_nothing(interpreted):
+    for case in interpreted["runs"]:
+        assert case["difference"] <= 1e-5, case
+
+
+def test_interpreted_log_sum_exps_are_those_of_the_matrix(interpreted):
+    for case in interpreted["vectors"]:
+        # bf16 rounds both sides by 2^-8 at most.
+        bound = 1e-5 if case["precision"] == "highest" else 2**-7
+        assert case["answers"] <= bound * case["scale"] + 1e-5, case
+        assert max(case["gradients"]) <= (1e-4 if case["precision"] == "highest" else 0.05), case
+
+
+def test_interpreted_kernels_show_what_is_not_a_number(interpreted):
+    assert interpreted["broken"] == [{"shown": True}] * 6
+
+
+def test_kernels_are_launched_on_contiguous_cuda_tensors_alone_and_give_a_step_the_same_numbers(interpreted):
+    for case in interpreted["pretended"]:
+        assert case["difference"] <= 1e-3, case
+        assert set(case["waits"]) <= {"ops/packing.py pack", "ops/kme_triton.py __init__"}, case
+
+
+@pytest.mark.parametrize("precision", ["medium", "high"])
+def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision):
+    for kernel in in_fresh_process(_compiled, precision, interpret=False):
+        assert kernel["shared"] <= SHARED_MEMORY, kernel
+        assert kernel["wgmma"] > 0, kernel
+        assert (kernel["stack"] or 0) <= SPILLED, kernel
+
+
+def _compiled(precision: str) -> list[dict[str, Any]]:
+    from clipzoo.ops import kme_triton_kernels as kme
+    from clipzoo.ops import log_sum_exps_triton_kernels as sums
+    from clipzoo.ops.triton_tiles import TILES
+
+    tiles, points = TILES[precision], ("x_ptr", "y_ptr", "shares_ptr")
+    factors = ("left_ptr", "right_ptr", "shares_ptr")
+    return [
+        compiled_for_sm_90(kme.partial_sums, tiles, points, SHIFTED=False),
+        compiled_for_sm_90(kme.partial_sums, tiles, points, SHIFTED=True),
+        compiled_for_sm_90(kme.shares, tiles, points),
+        compiled_for_sm_90(sums.tile_sums, tiles, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(sums.shares, tiles, factors, WITH_COLUMNS=True),
+    ]
+
+
+def _interpreted() -> dict[str, list[dict[str, Any]]]:
+    use_triton_on_cpu_tensors()
+    cases: dict[str, list[dict[str, Any]]] = {
+        "kme": [],
+        "vectors": [],
+        "runs": _interpreted_runs(),
+        "broken": _broken(),
+    }
+    for precision in ("highest", "medium"):
+        torch.set_float32_matmul_precision(precision)
+        for shape in SHAPES:
+            cases["kme"] += [{"precision": precision, **_kme_errors(shape, gamma)} for gamma in GAMMAS]
+        cases["vectors"] += [{"precision": precision, **_vector_errors(*size)} for size in SIZES]
+    cases["pretended"] = _steps_on_a_pretended_gpu()
+    return cases
+
+
+def _kme_errors(shape: tuple[int, ...], gamma: float) -> dict[str, Any]:
+    sets = point_sets(shape, gamma, ragged=True)
+    exact, exact_gradients = differentiated(all_pairs, sets)
+    scores, gradients = differentiated(kme_score, tuple(each.float() for each in sets))
+    error, largest = float((scores - exact).abs().max()), float(exact.abs().max())
+    errors = _relative(gradients, exact_gradients)
+    return {"shape": shape, "gamma": gamma, "score": error, "largest": largest, "gradients": errors}
+
+
+def _vector_errors(samples: int, scale: float) -> dict[str, Any]:
+    left, right = factors(samples, scale)
+    found = []
+    for exact_scores, scores in ((slice(None), tiled_scores), (slice(1), lambda *each: [tiled_anchors(*each)])):
+        exact, exact_gradients = answered(
+            left, right, lambda *each, part=exact_scores: dense_scores(*each)[part], dense=False
+        )
+        ours, gradients = answered(left.float(), right.float(), lambda *each, make=scores: make(*each, 8), dense=False)
+        found.append((float((ours - exact).abs().max()), _relative(gradients, exact_gradients)))
+    answers, errors = zip(*found, strict=True)
+    return {"samples": samples, "scale": scale, "answers": max(answers), "gradients": sum(errors, [])}
+
+
+def _interpreted_runs() -> list[dict[str, Any]]:
+    """Chunks of one image, an image and a caption without points, against the same in one piece and without them."""
+    cases = []
+    for gamma in (7.14, 1e3):
+        points, log_weights, text, text_weights, scale = (
+            each.float() for each in point_sets((5, 9, 4, 6, 8), gamma, ragged=True)
+        )
+        log_weights[2], text_weights[1] = -torch.inf, -torch.inf
+        kept, kept_text = torch.tensor([0, 1, 3, 4]), torch.tensor([0, 2, 3])
+        expected = _values(points[kept], log_weights[kept], text[kept_text], text_weights[kept_text], scale)
+        for chunk in (1, 1 << 30):
+            kme_triton.CHUNK_BYTES = chunk
+            scores, *gradients = _values(points, log_weights, text, text_weights, scale)
+            assert (scores[2] == -torch.inf).all() and (scores[:, 1] == -torch.inf).all()
+            found = scores[kept][:, kept_text], gradients[0][kept], gradients[1][kept], gradients[2][kept_text]
+            cases.append({"gamma": gamma, "chunk": chunk, "difference": max(_relative(found, expected[:4]))})
+    return cases
+
+
+def _broken() -> list[dict[str, Any]]:
+    """Whether a NaN in each input of both operations is in what depends on it."""
+    cases = []
+    for broken in range(4):
+        sets = [each.float() for each in point_sets((3, 4, 5, 2, 6), 7.0, ragged=False)]
+        sets[broken][0, 0] = torch.nan
+        scores = kme_score(*sets)
+        cases.append({"shown": bool((scores[0] if broken < 2 else scores[:, 0]).isnan().all())})
+    for broken in range(2):
+        sides = [each.detach().float() for each in factors(5, 1.0)]
+        sides[broken][1, 0] = torch.nan
+        cases.append({"shown": bool(log_sum_exps(*sides, 0, 8)[broken][1].isnan())})
+    return cases
+
+
+def _steps_on_a_pretended_gpu() -> list[dict[str, Any]]:
+    """Of whole steps, their numbers beside those on a CPU, and where the host waited."""
+    pairs = [("kme", "infonce"), ("clip in tiles", "infonce"), ("cloob in tiles", "infoloob")]
+    expected = [step(*pair, torch.device("cpu"), None) for pair in pairs]
+    cases = []
+    for module in (kme_triton, log_sum_exps_triton):
+        module.kernels = Launches(module.kernels)  # type: ignore[attr-defined]
+    for pair, wanted in zip(pairs, expected, strict=True):
+        with pretended() as waits:
+            found = step(*pair, DEVICE, None)
+        difference = max(float((numbers(a) - b).abs().max()) for a, b in zip(found, wanted, strict=True))
+        cases.append({"pair": pair, "difference": difference, "waits": list(waits)})
+    return cases
+
+
+def _values(*sets: Tensor) -> list[Tensor]:
+    leaves = [each.clone().requires_grad_() for each in sets]
+    scores = kme_score(*leaves)
+    return [scores.detach(), *torch.autograd.grad(scores.sum(), leaves)]
+
+
+def _relative(ours: Any, expected: Any) -> list[float]:
+    return [float((a - b).norm() / (b.norm() + 1e-5)) for a, b in zip(ours, expected, strict=True)]

@@ -1,0 +1,53 @@
+"""The table of all sets beside a paper's row."""
+
+from __future__ import annotations
+
+from clipzoo.report.run_page.evaluation import evaluation_section
+
+METRICS = {
+    "zero_shot/imagenet/top1": 20.0, "zero_shot/imagenet/top1_std": 0.25, "zero_shot/imagenet/mean_per_class": 19.0,
+    "zero_shot/pets/mean_per_class": 10.0, "zero_shot/pets/top1": 11.0, "zero_shot/shapes/top1": 3.0,
+    "retrieval/coco/image_to_text/recall_at_1": 5.0, "retrieval/coco_paired/image_to_text/recall_at_1": 4.0,
+}  # fmt: skip
+
+
+def lines_of(section: str, heading: str) -> list[str]:
+    return section.split(f"### {heading}\n")[1].split("###")[0].strip().splitlines()
+
+
+def test_each_set_stands_beside_the_papers_number_with_the_papers_metric():
+    lines = lines_of(evaluation_section(METRICS, {}, "wpse/CC3M/CLIP"), "Zero-shot")
+    assert "| ImageNet | 20.00 ± 0.25 | 19.94 | +0.06 | wpse/1 |" in lines
+    # Mean per class, as the paper has it.
+    assert "| Pets | 10.00 | 14.62 | -4.62 | wpse/1 |" in lines
+    assert "| CIFAR-10 |  | 59.25 |  | wpse/1 |" in lines
+    assert "| shapes | 3.00 |  |  |  |" in lines
+    # Not a mean over fewer sets.
+    assert "| average of 13 |  | 25.03 |  | wpse/1 |" in lines
+
+
+def test_recall_of_one_caption_at_a_time_is_not_taken_for_the_standard_one():
+    lines = lines_of(evaluation_section(METRICS, {}, "kme/CC3M/KME-CLIP"), "Image to text")
+    assert "| MSCOCO @1 | 4.00 | 14.14 | -10.14 | kme/1 |" in lines
+    assert "| MSCOCO @1, standard | 5.00 |  |  |  |" in lines
+
+
+def test_a_missing_set_is_named_as_missing_where_the_paper_has_a_number_and_where_not():
+    section = evaluation_section(METRICS, {"dtd": "get it", "gtsrb": "get it"}, "wpse/CC3M/CLIP")
+    lines = lines_of(section, "Zero-shot")
+    assert "| DTD | missing | 13.56 |  | wpse/1 |" in lines
+    assert "| GTSRB | missing |  |  |  |" in lines
+
+
+def test_without_a_row_the_papers_sets_stand_alone_and_other_sets_need_no_such_table():
+    section = evaluation_section(METRICS, {}, None)
+    assert "paper" not in section and "| ImageNet | 20.00 ± 0.25 |" in section
+    assert evaluation_section({"zero_shot/shapes/top1": 3.0, "step": 5}, {}, None) == ""
+    assert evaluation_section({}, {}, "wpse/CC3M/CLIP") == ""
+
+
+def test_every_table_has_rows_as_wide_as_its_head():
+    for row in ("kme/CC3M/KME-CLIP", "cloob/CC3M/CLOOB RN50 (31 epochs)", "nuclr/CC3M/NUCLR", None):
+        for part in evaluation_section(METRICS, {"flickr30k": "x"}, row).split("###")[1:]:
+            rows = [line for line in part.splitlines() if line.startswith("|")]
+            assert len(rows) > 2 and len({line.count("|") for line in rows}) == 1

@@ -1,0 +1,307 @@
+"""The papers' tables joined with runs, and the pages made of them."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import itertools
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from clipzoo.errors import ConfigError
+from clipzoo.report.comparison.significance import rank_sum
+from clipzoo.report.paper_tables import demo_rows, pages
+from clipzoo.report.paper_tables.collect import collect
+from clipzoo.report.paper_tables.published import Column, read_numbers, table, table_names
+from clipzoo.report.paper_tables.tables import Filled, fill
+from tests.support.paper_runs import write_run
+
+CLIP = "wpse/CC3M/CLIP"
+GAUSSIAN = "wpse/CC3M/WPSE Gaussian"
+
+
+def printed(name: str, row: str, plus: float = 0.0) -> dict[str, float]:
+    """Metrics of a run whose table says what the paper says, and so much more."""
+    found = table(name)
+    numbers = {place: number for place, number in found.numbers.items() if place[0].name == row}
+    single = {place[1].groups[0]: number.value for place, number in numbers.items() if len(place[1].groups or ()) == 1}
+    return {key: value + plus for group, value in single.items() for key in group}
+
+
+def filled(root: Path, name: str) -> Filled:
+    return fill(table(name), collect(root)[0])
+
+
+def entry_of(found: Filled, row: str):
+    return next(each for each in found.entries if each.row.name == row)
+
+
+def column_of(found: Filled, label: str) -> Column:
+    return next(each for each in found.table.columns if each.label == label)
+
+
+def test_a_run_of_the_rows_experiment_fills_it_and_the_difference_is_ours_minus_published(tmp_path):
+    write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus=1.5))
+    found = filled(tmp_path, "wpse/1")
+    entry = entry_of(found, CLIP)
+    assert entry.ours is not None and not entry.variants
+    for column in found.table.columns:
+        # The paper's average was rounded, and so were the thirteen that ours is the mean of.
+        assert found.difference(entry, column) == pytest.approx(1.5, abs=0.01)
+
+
+def test_a_run_judged_by_another_protocol_is_a_variant_and_says_what_differs(tmp_path):
+    metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/flowers/mean_per_class": 12.0}
+    write_run(tmp_path, "cloob/cc3m_cloob", metrics)
+    write_run(tmp_path / "others", "cloob/cc3m_cloob", metrics, "seed=1", "eval.prompts=slip")
+    entry = entry_of(filled(tmp_path, "cloob/1"), "cloob/CC3M/CLOOB RN50 (31 epochs)")
+    assert entry.ours is not None and [each.run.seed for each in entry.ours.runs] == [0]
+    # Flowers has one list of prompts, whoever is asked.
+    (variant,) = entry.variants
+    assert variant.label == "eval.prompts of zero_shot/imagenet slip for clip"
+
+
+def test_a_run_judged_on_other_sets_besides_stands_for_its_row(tmp_path):
+    metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/pets/mean_per_class": 12.0}
+    folder = write_run(tmp_path, "wpse/cc3m_clip", metrics)
+    results = json.loads((folder / "results.json").read_text())
+    results["protocol"]["retrieval/coco"] = {"interpolation": "bilinear"}
+    (folder / "results.json").write_text(json.dumps(results))
+    entry = entry_of(filled(tmp_path, "wpse/1"), CLIP)
+    assert entry.ours is not None and not entry.variants
+    results["protocol"]["zero_shot/pets"]["interpolation"] = "bilinear"
+    (folder / "results.json").write_text(json.dumps(results))
+    (variant,) = entry_of(filled(tmp_path, "wpse/1"), CLIP).variants
+    assert variant.label == "eval.interpolation of zero_shot/pets bilinear for bicubic"
+
+
+def test_seeds_are_averaged_with_their_deviation(tmp_path):
+    for seed, plus in enumerate((0.0, 1.0, 5.0)):
+        write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus), f"seed={seed}")
+    found = filled(tmp_path, "wpse/1")
+    ours = entry_of(found, CLIP).ours.ours(column_of(found, "ImageNet"))
+    assert ours.mean == pytest.approx(19.94 + 2.0)
+    assert ours.deviation == pytest.approx(statistics.stdev([0.0, 1.0, 5.0]))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optim.weight_decay=0.2", "optim.weight_decay 0.2 for 0.5"),
+        ("trainer.global_batch=1024", "trainer.global_batch 1024 for 2048"),
+        ("head.learnable_temperature=false", "head.learnable_temperature False for True"),
+    ],
+)
+def test_a_run_with_another_value_is_a_variant_that_names_it_and_never_the_row(tmp_path, override, said):
+    write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), override)
+    entry = entry_of(filled(tmp_path, "wpse/1"), CLIP)
+    assert entry.ours is None
+    assert [each.label for each in entry.variants] == [said]
+
+
+@pytest.mark.parametrize(
+    "override", ["data.workers=9", "trainer.micro_batch=128", "data.shards=elsewhere.tar", "seed=7"]
+)
+def test_places_costs_and_seeds_do_not_make_a_variant(tmp_path, override):
+    write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), override)
+    entry = entry_of(filled(tmp_path, "wpse/1"), CLIP)
+    assert entry.ours is not None and not entry.variants
+
+
+def test_a_run_on_too_few_pairs_is_a_variant(tmp_path):
+    write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), pairs=1_000_000)
+    entry = entry_of(filled(tmp_path, "wpse/1"), CLIP)
+    assert entry.ours is None
+    assert "training pairs" in entry.variants[0].label
+    assert entry.variants[0].label.endswith("for 2,300,000 to 3,400,000")
+
+
+def test_a_run_at_another_scale_is_a_variant_without_costs(tmp_path):
+    metrics = printed("kme/3", "kme/CC3M/KME-CLIP")
+    write_run(tmp_path, "kme/cc3m_kme", metrics, "scale=demo")
+    entry = entry_of(filled(tmp_path, "kme/3"), "kme/CC3M/KME-CLIP")
+    assert entry.ours is None and [each.label for each in entry.variants] == ["scale=demo"]
+    assert not filled(tmp_path, "kme/7").shown
+
+
+def test_of_a_search_the_best_point_by_the_papers_measure_stands_and_the_points_are_counted(tmp_path):
+    for width, plus in ((0.5, 0.0), (0.75, 2.0), (1.0, 1.0)):
+        write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN, plus), f"head.kernel.width={width}")
+    found = filled(tmp_path, "wpse/1")
+    entry = entry_of(found, GAUSSIAN)
+    assert entry.ours.ours(column_of(found, "ImageNet")).mean == pytest.approx(21.20 + 2.0)
+    assert "head.kernel.width=0.75" in entry.chosen
+    assert "the best of 3 points" in entry.chosen and "of 15 that the paper searched" in entry.chosen
+
+
+def test_a_value_outside_the_search_is_a_variant(tmp_path):
+    write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN, 9.0), "head.kernel.width=2.0")
+    write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN))
+    entry = entry_of(filled(tmp_path, "wpse/1"), GAUSSIAN)
+    assert "the only point run" in entry.chosen
+    assert [each.label for each in entry.variants] == ["head.kernel.width 2.0 for 0.75"]
+
+
+def test_the_same_training_fills_the_row_of_another_paper(tmp_path):
+    write_run(tmp_path, "wpse/cc3m_clip", printed("kme/2", "kme/CC3M/CLIP"))
+    entry = entry_of(filled(tmp_path, "kme/2"), "kme/CC3M/CLIP")
+    assert entry.ours is not None
+    assert {each.run.row for each in entry.ours.runs} == {CLIP}
+
+
+def test_the_rank_sum_test_counts_arrangements():
+    assert rank_sum([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)
+    assert rank_sum([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
+    assert rank_sum([1.0, 1.0], [1.0, 1.0]) == 1.0
+    first, second = [2.1, 3.4, 0.3, 9.9], [5.0, 4.1, 8.8]
+    sums = [sum(1 + rank for rank in chosen) for chosen in itertools.combinations(range(7), 4)]
+    ordered = sorted(first + second)
+    seen = sum(1 + ordered.index(each) for each in first)
+    assert rank_sum(first, second) == pytest.approx(sum(abs(each - 16) >= abs(seen - 16) for each in sums) / len(sums))
+
+
+def test_the_normal_approximation_of_many_seeds_is_scipys():
+    stats = pytest.importorskip("scipy.stats")
+    first, second = [each * 1.0 for each in range(15)], [each + 4.5 for each in range(15)]
+    expected = stats.mannwhitneyu(first, second, method="asymptotic", use_continuity=True).pvalue
+    assert rank_sum(first, second) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """Rows with five seeds, a variant, a row at demo scale with evaluations on the way, and a run that is not done."""
+    runs = tmp_path_factory.mktemp("runs")
+    for seed in range(5):
+        for row, experiment in (("CLIP", "cloob/cc3m_clip"), ("CLOOB", "cloob/cc3m_cloob")):
+            metrics = printed("cloob/1", f"cloob/CC3M/{row} RN50 (31 epochs)", 0.1 * seed)
+            write_run(runs, experiment, metrics, f"seed={seed}")
+    write_run(runs, "wpse/cc3m_clip", printed("wpse/1", CLIP), "optim.weight_decay=0.2")
+    metrics = {"zero_shot/shapes/top1": 50.0, "zero_shot/colours/top1": 70.0, "linear_probe/shapes/before/top1": 60.0,
+               "retrieval/scenes/image_to_text/recall_at_1": 30.0}  # fmt: skip
+    write_run(runs, "kme/cc3m_kme", metrics, "scale=demo", evaluations=3)
+    half = write_run(runs, "nuclr/cc3m_clip", {})
+    (half / "results.json").unlink()
+    return pages.write_pages(runs, [], runs / "report")
+
+
+class _Reader(html.parser.HTMLParser):
+    """Everything that the page would load, and whether its tags are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        facts = dict(attrs)
+        self.loads += [facts[key] for key in ("src", "href", "srcset", "data") if key in facts]
+        if tag not in ("meta", "img", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_no_other_file(page):
+    text = page.read_text()
+    reader = _Reader()
+    reader.feed(text)
+    assert not reader.open
+    assert any(each.startswith("data:image/png;base64,") for each in reader.loads)
+    assert all(each.startswith(("data:", "#")) for each in reader.loads)
+    assert "<script" not in text and "@import" not in text and "url(" not in text
+    anchors = set(re.findall(r'id="([^"]+)"', text))
+    assert {each[1:] for each in reader.loads if each.startswith("#")} <= anchors
+
+
+def test_the_page_says_what_is_missing_and_how_it_is_made(page):
+    text = page.read_text()
+    assert "python train.py -m experiment=cloob/cc3m_cloob_128 seed=0,1,2,3,4" in text
+    assert "255 H100 hours, 5 runs" in text
+    assert "unfinished" in text
+    assert "variant: optim.weight_decay 0.2 for 0.5" in text
+
+
+def test_every_format_holds_the_numbers_and_the_test_of_significance(page):
+    # Five seeds against five, all apart on ImageNet (20.33 and 23.97, 0.1 apart): p = 2 / 252.
+    for name in ("tables.md", "tables.tex", "index.html"):
+        text = (page.parent / name).read_text()
+        assert "24.17" in text and "24.17" + " ± 0.16*" in text.replace("$\\pm$", "±"), name
+    rows = list(csv.DictReader((page.parent / "tables.csv").read_text().splitlines()))
+    cell = next(
+        row for row in rows
+        if row["table"] == "cloob/1" and row["model"] == "CLOOB RN50 (31 epochs)" and row["column"] == "ImageNet"
+    )  # fmt: skip
+    assert cell["state"] == "row" and cell["runs"] == "5"
+    assert float(cell["p_value"]) == pytest.approx(2 / 252, abs=1e-4)
+    assert float(cell["difference"]) == pytest.approx(0.2)
+
+
+def test_latex_rows_have_as_many_cells_as_columns_and_nothing_unescaped(page):
+    text = (page.parent / "tables.tex").read_text()
+    for tabular in re.findall(r"\\begin{tabular}{(\w+)}(.+?)\\end{tabular}", text, re.DOTALL):
+        for line in tabular[1].splitlines():
+            if line.endswith("\\\\"):
+                assert len(re.findall(r"(?<!\\)&", line)) == len(tabular[0]) - 1
+    assert not re.search(r"(?<!\\)[#%_]", text.replace("\\begin{table}", ""))
+
+
+def test_runs_at_another_scale_stand_beside_each_other(page):
+    text = (page.parent / "tables.md").read_text()
+    assert "## At scale=demo" in text
+    assert re.search(r"\| KME-CLIP \| KME-CLIP \| 60\.00 \| ", text)
+    assert "evaluations during training" in page.read_text()
+
+
+def test_tables_without_runs_are_shown_on_request_and_are_an_error_otherwise(tmp_path):
+    with pytest.raises(ConfigError, match="--table"):
+        pages.write_pages(tmp_path, [], tmp_path / "report")
+    written = pages.write_pages(tmp_path, ["wpse/3", "nuclr/1"], tmp_path / "report")
+    assert "WPSE, table 3" in written.read_text()
+    assert "No published numbers" in written.read_text()
+
+
+def test_every_published_number_is_in_a_table_or_is_no_result():
+    listed = {file for name in table_names() for file in _files(name)}
+    numbers = {path.name for path in Path(pages.__file__).parent.glob("published/*.csv")}
+    from clipzoo.report.paper_tables.published import layout
+
+    assert listed | set(layout()["not_results"]) == numbers
+    for name in table_names():
+        cells = sum(len(read_numbers(file)) for file in _files(name))
+        assert len(table(name).numbers) == cells, name
+
+
+def _files(name: str) -> list[str]:
+    from clipzoo.report.paper_tables.published import layout
+
+    return layout()["tables"][name].get("numbers", [])
+
+
+def test_the_demo_has_a_row_of_every_paper_at_a_point_of_its_search(tmp_path):
+    from clipzoo.report.paper_tables.experiments import axes
+    from clipzoo.report.paper_tables.published import search_of
+
+    jobs = demo_rows.jobs_of(demo_rows.ROWS, tmp_path)
+    assert {job.row.split("/")[0] for job in jobs} == {"wpse", "kme", "cloob", "nuclr"}
+    assert len({job.folder for job in jobs}) == len(jobs)
+    for row, chosen in demo_rows.ROWS.items():
+        search = search_of(row)
+        for override in set(chosen) - {*demo_rows.WPSE, *demo_rows.CLOOB}:
+            key, value = override.split("=")
+            assert json.loads(value) in axes(search.name)[key]
+
+
+def test_finished_rows_of_the_demo_are_skipped_and_a_row_that_stops_is_named(tmp_path, capsys):
+    done, bad = demo_rows.jobs_of({CLIP: (), GAUSSIAN: ("data.shards=nowhere",)}, tmp_path)
+    done.folder.mkdir()
+    (done.folder / "results.json").write_text("{}")
+    assert [job.row for job in demo_rows.train([done, bad], 2)] == [GAUSSIAN]
+    assert done.process is None
+    said = capsys.readouterr().out
+    assert "CLIP: finished before, skipped" in said
+    assert "WPSE Gaussian: stopped" in said and "nowhere" in said

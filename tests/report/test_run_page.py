@@ -1,0 +1,138 @@
+"""The page of a run, from the files that runs write."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from clipzoo.build import part
+from clipzoo.evaluation import artefacts
+from clipzoo.report.run_page import figures
+from clipzoo.report.run_page.page import read_metrics, write_report
+from clipzoo.report.run_page.results_tables import table
+from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, write_sets
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run's folder: real evaluation, invented curves."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    sets = tmp_path_factory.mktemp("sets")
+    write_sets(sets)
+    plain = config_of(
+        "clip", f"eval.root={sets}", "eval.zero_shot=[colours]", "eval.linear_probe=[colours]",
+        "eval.retrieval=[things]", f"eval.image_size={IMAGE_SIZE}", "eval.batch_size=8", "eval.workers=0",
+    )  # fmt: skip
+    metrics = part(plain["eval"]).run(model_of("clip"), folder / "evaluation")
+    (folder / "config.yaml").write_text(yaml.safe_dump(plain))
+    lines = [
+        {"step": step, "epoch": step / 10, "loss": 4 / step, "lr": 1e-3, "surprise": step % 7, "note": "text"}
+        for step in range(1, 90)
+    ]
+    lines.insert(40, {"step": 40, "event": "evaluation", **{key: value / 2 for key, value in metrics.items()}})
+    lines.append({"step": 90, "event": "evaluation", **metrics})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text + '{"step": 91, "loss"')
+    results = {
+        "experiment": "demo/clip", "row": None, "overrides": ["experiment=demo/clip"], "seed": 0, "revision": "abc",
+        "versions": {"torch": "2.14"}, "training": {"steps": 90, "seconds": 120.0}, "metrics": metrics,
+    }  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(results))
+    write_report(folder)
+    return folder
+
+
+def test_every_picture_of_the_page_is_there_and_can_be_opened(run):
+    page = (run / "report.md").read_text()
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page)
+    assert {Path(each).stem for each in pictures} == {
+        "training", "evaluations", "confusion_colours", "mistakes_colours", "retrieval_things",
+    }  # fmt: skip
+    for each in pictures:
+        with Image.open(run / each) as picture:
+            assert min(picture.size) > 200
+            # A drawing, not an empty sheet.
+            assert np.asarray(picture.convert("L")).std() > 5
+
+
+def test_the_tables_hold_the_numbers_of_the_results(run):
+    page = (run / "report.md").read_text()
+    metrics = json.loads((run / "results.json").read_text())["metrics"]
+    row = next(line for line in page.splitlines() if line.startswith("| colours |"))
+    cells = [cell.strip() for cell in row.split("|")[2:5]]
+    assert cells == [f"{metrics[f'zero_shot/colours/{key}']:.2f}" for key in ("top1", "top5", "mean_per_class")]
+    row = next(line for line in page.splitlines() if line.startswith("| things |"))
+    assert f"{metrics['retrieval/things/text_to_image/recall_at_10']:.2f}" in row
+    assert "python train.py experiment=demo/clip" in page
+    assert "InfoNCE" in page and "2.0" in page
+
+
+def test_every_table_of_the_page_has_rows_as_wide_as_its_head(run):
+    lines = (run / "report.md").read_text().splitlines()
+    for above, line in zip(lines, lines[1:], strict=False):
+        if line.startswith("|") and above.startswith("|"):
+            assert line.count("|") == above.count("|")
+
+
+def test_a_run_that_was_stopped_has_a_page_too(run, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())
+    write_report(tmp_path)
+    page = (tmp_path / "report.md").read_text()
+    assert "report/training.png" in page
+    assert "Zero-shot classification" in page  # of the newest evaluation
+    assert "How it was made" not in page
+
+
+def test_an_empty_folder_gives_a_page_without_pictures(tmp_path):
+    assert write_report(tmp_path).read_text() == f"# {tmp_path.name}\n"
+
+
+def test_a_line_cut_short_by_a_kill_is_left_out(run):
+    training, evaluations = read_metrics(run / "metrics.jsonl")
+    assert len(training) == 89 and len(evaluations) == 2
+
+
+def test_unknown_numbers_become_panels_and_constants_and_text_do_not(run):
+    training, _ = read_metrics(run / "metrics.jsonl")
+    titles = [axes.get_title() for axes in figures.training_curves(training).axes if axes.get_visible()]
+    assert titles == ["loss", "learning rate", "surprise"]
+
+
+def test_a_deviation_stands_beside_its_mean():
+    from clipzoo.report.run_page.results_tables import zero_shot_table
+
+    text = zero_shot_table({"zero_shot/a/top1": 12.345, "zero_shot/a/top1_std": 0.5, "zero_shot/b/top1": 1.0})
+    assert "| a | 12.35 ± 0.50 |" in text or "| a | 12.34 ± 0.50 |" in text
+    assert "| b | 1.00 |" in text
+
+
+def test_a_cell_cannot_break_its_table():
+    assert table(["a"], [["x|y"]]).splitlines()[-1] == "| x\\|y |"
+
+
+def test_a_model_without_mistakes_shows_none(tmp_path):
+    from clipzoo.evaluation.zero_shot import zero_shot
+    from tests.support.evaluation_sets import classes, encoding_of
+
+    data = classes()
+    result = zero_shot(model_of("clip"), data, "test", encoding_of(), 32, draws=1)
+    perfect = type(result)(result.metrics, result.labels, result.labels, result.margins * 0)
+    artefacts.write_zero_shot(tmp_path / "evaluation" / "zero_shot" / "colours.npz", data, "test", perfect)
+    write_report(tmp_path)
+    page = (tmp_path / "report.md").read_text()
+    assert "confusion_colours" in page and "mistakes_colours" not in page and "taken for" not in page
+
+
+def test_sets_that_were_missing_stand_on_the_page_with_the_way_to_get_them(tmp_path):
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "missing.json").write_text(
+        json.dumps({"pets": "pets is not there. To get it: python ..."})
+    )
+    page = write_report(tmp_path).read_text()
+    assert "- **pets**: `pets is not there. To get it: python ...`" in page

@@ -1,0 +1,177 @@
+"""Scores in tiles are the scores of the matrix, on one rank and on two."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from clipzoo.build import build_objective
+from clipzoo.distributed import collectives as distributed
+from clipzoo.heads.vector import VectorHead
+from clipzoo.similarity.dense import DenseScores
+from clipzoo.similarity.tiled import automatic_tile, tiled_anchors, tiled_scores
+from clipzoo.types import Batch, Progress, Scores, Similarity
+from scripts.compatibility import composed
+from tests.ops.test_kme import LargestTensor
+from tests.support.heads import HEADS, build_head, every_answer, image_features, rows, text_features
+from tests.support.ranks import run_ranks
+
+SAMPLES, WIDTH = 12, 5
+OBJECTIVES = ["infonce", "infoloob", "conditional", "joint"]
+VECTOR_HEADS = [name for name in HEADS if isinstance(build_head(name), VectorHead)]
+
+
+@pytest.mark.parametrize("tile", [1, 4, 7, 100])
+@pytest.mark.parametrize(("samples", "scale"), [(2, 1.0), (7, 100.0), (23, 14.3), (16, 3000.0)])
+def test_tiled_answers_and_gradients_are_those_of_the_matrix(samples, scale, tile):
+    left, right = factors(samples, scale)
+    exact, exact_gradients = answered(left, right, dense_scores)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        answers, gradients = answered(left.to(dtype), right.to(dtype), lambda *each: tiled_scores(*each, tile))
+        torch.testing.assert_close(answers.double(), exact, rtol=tolerance, atol=tolerance * scale)
+        for ours, expected in zip(gradients, exact_gradients, strict=True):
+            assert (ours.double() - expected).norm() <= 10 * tolerance * expected.norm()
+
+
+def test_one_pair_alone_has_its_positive_and_nothing_else():
+    left, right = factors(1, 2.0)
+    for scores in tiled_scores(left, right, 4):
+        torch.testing.assert_close(scores.log_sum_exp(), scores.positives())
+        assert scores.log_sum_exp(exclude_positive=True).item() == -math.inf
+    _, gradients = answered(left, right, lambda *each: tiled_scores(*each, 4), exclude=(False,))
+    assert all(each.isfinite().all() for each in gradients)
+
+
+def test_scores_are_tiled_as_soon_as_a_ranks_matrix_takes_128_mebibytes():
+    assert automatic_tile(4096, 8192) == 1024 and automatic_tile(4096, 8191) is None
+
+
+def test_anchors_alone_are_the_first_direction():
+    left, right = factors(9, 10.0)
+    exact, exact_gradients = answered(left, right, lambda *each: dense_scores(*each)[:1])
+    answers, gradients = answered(left, right, lambda *each: [tiled_anchors(*each, 4)])
+    torch.testing.assert_close(answers, exact)
+    torch.testing.assert_close(gradients, exact_gradients)
+
+
+def test_nothing_larger_than_a_tile_or_the_vectors_is_held():
+    left, right = factors(96, 10.0)
+    with LargestTensor() as largest:
+        answered(left, right, lambda *each: tiled_scores(*each, 16), dense=False)
+    assert largest.elements <= max(16 * 16, 96 * 6)
+
+
+@pytest.mark.parametrize("name", VECTOR_HEADS)
+def test_vector_heads_answer_the_same_with_a_tile(name):
+    head = build_head(name)
+    parameters = [each for each in head.parameters() if each.requires_grad]
+    expected = every_answer(head(image_features(7), text_features(7)))
+    expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
+    head.tile = 3
+    answer = every_answer(head(image_features(7), text_features(7)))
+    gradients = torch.autograd.grad(answer, parameters, allow_unused=True)
+    torch.testing.assert_close(answer, expected, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or (ours - theirs).norm() <= 1e-10 * theirs.norm()
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict]:
+    return run_ranks(2, on_this_rank)
+
+
+@pytest.mark.parametrize("name", ["clip", "cloob", "wpse", "kme"])
+def test_two_ranks_equal_one(name, two_ranks):
+    expected = trained(name, None, torch.float64)
+    compared = 0
+    for (trained_name, tile, dtype), first in two_ranks[0]["trained"].items():
+        second = two_ranks[1]["trained"][trained_name, tile, dtype]
+        tolerance = 1e-10 if dtype == torch.float64 else 1e-6
+        for key in expected if trained_name == name else ():
+            averaged = (first[key] + second[key]).double() / 2
+            assert (averaged - expected[key]).norm() <= tolerance * expected[key].norm(), (tile, dtype, key)
+            compared += 1
+    assert compared
+
+
+def test_transposed_rows_are_the_rows_of_the_transpose(two_ranks):
+    whole = torch.arange(36.0).view(6, 6)
+    transposed, gradients = (torch.cat(each) for each in zip(*(rank["transposed"] for rank in two_ranks), strict=True))
+    torch.testing.assert_close(transposed, whole.mT)
+    # Each entry's gradient comes back to its place: the weight given to it was its own value.
+    torch.testing.assert_close(gradients, whole)
+
+
+@pytest.mark.parametrize("name", ["clip", "cloob", "distance"])
+def test_embeddings_that_travel_in_bf16_are_rounded_alike_with_and_without_tiles(name, two_ranks):
+    exact = trained(name, None, torch.float64)["infonce"]
+    matrix, tiles = (
+        sum(rank["narrow"][name, tile]["infonce"] for rank in two_ranks) / len(two_ranks) for tile in (None, 4)
+    )
+    torch.testing.assert_close(tiles, matrix, rtol=1e-10, atol=1e-10)
+    assert 1e-7 < abs(matrix - exact) < 2e-2 * abs(exact)
+
+
+def on_this_rank() -> dict:
+    runs = [(name, tile, torch.float64) for name in ("clip", "cloob", "wpse", "kme") for tile in (None, 4)]
+    runs.append(("clip", 4, torch.float32))
+    found = {"trained": {run: trained(*run) for run in runs}, "transposed": _transposed()}
+    distributed.send_in(torch.bfloat16)
+    narrow = [(name, tile) for name in ("clip", "cloob", "distance") for tile in (None, 4)]
+    return found | {"narrow": {run: trained(*run, torch.float64) for run in narrow}}
+
+
+def trained(name: str, tile: int | None, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Loss and gradients of every objective that asks for sums alone, for this rank's share of the samples."""
+    count = SAMPLES // distributed.world_size()
+    mine = slice(distributed.rank() * count, (distributed.rank() + 1) * count)
+    found = {}
+    for objective_name in OBJECTIVES:
+        head, objective = build_head(name).to(dtype), build_objective(composed(f"+objective={objective_name}"))
+        head.tile = tile
+        image, text = (rows(each(SAMPLES), mine).map(lambda t: t.to(dtype)) for each in (image_features, text_features))
+        batch = Batch(torch.zeros(count, 1), torch.zeros(count, 1), torch.arange(SAMPLES)[mine])
+        loss = objective(head(image, text), batch, Progress(0, 1, SAMPLES, SAMPLES)).total
+        gradients = torch.autograd.grad(loss, [each for each in head.parameters() if each.requires_grad])
+        found[objective_name] = loss.detach()
+        found |= {f"{objective_name} {index}": each for index, each in enumerate(gradients)}
+    return found
+
+
+def _transposed() -> tuple[Tensor, Tensor]:
+    count = 6 // distributed.world_size()
+    first = distributed.rank() * count
+    mine = torch.arange(36.0).view(6, 6)[first : first + count].clone().requires_grad_()
+    turned = distributed.transposed(mine)
+    (gradient,) = torch.autograd.grad((turned * turned.detach()).sum(), mine)
+    return turned.detach(), gradient
+
+
+def factors(samples: int, scale: float) -> tuple[Tensor, Tensor]:
+    """Unit vectors, the left ones times `scale`, each pair alike; exact in float32."""
+    generator = torch.Generator().manual_seed(samples)
+    left = torch.randn(samples, WIDTH, generator=generator)
+    right = left + torch.randn(samples, WIDTH, generator=generator)
+    return (scale * normalize(left, dim=1)).double(), normalize(right, dim=1).double()
+
+
+def dense_scores(left: Tensor, right: Tensor) -> tuple[Scores, Scores]:
+    matrix = left @ right.mT
+    return Similarity(DenseScores(matrix), DenseScores(matrix.mT)).directions
+
+
+def answered(left: Tensor, right: Tensor, make, exclude=(False, True), dense: bool = True) -> tuple[Tensor, tuple]:
+    """All answers of the directions, and the gradients of a random sum of them."""
+    left, right = (each.clone().requires_grad_() for each in (left, right))
+    answers = []
+    for scores in make(left, right):
+        answers += [scores.positives(), *(scores.log_sum_exp(exclude_positive=each) for each in exclude)]
+        answers += [scores.dense().flatten()] if dense else []
+    joined = torch.cat(answers)
+    upstream = torch.randn(len(joined), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return joined.detach(), torch.autograd.grad(joined, (left, right), upstream.to(joined.dtype))

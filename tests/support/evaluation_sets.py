@@ -1,0 +1,120 @@
+"""Small sets in memory and small models for the tests of evaluation."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from clipzoo.build import build_model, part
+from clipzoo.config import compose as configuration
+from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
+from clipzoo.evaluation.encoding import Encoding
+from clipzoo.model import Model
+
+COLOURS = {
+    "red": (230, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 230), "yellow": (220, 220, 20),
+    "cyan": (20, 220, 220), "magenta": (220, 20, 220), "black": (10, 10, 10),
+}  # fmt: skip
+IMAGE_SIZE = 32
+
+
+@dataclass
+class Pictures:
+    """Noise around a class's colour: (picture, label), made anew and alike at each access."""
+
+    labels: list[int]
+    seed: int = 0
+    colours: list[tuple[int, int, int]] = field(default_factory=lambda: list(COLOURS.values()))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return picture(self.colours[self.labels[index]], self.seed * 10_000 + index), self.labels[index]
+
+
+@dataclass
+class Classes:
+    name: str
+    class_names: list[str]
+    splits: dict[str, Pictures]
+    templates: tuple[str, ...] = ("a photo of a {c} thing.", "{c}", "a rather long description of something {c}.")
+    metric: str = "top1"
+
+
+@dataclass
+class Gallery:
+    name: str
+    images: list[Any]
+    captions: list[str]
+    caption_image: list[int]
+
+
+def picture(colour: tuple[int, int, int], seed: int) -> Any:
+    """A picture of its own size."""
+    random = np.random.default_rng(seed)
+    height, width = random.integers(34, 50, 2)
+    pixels = np.array(colour) + random.normal(0, 60, (height, width, 3))
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def classes(train: int = 6, test: int = 5) -> Classes:
+    count = len(COLOURS)
+    splits = {
+        "train": Pictures([index % count for index in range(train * count)], seed=1),
+        "test": Pictures([index % count for index in range(test * count - 2)], seed=2),
+    }
+    return Classes("colours", list(COLOURS), splits)
+
+
+def gallery(pictures: int = 13, captions: int = 3) -> Gallery:
+    """Captions are not in the order of their pictures."""
+    names = list(COLOURS)
+    images = [picture(COLOURS[names[index % len(names)]], 500 + index) for index in range(pictures)]
+    owner = [(turn * 5 + 2) % pictures for turn in range(pictures * captions)]
+    texts = [f"{names[index % len(names)]} thing number {index} seen {turn} times" for turn, index in enumerate(owner)]
+    return Gallery("things", images, texts, owner)
+
+
+def write_sets(root: Path) -> None:
+    """The same two sets on disk."""
+    data, things = classes(), gallery()
+    splits = {
+        split: [(png(image), label) for image, label in (samples[index] for index in range(len(samples)))]
+        for split, samples in data.splits.items()
+    }
+    facts = {"class_names": data.class_names, "templates": list(data.templates), "metric": data.metric}
+    write_classification(root / data.name, recipe="test", splits=splits, **facts)
+    captions = [[] for _ in things.images]
+    for text, owner in zip(things.captions, things.caption_image, strict=True):
+        captions[owner].append(text)
+    examples = [(png(image), own) for image, own in zip(things.images, captions, strict=True)]
+    write_retrieval(root / things.name, recipe="test", examples=examples)
+
+
+def png(image: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def config_of(head: str, *overrides: str) -> dict[str, Any]:
+    return configuration.resolved(
+        configuration.composed(
+            ["data.shards=none.tar", "encoder=tiny", f"head={head}", "head.embed_width=16", *overrides]
+        )
+    )
+
+
+def model_of(head: str, *overrides: str) -> Model:
+    """Untrained, the same weights every time."""
+    return build_model(config_of(head, *overrides)).double().eval()
+
+
+def encoding_of(batch_size: int = 8) -> Encoding:
+    return Encoding(part(config_of("clip")["encoder"]["tokenizer"]), IMAGE_SIZE, "bicubic", batch_size, 0, "float32")

@@ -1,0 +1,44 @@
+"""Folders of runs as training leaves them, with numbers made by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from clipzoo.config import compose as configuration
+from clipzoo.runs.record import write_results
+
+PAIRS = {"CC3M": 2_800_000, "CC12M": 9_200_000, "YFCC15M": 14_800_000}
+
+
+def write_run(
+    root: Path,
+    experiment: str,
+    metrics: Mapping[str, float],
+    *overrides: str,
+    pairs: int | None = None,
+    evaluations: int = 0,
+) -> Path:
+    """A finished run of `experiment` with these results; evaluations: so many during training, each a bit better."""
+    overrides = (f"experiment={experiment}", *overrides)
+    plain = configuration.resolved(configuration.composed(list(overrides)))
+    folder = root / configuration.run_name(plain, experiment)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
+    trainer = plain["trainer"]
+    pairs = pairs or (10_000 if "scale=demo" in overrides else PAIRS[plain["row"].split("/")[1]])
+    steps = trainer["steps"] or int(trainer["epochs"] * pairs / trainer["global_batch"])
+    cost = {"steps": steps, "seconds": steps * 0.2, "samples_per_second": 5 * trainer["global_batch"], "ranks": 2,
+            "peak_memory_mib": 1100.0, "device": "CPU"}  # fmt: skip
+    write_results(folder, plain, experiment, list(overrides), cost, metrics)
+    with (folder / "metrics.jsonl").open("w") as lines:
+        for turn in range(1, evaluations + 1):
+            step = steps * turn // evaluations
+            epoch = step * trainer["global_batch"] / pairs
+            found = {key: value * (turn / evaluations) ** 0.5 for key, value in metrics.items()}
+            lines.write(json.dumps({"step": step, "epoch": epoch, "loss": 3.0 / turn}) + "\n")
+            lines.write(json.dumps({"step": step, "event": "evaluation", **found}) + "\n")
+    return folder

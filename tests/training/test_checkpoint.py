@@ -1,0 +1,142 @@
+"""Checkpoints are there whole or not at all, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from clipzoo.errors import TrainingError
+from clipzoo.training import checkpoint
+
+
+def state(step: int) -> dict:
+    return {"step": step, "model": {"weight": torch.full((1000,), float(step))}}
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.stem.split("_")[1]) for path in folder.glob("step_*.pt"))
+
+
+def test_the_newest_are_kept_and_the_newest_is_loaded(tmp_path):
+    for step in (2, 4, 6, 8):
+        checkpoint.save(tmp_path, step, state(step), {}, keep=3)
+    assert steps(tmp_path) == [4, 6, 8]
+    found, path = checkpoint.load_newest(tmp_path) or pytest.fail("none found")
+    assert found["step"] == 8 and torch.equal(found["model"]["weight"], state(8)["model"]["weight"])
+    assert path.name == "step_00000008.pt"
+    assert sorted(each.name for each in tmp_path.glob("*.json")) == [f"step_0000000{n}.json" for n in (4, 6, 8)]
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def remove_its_mark(path: Path) -> None:
+    path.with_suffix(".json").unlink()
+
+
+def cut_its_mark(path: Path) -> None:
+    path.with_suffix(".json").write_text('{"step": 4, "by')
+
+
+@pytest.mark.parametrize("harm", [truncate, flip_a_bit, remove_its_mark, cut_its_mark])
+def test_a_broken_newest_one_is_named_and_the_one_before_is_used(tmp_path, caplog, harm):
+    for step in (2, 4):
+        path = checkpoint.save(tmp_path, step, state(step), {}, keep=2)
+    harm(path)
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002.pt"
+    assert "step_00000004.pt is not used" in caplog.text
+
+
+def test_a_broken_later_one_costs_no_whole_one_its_place(tmp_path):
+    for step in (2, 4, 8):
+        path = checkpoint.save(tmp_path, step, state(step), {}, keep=2)
+    remove_its_mark(path)
+    checkpoint.save(tmp_path, 6, state(6), {}, keep=2)
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000006.pt"
+    assert steps(tmp_path) == [4, 6, 8]
+
+
+def test_what_a_kill_left_half_written_is_cleared_away_by_the_next(tmp_path):
+    (tmp_path / ".step_00000002.pt.tmp").write_bytes(b"half")
+    checkpoint.save(tmp_path, 4, state(4), {}, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000004.json", "step_00000004.pt"]
+
+
+def test_a_full_disk_is_named_and_leaves_the_last_one_untouched(tmp_path):
+    checkpoint.save(tmp_path, 2, state(2), {}, keep=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(TrainingError, match="step_00000004.pt .* is the disk full. Earlier checkpoints are unt"):
+            checkpoint.save(tmp_path, 4, state(4), {}, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000002.json", "step_00000002.pt"]
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002.pt"
+
+
+def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
+    class Harmful:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "harmed"),)
+
+    path = tmp_path / "step_00000002.pt"
+    torch.save({"step": 2, "model": Harmful()}, path)
+    with pytest.raises(pickle.UnpicklingError):
+        checkpoint.read(path)
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_the_background_writes_a_copy_that_later_steps_do_not_reach(tmp_path):
+    writer = checkpoint.Writer(background=True)
+    weight = torch.zeros(1_000_000)
+    writer.save(tmp_path, 1, {"step": 1, "weight": weight, "nested": [{"a": weight}]}, {}, keep=1)
+    weight.fill_(1.0)
+    writer.wait()
+    found = checkpoint.read(tmp_path / "step_00000001.pt")
+    assert found["weight"].sum() == 0 and found["nested"][0]["a"].sum() == 0
+
+
+def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path):
+    writer = checkpoint.Writer(background=True)
+    writer.save(tmp_path, 1, {"step": 1, "unpicklable": threading.Lock()}, {}, keep=1)
+    with pytest.raises(TypeError):
+        writer.wait()
+    writer.save(tmp_path, 2, state(2), {}, keep=1)
+    writer.wait()
+    assert steps(tmp_path) == [2]
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    """A process that does nothing but save is killed at different moments."""
+    for moment in range(6):
+        folder = tmp_path / str(moment)
+        child = os.fork()
+        if child == 0:
+            for step in range(1, 10_000):
+                checkpoint.save(folder, step, {"step": step, "weight": torch.full((500_000,), float(step))}, {}, keep=1)
+            os._exit(0)
+        while not list(folder.glob("*.json")):
+            time.sleep(0.001)
+        time.sleep(0.003 * moment)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        found, path = checkpoint.load_newest(folder) or pytest.fail("none is whole")
+        assert torch.equal(found["weight"], torch.full((500_000,), float(found["step"])))
+        assert json.loads(path.with_suffix(".json").read_text())["step"] == found["step"]

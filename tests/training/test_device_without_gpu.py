@@ -1,0 +1,175 @@
+"""Every head and objective, the trainer and the evaluation keep all they compute with on the device, and wait for it
+only where they must. The GPU is pretended (tests/support/pretended_cuda.py); kernels and speed are not judged."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clipzoo.build import build_head, build_model, build_objective, part
+from clipzoo.distributed.device import choose_device
+from clipzoo.encoders.base import Encoder
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.probe.logistic import LogisticRegression
+from clipzoo.evaluation.probe.penalty_search import Split, held_out
+from clipzoo.heads.clip import ClipHead
+from clipzoo.model import Model
+from clipzoo.ops import kme, kme_cpu, log_sum_exps, log_sum_exps_cpu
+from clipzoo.training.gradient_cache import Contrast, Replay, backward
+from clipzoo.training.optimizers import AdamW
+from clipzoo.training.schedules import Cosine
+from clipzoo.training.trainer import Parts, Trainer
+from clipzoo.types import Batch, Features, Progress
+from scripts.compatibility import composed, options
+from tests.support.evaluation_sets import config_of, write_sets
+from tests.support.pretended_cuda import DEVICE, OnCuda, numbers, pretended
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU to ask")
+
+SAMPLES, BATCH = 40, 8
+PAIRS = [
+    *((head, "infonce") for head in (*options("head"), "clip in tiles", "cloob in tiles")),
+    *(("inner_product", name) for name in ("conditional", "joint", "mmd_conditional", "mmd_joint")),
+    *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr")),
+]
+"""Every head and every objective."""
+# How many points each sample has decides the sizes of what follows; gamma decides how a tile is computed.
+KME_WAITS = {"ops/packing.py pack", "ops/kme_cpu.py forward", "ops/kme_cpu.py backward"}
+# A sample id that is wrong or there twice must not reach the state.
+STATE_WAITS = {"objectives/per_sample.py global_ids"}
+# The longest caption of all ranks, and how many different tokens there are.
+RAW_WAITS = {"objectives/raw_views.py _gathered", "objectives/raw_views.py _entries"}
+WAITS = {
+    "kme": KME_WAITS,
+    **dict.fromkeys(("nuclr", "sogclr", "isogclr"), STATE_WAITS),
+    **dict.fromkeys(("mmd_conditional", "mmd_joint"), RAW_WAITS),
+}
+
+
+class Towers(Encoder):
+    """As small as may be, with tokens, a mask, and products that autocast lowers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pixels, self.words, self.layer = nn.Conv2d(3, 8, 4, stride=4), nn.Embedding(20, 8), nn.Linear(8, 8)
+
+    def image(self, image: Tensor) -> Features:
+        tokens = self.layer(self.pixels(image / 255).flatten(2).mT)
+        return Features(tokens.mean(dim=1), tokens)
+
+    def text(self, text: Tensor) -> Features:
+        tokens = self.layer(self.words(text))
+        return Features(tokens[:, 0], tokens, text > 0)
+
+
+@cache
+def part_of(group: str, name: str) -> dict[str, Any]:
+    return composed(f"+{group}={name}")
+
+
+def step(head: str, objective: str, device: torch.device, micro_batch: int | None) -> list[Tensor]:
+    """One optimiser step past the objectives' warm-ups: the loss, the parameters, the objective's state."""
+    torch.manual_seed(0)
+    name, _, tiles = head.partition(" in ")
+    model = Model(Towers(), build_head(part_of("head", name))).to(device)
+    model.head.tile = 3 if tiles else None
+    judge = build_objective(part_of("objective", objective)).to(device)
+    judge.allocate(SAMPLES)
+    schedule = Cosine(1e-3, 0.0, 0.0, None, 0, None, False)
+    optimizer = AdamW([0.9, 0.98], 1e-8, 0.1, schedule).build(model, judge)
+    contrast = Contrast(model, judge, None)
+    text = torch.randint(1, 20, (BATCH, 5)) * (torch.arange(5) < 2 + torch.arange(BATCH)[:, None] % 4)
+    pictures = torch.randint(0, 256, (BATCH, 3, 8, 8), dtype=torch.uint8)
+    batch = Batch(pictures, text, torch.randperm(SAMPLES)[:BATCH]).to(device)
+    model.head.resample(1)
+    loss = backward(Replay(contrast), batch, Progress(30, 50, SAMPLES, BATCH), micro_batch, 1.0)
+    trained = [each for each in contrast.parameters() if each.grad is not None]
+    norm = nn.utils.get_total_norm([each.grad for each in trained])
+    optimizer.found_inf = (~norm.isfinite()).float()
+    nn.utils.clip_grads_with_norm_(trained, 1.0, norm)
+    optimizer.step()
+    model.head.clamp_()
+    return [loss.total.detach(), *loss.logs.values(), *contrast.state_dict().values()]
+
+
+@pytest.fixture
+def torch_kernels(monkeypatch):
+    """Where Triton's kernels would be launched, the blocks in torch take their place."""
+    monkeypatch.setattr(kme, "backend", lambda *_: kme_cpu)
+    monkeypatch.setattr(log_sum_exps, "backend", lambda *_: log_sum_exps_cpu)
+
+
+@pytest.mark.parametrize(("head", "objective"), PAIRS, ids=map(" ".join, PAIRS))
+@pytest.mark.usefixtures("torch_kernels")
+def test_a_step_stays_on_the_device_and_waits_for_it_only_where_it_must(head, objective):
+    allowed = WAITS.get(head, set()) | WAITS.get(objective, set())
+    expected = step(head, objective, torch.device("cpu"), None)
+    with pretended() as waits:
+        found = step(head, objective, DEVICE, 3)
+    assert set(waits) <= allowed
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(numbers(ours), theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_every_objective_has_its_step_above():
+    assert {objective for _, objective in PAIRS} == set(options("objective"))
+
+
+def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
+    """Through the trainer itself: image normalisation, bf16 autocast, micro-batches, NUCLR's state, checkpoints."""
+    write_sets(tmp_path / "sets")
+    plain = config_of(
+        "cosine", "objective=nuclr", f"data.shards='{tiny_shards}'", "data.workers=0", f"eval.root={tmp_path / 'sets'}",
+        "eval.zero_shot=[colours]", "eval.linear_probe=[]", "eval.retrieval=[things]", "eval.workers=0",
+        "trainer.global_batch=12", "trainer.epochs=null", "trainer.steps=3", "trainer.micro_batch=5",
+        "trainer.clip_gradient=1.0", "trainer.save_every=2", "trainer.device=cuda", "trainer.log_every=3",
+    )  # fmt: skip
+    with pretended() as waits:
+        trainer: Trainer = part(plain["trainer"])
+        model, objective = build_model(plain), build_objective(plain)
+        data, optim, suite, logger = (part(plain[name]) for name in ("data", "optim", "eval", "logger"))
+        data.open(tmp_path)
+        _, metrics = trainer.fit(Parts(model, objective, data, optim, suite, logger, tmp_path, 0, plain))
+    assert all(isinstance(each, OnCuda) for each in (*model.state_dict().values(), *objective.buffers()))
+    assert {"zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_1"} <= set(metrics)
+    moving, logging = {"training/trainer.py fit"}, {"training/trainer.py _log", "training/diagnostics.py _uniformity"}
+    saving_and_judging = {each for each in waits if each.startswith(("training/checkpoint.py", "evaluation/"))}
+    assert set(waits) - saving_and_judging <= {*moving, *logging, *STATE_WAITS, "model.py text_features"}
+
+
+def test_the_probes_solver_stays_on_the_device():
+    generator = torch.Generator().manual_seed(0)
+    split = Split(torch.randn(30, 4, generator=generator), torch.arange(30) % 3)
+    with pretended():
+        there = split.to(DEVICE)
+        held = held_out(there.labels, 0.1, 0)
+        assert isinstance(held, OnCuda)
+        train = there.rows(~held)
+        found = LogisticRegression(train.features, train.labels, 3).solve(1.0).logits(there.features)
+    train = split.rows(~held_out(split.labels, 0.1, 0))
+    expected = LogisticRegression(train.features, train.labels, 3).solve(1.0).logits(split.features)
+    torch.testing.assert_close(numbers(found), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_more_processes_than_gpus_are_one_clear_message(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pretended(), pytest.raises(ConfigError, match=r"LOCAL_RANK=1, but torch sees 1 CUDA device.*trainer\.device"):
+        choose_device("auto", "trainer.device")
+
+
+def test_a_cpu_tensor_among_cuda_tensors_is_an_error_in_the_pretence_too():
+    with pretended(), pytest.raises(RuntimeError, match="on the CPU"):
+        torch.ones(3, device=DEVICE) + torch.ones(3)
+
+
+def test_the_pretence_notes_what_waits():
+    with pretended() as waits:
+        assert float(ClipHead(2, 2, 2, 0.5, 100.0, True).to(DEVICE).logs()["temperature"]) == pytest.approx(0.5)
+        assert waits == []
+        tile = Towers().to(DEVICE)
+        Model(tile, ClipHead(8, 8, 2, 0.5, 100.0, True).to(DEVICE)).text_features(torch.ones(1, 2, dtype=torch.int64))
+    assert waits == ["model.py text_features"]

@@ -1,0 +1,98 @@
+"""What is logged and reported of a training: scores, geometry, per-sample statistics."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from clipzoo.objectives.infonce import InfoNCE
+from clipzoo.objectives.nuclr import NUCLR
+from clipzoo.report.run_page.diagnostics import sample_histograms
+from clipzoo.training import diagnostics
+from clipzoo.types import PointSet
+from tests.objectives.test_algorithms import NUCLR_OPTIONS
+from tests.support.objectives import batch, progress, random_cosines, similarity
+
+
+def test_the_gap_is_infoloobs_bound_on_the_mutual_information():
+    matrix = 5 * random_cosines(0, 6)
+    found = diagnostics.of_similarity(similarity(matrix))
+    rows = [matrix[i, i] - math.log(sum(math.exp(matrix[i, j]) for j in range(6) if j != i) / 5) for i in range(6)]
+    assert found["gap_image_to_text"].item() == pytest.approx(sum(rows).item() / 6, rel=1e-12)
+    assert found["positive_image_to_text"].item() == pytest.approx(matrix.diagonal().mean().item())
+
+
+def test_only_the_first_rows_are_looked_at():
+    image, text = (functional.normalize(random_cosines(seed, 9, 8), dim=1) for seed in (0, 1))
+    found = diagnostics.of_embeddings(image, text, rows=4)
+    expected = sum(float((image[i] - text[i]).square().sum()) for i in range(4)) / 4
+    assert found["alignment"].item() == pytest.approx(expected)
+
+
+def test_a_rank_with_one_sample_has_an_alignment_and_no_uniformity():
+    image = functional.normalize(random_cosines(0, 1, 8), dim=1)
+    assert diagnostics.of_embeddings(image, image).keys() == {"alignment"}
+
+
+def test_alignment_is_zero_for_equal_views_and_four_for_opposite_ones():
+    image = functional.normalize(random_cosines(0, 6, 8), dim=1)
+    assert diagnostics.of_embeddings(image, image)["alignment"].item() == pytest.approx(0, abs=1e-12)
+    assert diagnostics.of_embeddings(image, -image)["alignment"].item() == pytest.approx(4)
+
+
+def test_uniformity_is_zero_when_collapsed_and_near_minus_four_when_spread():
+    collapsed = torch.eye(8, dtype=torch.float64)[[0] * 6]
+    spread = torch.eye(8, dtype=torch.float64)
+    found = diagnostics.of_embeddings(collapsed, collapsed)
+    assert found["uniformity_image"].item() == pytest.approx(0, abs=1e-12)
+    # Orthogonal vectors: every squared distance is 2.
+    assert diagnostics.of_embeddings(spread, spread)["uniformity_text"].item() == pytest.approx(-4)
+
+
+def test_a_point_set_is_judged_by_its_weighted_mean():
+    points = torch.eye(3, dtype=torch.float64)[None].expand(2, 3, 3).clone()
+    first = PointSet(points, torch.tensor([[0.0, 0.0, -math.inf]] * 2, dtype=torch.float64))
+    second = PointSet(points, torch.tensor([[0.0, -math.inf, -math.inf]] * 2, dtype=torch.float64))
+    # 45 degrees between them.
+    assert diagnostics.of_embeddings(first, second)["alignment"].item() == pytest.approx(2 - math.sqrt(2))
+
+
+def test_summary_counts_every_sample_seen_and_names_the_extremes(tmp_path):
+    objective = NUCLR(**NUCLR_OPTIONS)
+    objective.allocate(50)
+    objective.zeta[1] = torch.arange(50.0) / 100
+    for first in (0, 20):
+        ids = range(first, first + 20)
+        objective(similarity(random_cosines(first, 20).float()), batch(list(ids)), progress(0, 100, 50, 20))
+    written = diagnostics.write_sample_summary(objective, tmp_path / "samples.json", extremes=3)
+    assert json.loads((tmp_path / "samples.json").read_text()) == written
+    text = written["log_popularity_text"]
+    assert text["seen"] == 40 and sum(text["counts"]) == 40
+    assert [each["sample_id"] for each in text["highest"]] == [39, 38, 37]
+    assert [each["sample_id"] for each in text["lowest"]] == [0, 1, 2]
+    assert text["highest"][0]["value"] == pytest.approx(0.39 / NUCLR_OPTIONS["temperature"])
+    # All images' popularities are still equal: a histogram of one bar.
+    assert max(written["log_popularity_image"]["counts"]) == 40
+
+
+def test_an_objective_without_state_has_nothing_to_summarise(tmp_path):
+    objective = NUCLR(**NUCLR_OPTIONS)
+    objective.allocate(50)
+    for nothing in (InfoNCE(0.5, 0.5), objective):
+        assert diagnostics.write_sample_summary(nothing, tmp_path / "samples.json") == {}
+    assert not (tmp_path / "samples.json").exists()
+
+
+def test_the_figure_has_a_panel_for_each_statistic(tmp_path):
+    objective = NUCLR(**NUCLR_OPTIONS)
+    objective.allocate(8)
+    objective(similarity(random_cosines(0, 8).float()), batch(list(range(8))), progress(0, 100, 8, 8))
+    summary = diagnostics.summarise_samples(objective, extremes=2)
+    figure = sample_histograms(summary)
+    figure.savefig(tmp_path / "samples.png")
+    assert [axes.get_xlabel() for axes in figure.axes] == ["log popularity image", "log popularity text"]
+    assert (tmp_path / "samples.png").stat().st_size > 1000

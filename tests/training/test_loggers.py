@@ -1,0 +1,132 @@
+"""What a run writes down: metrics.jsonl as the truth, W&B and TensorBoard as copies that never stop it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from clipzoo.training.loggers import Logger
+
+CONFIG = {"seed": 0, "trainer": {"global_batch": 8}}
+
+
+def logger(**changes: Any) -> Logger:
+    arguments = {"wandb": "off", "project": "clipzoo", "entity": None, "group": None, "tensorboard": False}
+    return Logger(**(arguments | changes))
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_resumed_run_drops_what_came_after_its_checkpoint_and_lines_cut_short(tmp_path):
+    first = logger()
+    first.open(tmp_path, CONFIG, 0)
+    for step in range(1, 6):
+        first.log(step, {"loss": float(step)})
+    first.log(3, {"event": "evaluation", "top1": 1.0})
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')
+    again = logger()
+    again.open(tmp_path, CONFIG, 3)
+    again.log(4, {"loss": 40.0})
+    again.close()
+    assert lines(tmp_path) == [{"step": step, "loss": value} for step, value in ((1, 1), (2, 2), (3, 3), (4, 40))]
+
+
+def test_wandb_offline_keeps_one_run_over_resumes_with_config_revision_curves_table_and_pictures(tmp_path, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("CLIPZOO_SWEEP", "sweep-1234")
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    picture = tmp_path / "curves.png"
+    Image.new("RGB", (8, 8)).save(picture)
+    for start in (0, 2):
+        log = logger(wandb="offline")
+        log.open(tmp_path, CONFIG, start)
+        log.log(start + 1, {"loss": 1.5, "epoch": 0.1})
+        if start:
+            log.report({"zero_shot/demo/top1": 40.0}, [picture])
+        log.close()
+    wandb.teardown()  # its process writes the files in its own time, and whole by its end
+    first, second = (records(each) for each in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")))
+    assert first["run"].run_id == second["run"].run_id == (tmp_path / "wandb_id").read_text()
+    assert second["run"].run_group == "sweep-1234"
+    config = {each.key: json.loads(each.value_json) for each in first["run"].config.update}
+    assert config["trainer"] == {"global_batch": 8} and "revision" in config
+    assert {"loss", "epoch"} <= first["history"]
+    assert {"metrics", "report/curves"} <= second["history"]
+
+
+def records(path: Path) -> dict[str, Any]:
+    """The run and the names in the history of an offline run's file."""
+    from wandb.proto import wandb_internal_pb2
+
+    found: dict[str, Any] = {"history": set()}
+    for data in logged(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.HasField("run"):
+            found["run"] = record.run
+        found["history"] |= {item.key or item.nested_key[0] for item in record.history.item}
+    return found
+
+
+def logged(content: bytes) -> Iterator[bytes]:
+    """The entries of a file in LevelDB's log format: blocks of 32 KiB, each piece with checksum, length and kind."""
+    place, entry = 7, b""
+    while place + 7 <= len(content):
+        if -place % 32768 < 7:
+            place += -place % 32768
+        length, kind = struct.unpack("<HB", content[place + 4 : place + 7])
+        entry += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield entry
+            entry = b""
+
+
+def test_a_failing_copy_is_named_once_and_the_log_goes_on(tmp_path, monkeypatch, caplog):
+    import wandb
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    log = logger(wandb="online")
+    with caplog.at_level(logging.WARNING):
+        log.open(tmp_path, CONFIG, 0)
+        for step in (1, 2):
+            log.log(step, {"loss": 1.0})
+        log.report({"top1": 1.0}, [])
+        log.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "logging continues without it: ConnectionError: no network"
+    ]
+    assert len(lines(tmp_path)) == 2
+
+
+def test_tensorboard_has_the_curves_and_the_pictures(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    picture = tmp_path / "curves.png"
+    Image.new("RGB", (8, 8)).save(picture)
+    log = logger(tensorboard=True)
+    log.open(tmp_path, CONFIG, 0)
+    log.log(1, {"loss": 1.5})
+    log.log(2, {"loss": 1.25})
+    log.report({"zero_shot/demo/top1": 40.0}, [picture])
+    log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(each.step, each.value) for each in events.Scalars("loss")] == [(1, 1.5), (2, 1.25)]
+    assert "report/curves" in events.Tags()["images"]

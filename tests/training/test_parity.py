@@ -1,0 +1,64 @@
+"""Ranks and micro-batches change no gradient, for every legal pair of head and objective."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from scripts.gradient_parity import PARTS, difference, gradients, legal_pairs, open_clip_gradients
+from tests.support.ranks import run_ranks
+
+Pair = tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[Pair]:
+    return legal_pairs()
+
+
+@pytest.fixture(scope="module")
+def alone(pairs):
+    return {pair: gradients(pair, 1) for pair in pairs}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(pairs):
+    return run_ranks(2, all_gradients, pairs, PARTS)
+
+
+def all_gradients(pairs: list[Pair], parts: int):
+    """Ours in `parts` micro-batches, and open_clip's of the whole batch."""
+    return {pair: gradients(pair, parts) for pair in pairs}, open_clip_gradients(1)
+
+
+def assert_equal(found, expected):
+    far = {pair: difference(found[pair], expected[pair]) for pair in expected}
+    assert max(far.values()) < 1e-10, {pair: value for pair, value in far.items() if not value < 1e-10}
+
+
+def test_two_ranks_with_micro_batches_have_the_gradients_of_one_whole_batch(pairs, alone, two_ranks):
+    assert len(pairs) > 40
+    for found, _ in two_ranks:
+        assert_equal(found, alone)
+
+
+def test_every_pair_has_gradients_in_both_towers_and_moves_its_temperature(alone):
+    for pair, found in alone.items():
+        assert all(found[f"model.encoder.{name}.weight"].abs().max() > 1e-9 for name in ("patches", "words")), pair
+    assert all(alone["clip", "infonce"][name].abs() > 1e-6 for name in alone["clip", "infonce"] if "scale" in name)
+    assert any("scale" in name for name in alone["clip", "infonce"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "parts"), [(1, PARTS), (2, 1), (4, 1), (4, PARTS)])
+def test_any_ranks_and_micro_batches_have_the_gradients_of_one_whole_batch(pairs, alone, ranks, parts):
+    for found, _ in run_ranks(ranks, all_gradients, pairs, parts, seconds=280):
+        assert_equal(found, alone)
+
+
+def test_the_comparison_sees_open_clips_smaller_encoder_gradients(two_ranks):
+    """Its default flags: gradients of the towers are 1/ranks of what the loss has, the temperature's is whole."""
+    expected, found = open_clip_gradients(1), two_ranks[0][1]
+    torch.testing.assert_close(found["logit_scale"], expected["logit_scale"], rtol=1e-9, atol=0)
+    for name in ("image_projection.weight", "text_projection.weight"):
+        torch.testing.assert_close(2 * found[name], expected[name], rtol=1e-9, atol=1e-12)
