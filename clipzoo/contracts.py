@@ -1,0 +1,93 @@
+"""Protocols of the parts that a training is put together from.
+
+The classes of this package satisfy them without inheriting from them; so can a user's own class or a study's.
+Methods that involve other ranks take the `World` as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo.distributed.world import World
+from clipzoo.model import Model
+from clipzoo.types import Batch, Progress
+
+
+class Dataset(Protocol):
+    """Batches of samples in an order that is a pure function of seed, epoch and step."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples n of an epoch; known after `open`."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what determines the samples and their order; a run resumes only on the same one."""
+
+    def open(self, cache: Path | None, world: World) -> None:
+        """Find the samples; an index may be written under `cache`, the run directory. Collective."""
+
+    def check(self, seed: int, global_batch: int) -> None:
+        """Raise ConfigError if the dataset cannot supply batches of this size without repeating a sample."""
+
+    def batches(
+        self, *, seed: int, global_batch: int, world: World, start_step: int, stop_step: int, trim_text: bool
+    ) -> Iterator[Batch]:
+        """Yield this rank's share of steps start_step .. stop_step - 1, on the CPU.
+
+        trim_text: cut the padding that all captions of the batch share.
+        """
+
+    def counters(self) -> Mapping[str, int]:
+        """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
+
+    def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
+        """Image (uint8 [3, S, S]) and caption of each sample; empty if the samples cannot be shown."""
+
+
+class Evaluator(Protocol):
+    """Measures a model during and after training."""
+
+    def due(self, before: Progress, now: Progress) -> bool:
+        """Return True if an evaluation falls between two points of the training."""
+
+    def run(self, model: Model, output: Path, world: World) -> dict[str, float]:
+        """Return all metrics by their flat keys; tables and pictures for the report go to `output`. Collective."""
+
+
+class Schedule(Protocol):
+    """A learning rate as a pure function of training progress."""
+
+    def __call__(self, progress: Progress) -> float:
+        """Return the learning rate of the step that follows `progress.step` steps."""
+
+
+class Optimizer(Protocol):
+    """The recipe of an optimizer: parameter groups and learning-rate schedule."""
+
+    def build(self, *modules: nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer over all parameters of the modules that require a gradient."""
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, progress: Progress) -> float:
+        """Set the learning rate of the coming step and return it."""
+
+
+class Logger(Protocol):
+    """Receives the training's metrics, on the first rank only."""
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        """Start logging to the run directory, or continue at `step`."""
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Record the values of one step."""
+
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        """Record the final metrics and the report's pictures."""
+
+    def close(self) -> None:
+        """Flush and close."""
