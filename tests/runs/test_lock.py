@@ -60,9 +60,8 @@ def test_a_folder_waited_for_is_not_taken_by_another_configuration(tmp_path):
     folder.mkdir()
     elsewhere.mkdir()
     lock.hold(folder)
-    claims = "import pathlib as p, sys; from clipzoo.runs import directory as d; d.claim(p.Path(sys.argv[1]), {'seed': 2})"
-        "import pathlib, sys; from clipzoo.runs import directory as d; d.claim(pathlib.Path(sys.argv[1]), {'seed': 2})"
-    )
+    claim = "directory.claim(pathlib.Path(sys.argv[1]), {'seed': 2})"
+    claims = f"import pathlib, sys; from clipzoo.runs import directory; {claim}"
     with subprocess.Popen([sys.executable, "-c", claims, folder], stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None and "waiting" in waiting.stderr.readline()
         io.write_whole(folder / "config.yaml", "seed: 1\n")
