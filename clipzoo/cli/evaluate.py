@@ -16,6 +16,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.runs import directory as run
 from clipzoo.runs import record
 from clipzoo.runs.directory import config_of
+from clipzoo.runs.metric_key import parsed
 from clipzoo.runs.protocol import protocol
 
 # Until open_clip's model is loaded and says what it is like.
@@ -125,7 +126,7 @@ def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics
     if run.is_finished(folder):
         content = record.results(folder)
         content["metrics"] |= metrics
-        content["protocol"] = content.get("protocol", {}) | protocol(plain["eval"], metrics)
+        content["protocol"] = content.get("protocol", {}) | protocol(plain["eval"], parsed(metrics))
         io.write_whole(folder / "results.json", json.dumps(content, indent=1))
     elif not (folder / "config.yaml").exists():
         row = plain["row"] if plain["run"] is None else _stored(plain["run"])["row"]

@@ -1,28 +1,37 @@
-"""By which protocol numbers were measured: what of `eval` changes them, for each task and set. Needs no torch."""
+"""Evaluation protocols: the `eval` settings that change a dataset's numbers. Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-FACTS = {
+from clipzoo.runs.metric_key import MetricKey
+
+Setting = str | int | float | bool | None
+
+SETTINGS = {
     "zero_shot": ("prompts", "interpolation"),
     "linear_probe": ("interpolation", "probe_resize", "probe_validation"),
     "retrieval": ("interpolation",),
 }
 TWO_LISTS = ("imagenet", "imagenet_v2", "imagenet_r")
-"""Sets for which eval.prompts=slip and eval.prompts=clip are different prompts."""
+"""Datasets for which eval.prompts=slip and eval.prompts=clip are different prompts."""
 
 
-def protocol(evaluation: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """evaluation: the configuration's `eval`. metrics: flat keys -> by "zero_shot/imagenet", what they rest on."""
-    measured = dict.fromkeys("/".join(part.removesuffix("_paired") for part in key.split("/")[:2]) for key in metrics)
-    found = {}
-    for place in measured:
-        task, _, name = place.partition("/")
-        facts = {fact: evaluation[fact] for fact in FACTS.get(task, ()) if fact in evaluation}
-        if facts.get("prompts") == "clip" and name not in TWO_LISTS:
-            facts["prompts"] = "slip"
-        if facts:
-            found[place] = facts
-    return found
+def protocol(evaluation: Mapping[str, Setting], metrics: Iterable[MetricKey]) -> dict[str, dict[str, Setting]]:
+    """Settings behind the metrics, by task and dataset ("zero_shot/imagenet").
+
+    Args:
+        evaluation: the `eval` node of the configuration.
+        metrics: keys of the measured metrics; tasks without settings are left out.
+    """
+    places = dict.fromkeys((key.task, key.dataset) for key in metrics)
+    found = {f"{task}/{dataset}": settings(evaluation, task, dataset) for task, dataset in places}
+    return {place: values for place, values in found.items() if values}
+
+
+def settings(evaluation: Mapping[str, Setting], task: str, dataset: str) -> dict[str, Setting]:
+    """Settings of `eval` that the numbers of one task on one dataset depend on."""
+    values = {name: evaluation[name] for name in SETTINGS.get(task, ()) if name in evaluation}
+    if values.get("prompts") == "clip" and dataset not in TWO_LISTS:
+        values["prompts"] = "slip"
+    return values

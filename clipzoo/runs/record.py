@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.io import write_whole
+from clipzoo.runs.metric_key import parsed
 from clipzoo.runs.protocol import protocol
 
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
@@ -37,7 +38,7 @@ def write_results(
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "revision": revision(),
         "training": dict(training),
-        "protocol": protocol(plain["eval"], metrics),
+        "protocol": protocol(plain["eval"], parsed(metrics)),
         "metrics": dict(metrics),
     }
     write_whole(folder / "results.json", json.dumps(content, indent=1))

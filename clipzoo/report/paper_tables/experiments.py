@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from clipzoo.config import compose as configuration
 from clipzoo.report.paper_tables.published import layout
-from clipzoo.runs.protocol import protocol
+from clipzoo.runs.protocol import settings
 
 CARRIED = ("seed", "row", "head.seed", "data.shards")
 """Beside configuration.HARMLESS, keys that may differ from a row's experiment: seeds and places. That the shards are
@@ -88,10 +88,11 @@ def judged_otherwise(
     """
     evaluation = _resolved(experiment, scale)["eval"]
     found: dict[str, tuple[Any, Any]] = {}
-    for place, wanted in protocol(evaluation, judged).items():
+    for place in judged:
         task, name = place.split("/")
+        wanted = settings(evaluation, task, name)
         pairs = {fact: (value, judged[place].get(fact, value)) for fact, value in wanted.items()}
-        if name in evaluation[task]:
+        if name in evaluation.get(task, ()):
             found |= {f"eval.{fact} of {place}": pair for fact, pair in pairs.items() if pair[0] != pair[1]}
     return found
 
