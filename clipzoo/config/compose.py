@@ -35,6 +35,9 @@ TOP_LEVEL: dict[str, tuple[type, ...]] = {
 }
 """The values of train.yaml that belong to no group, and their types."""
 
+ASIDE = ("hydra", "about")
+"""Top-level keys that are no setting of a run: `about` holds an experiment's title, command and cost for the report."""
+
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
     "data.cache_folder", "data.cache_gigabytes", "encoder.image_tower.checkpoint", "encoder.text_tower.checkpoint",
@@ -95,7 +98,7 @@ def composed(overrides: list[str], name: str = "train", complete: bool = True) -
         config = _compose(overrides, name)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explained(error, overrides, name)) from None
-    known = [*yaml.safe_load((CONF / f"{name}.yaml").read_text()), *(each.name for each in CONF.iterdir())]
+    known = [*yaml.safe_load((CONF / f"{name}.yaml").read_text()), *(each.name for each in CONF.iterdir()), "about"]
     for key in map(str, config):
         if key not in known:
             raise ConfigError(f"there is no key {key}{_nearest(key, known)}")
@@ -125,10 +128,10 @@ def check(config: DictConfig, complete: bool = True) -> None:
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """The configuration as plain values, interpolations resolved."""
+    """The configuration as plain values, interpolations resolved, without Hydra's settings and the `about` node."""
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items() if key != "hydra"}
+    return {str(key): value for key, value in plain.items() if key not in ASIDE}
 
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,8 +17,6 @@ from clipzoo.runs.protocol import settings
 CARRIED = ("seed", "row", "head.seed", "data.shards")
 """Beside configuration.HARMLESS, keys that may differ from a row's experiment: seeds and places. That the shards are
 the right set is judged by how many pairs they hold."""
-HEAD = re.compile(r"# @package _global_\n# (.+)\n#   (python .+)\n# Cost: ([\d.]+) (\S+) hours a run, (\d+) runs?\b")
-"""The first lines of an experiment that fills a row: what it is, its command, its cost."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +40,13 @@ def experiments() -> Mapping[str, Experiment]:
     """By row. The files are read as text: composing all of them takes seconds."""
     found = {}
     for path in sorted((configuration.CONF / "experiment").glob("*/*.yaml")):
-        text = path.read_text()
-        row = yaml.safe_load(text).get("row")
-        if row is None:
-            continue
-        head = HEAD.match(text)
-        assert head is not None, f"the comments of {path} are not what clipzoo/report/paper_tables/experiments.py reads"
-        what, command, hours, device, runs = head.groups()
-        found[row] = Experiment(f"{path.parent.name}/{path.stem}", row, what, command, float(hours), device, int(runs))
+        content = yaml.safe_load(path.read_text())
+        if "row" in content:
+            about, row = content["about"], content["row"]
+            cost, name = about["cost"], f"{path.parent.name}/{path.stem}"
+            found[row] = Experiment(
+                name, row, about["title"], about["command"], float(cost["hours"]), cost["device"], cost["runs"]
+            )
     return found
 
 

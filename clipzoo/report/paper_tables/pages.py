@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import takewhile
 from pathlib import Path
+
+import yaml
 
 from clipzoo.config import compose as configuration
 from clipzoo.errors import ConfigError
@@ -158,10 +159,8 @@ def _pictures(filled: Filled) -> Iterator[str]:
 
 
 def _scale(name: str) -> str:
-    """What conf/scale says of itself: its comment up to the command."""
-    lines = (configuration.CONF / "scale" / f"{name}.yaml").read_text().splitlines()[1:]
-    said = takewhile(lambda line: line.startswith("# ") and not line.startswith("#  "), lines)
-    return " ".join(line.removeprefix("# ") for line in said)
+    """Title of an option of conf/scale."""
+    return yaml.safe_load((configuration.CONF / "scale" / f"{name}.yaml").read_text())["about"]["title"]
 
 
 FULL_SIZE = ("row", "tables", "command", "estimated cost")
