@@ -1,1 +1,1 @@
-"""The papers' small experiments, run: closed forms against training, claims against measurements."""
+"""The papers' small experiments: training against closed forms, claims against measurements."""

@@ -1,9 +1,9 @@
 """Run the papers' small experiments.
 
-python -m clipzoo.studies                                     all of them, then their page, docs/studies/README.md
-python -m clipzoo.studies study=half_disc                     one
-python -m clipzoo.studies study=half_disc study.draws=5       with another setting
-python -m clipzoo.studies folder=studies jobs=1               elsewhere, one at a time
+python -m clipzoo.studies                                     all studies, then the page docs/studies/README.md
+python -m clipzoo.studies study=half_disc                     one study
+python -m clipzoo.studies study=half_disc study.draws=5       change a setting
+python -m clipzoo.studies folder=studies jobs=1               write to another folder, one study at a time
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from clipzoo.errors import ConfigError
 from clipzoo.runs.directory import say
 
 INTERRUPTED = 130
-"""The exit code of what Ctrl-C ended."""
+"""Exit code after Ctrl-C."""
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0 when every study came to its end, 1 when one failed, 2 for what the user can change."""
+    """Run the studies of the command line. Returns the exit code: 0, 1 if a study failed, 2 for a wrong argument."""
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0
     try:
         plain = configuration.resolved(configuration.composed(arguments, "studies"))
         _check(plain)
-        name = next((each.removeprefix("study=") for each in arguments if each.startswith("study=")), None)
+        name = next((text.removeprefix("study=") for text in arguments if text.startswith("study=")), None)
         done = run_all(plain) if name is None else run_one(name, plain)
     except ConfigError as error:
         configuration.leave(error)
     except KeyboardInterrupt:
-        say("clipzoo: interrupted; what earlier runs of the unfinished studies left is as it was")
+        say("clipzoo: interrupted; earlier results of the unfinished studies are unchanged")
         return INTERRUPTED
     return 0 if done else 1
 
 
 def run_one(name: str, plain: dict[str, Any]) -> bool:
-    """Run a study in this process and write its folder; whether it came to its end."""
+    """Run one study in this process and write its folder. Returns False if it failed."""
     import torch
 
     from clipzoo.build import part
@@ -54,17 +54,17 @@ def run_one(name: str, plain: dict[str, Any]) -> bool:
 
     folder = Path(plain["folder"])
     study = part(plain["study"])
-    # The matrices are small: a second thread costs more than it brings, and belongs to another study.
+    # The matrices are small: a second thread costs more than it gains, and another study may use the core.
     torch.set_num_threads(1)
-    say(f"{name}: {study.title}; its settings are conf/study/{name}.yaml, its folder {folder / name}")
+    say(f"{name}: {study.title}; settings: conf/study/{name}.yaml, results: {folder / name}")
     began, used = time.perf_counter(), time.process_time()
     try:
         findings = study.run()
     except ConfigError:
-        # Nothing failed: the record of an earlier run stays.
+        # A wrong setting is no failed study: keep the record of an earlier run.
         raise
     except Exception as error:
-        # Whatever went wrong in one study belongs on the page, and the others go on.
+        # The page names the failure of one study; the other studies continue.
         traceback.print_exc()
         write_failure(folder / name, f"{type(error).__name__}: {error}")
         write_page(folder, plain["studies"])
@@ -78,7 +78,7 @@ def run_one(name: str, plain: dict[str, Any]) -> bool:
 
 
 def run_all(plain: dict[str, Any]) -> bool:
-    """Run every study in a process and on a core of its own; whether all came to their end."""
+    """Run each study in its own process, `jobs` at a time. Returns False if one failed."""
     from clipzoo.studies.page import write_page
     from clipzoo.studies.record import write_failure
 
@@ -95,9 +95,9 @@ def run_all(plain: dict[str, Any]) -> bool:
         if code in (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
             return False
         if code == 2:
-            write_failure(folder / name, f"it did not start: python -m clipzoo.studies study={name} says why")
+            write_failure(folder / name, f"it did not start: python -m clipzoo.studies study={name} shows the reason")
         elif code not in (0, 1):
-            # It could not write down its own failure.
+            # The process ended without recording its failure.
             write_failure(folder / name, f"its process ended with code {code}")
         say(f"== {name}: {'done' if code == 0 else 'FAILED'} after {time.perf_counter() - began:.0f} s")
         return code == 0
@@ -106,21 +106,21 @@ def run_all(plain: dict[str, Any]) -> bool:
         try:
             done = list(pool.map(run, plain["studies"]))
         except KeyboardInterrupt:
-            # Those that wait do not begin, those that run end.
+            # Do not start the waiting studies; stop the running ones.
             pool.shutdown(wait=False, cancel_futures=True)
-            for each in processes:
-                each.terminate()
+            for process in processes:
+                process.terminate()
             raise
     say(f"page: {write_page(folder, plain['studies'])}")
     return all(done)
 
 
 def _check(plain: dict[str, Any]) -> None:
-    """What the schema does not know, before anything is run."""
+    """Check the values that the schema does not cover, before any study runs."""
     jobs, names = plain["jobs"], plain["studies"]
     if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
-        raise ConfigError(f"jobs must be a number from 1 on, or null for one a core, not {jobs!r}")
-    known = sorted(each.stem for each in (configuration.CONF / "study").glob("*.yaml"))
+        raise ConfigError(f"jobs must be at least 1, or null for one per core, not {jobs!r}")
+    known = sorted(path.stem for path in (configuration.CONF / "study").glob("*.yaml"))
     if not isinstance(names, list):
         raise ConfigError(f"studies must be a list, studies=[half_disc,rank], not {names!r}")
     if not isinstance(plain["folder"], str):
@@ -131,11 +131,11 @@ def _check(plain: dict[str, Any]) -> None:
     try:
         Path(plain["folder"]).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"folder={plain['folder']} cannot be made: {error.strerror}") from None
+        raise ConfigError(f"folder={plain['folder']} cannot be created: {error.strerror}") from None
 
 
 if __name__ == "__main__":
-    if not any(each.startswith("study=") for each in sys.argv):
-        # The studies that this process started end with it.
+    if not any(text.startswith("study=") for text in sys.argv):
+        # Ending this process ends the studies that it started.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

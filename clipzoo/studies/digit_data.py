@@ -1,4 +1,4 @@
-"""Handwritten digits: scikit-learn's 8 x 8 ones, which come with it, or MNIST where the user has it."""
+"""Handwritten digits: the 8 x 8 digits bundled with scikit-learn, or a local copy of MNIST."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ Split = tuple[Tensor, Tensor]
 
 
 def load_digits(mnist: str | None, test_share: float, seed: int) -> tuple[Split, Split]:
-    """Train and test. mnist: the folder in which torchvision keeps it (MNIST/raw); null for scikit-learn's digits."""
+    """Load the train and test splits.
+
+    mnist: folder with torchvision's MNIST/raw; None for scikit-learn's digits. test_share: fraction of scikit-learn's
+    digits used for testing.
+    """
     if mnist is None:
         return _from_scikit_learn(test_share, seed)
     return _from_mnist(Path(mnist), train=True), _from_mnist(Path(mnist), train=False)
@@ -26,13 +30,13 @@ def _from_scikit_learn(test_share: float, seed: int) -> tuple[Split, Split]:
         from sklearn.datasets import load_digits as bundled
     except ImportError:
         raise ConfigError(
-            "scikit-learn's digits are not there: pip install 'clipzoo[studies]', or give study.mnist=FOLDER"
+            "scikit-learn is not installed: pip install 'clipzoo[studies]', or set study.mnist=FOLDER"
         ) from None
-    found = bundled()
-    small = torch.from_numpy(found.images).float()[:, None] / 16
-    # Enlarged to MNIST's size, so that one network serves both.
+    digits = bundled()
+    small = torch.from_numpy(digits.images).float()[:, None] / 16
+    # Enlarge to the size of MNIST so that both use the same network.
     images = functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)
-    labels = torch.from_numpy(found.target).long()
+    labels = torch.from_numpy(digits.target).long()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     held_out = round(test_share * len(images))
     test, train = order[:held_out], order[held_out:]
@@ -43,9 +47,9 @@ def _from_mnist(folder: Path, train: bool) -> Split:
     from torchvision.datasets import MNIST
 
     try:
-        found = MNIST(str(folder), train=train, download=False)
+        digits = MNIST(str(folder), train=train, download=False)
     except RuntimeError:
         raise ConfigError(
-            f"study.mnist={folder} holds no MNIST: torchvision looks for the four files in {folder}/MNIST/raw"
+            f"study.mnist={folder} does not contain MNIST: expected its four files in {folder}/MNIST/raw"
         ) from None
-    return found.data.float()[:, None] / 255, found.targets.long()
+    return digits.data.float()[:, None] / 255, digits.targets.long()

@@ -1,4 +1,4 @@
-"""Digits of the perspective, section 6.2: a classifier as contrastive learning, and what the other sides learn."""
+"""Digits of the perspective, section 6.2: a classifier as contrastive learning, compared with the other losses."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ COLOURS = {TWO: BLUE, LABEL: VERMILION, IMAGE: GREEN}
 
 @dataclass(frozen=True)
 class Digits(Study):
-    """mnist: the folder that holds MNIST (<mnist>/MNIST/raw); null for scikit-learn's digits, of which test_share is
-    kept for testing.
+    """Train LeNet with three losses and compare the models' distributions of labels and of images.
 
-    batch, epochs, rate: of Adam. shown: label whose images are drawn. drawn: how many. candidates: test images whose
-    predicted labels are shown. identity_tolerance: of proposition 6.1, absolute. seeds: trainings of each loss, whose
-    mean is reported and whose first is drawn. seed: of the first.
+    mnist: folder with MNIST (<mnist>/MNIST/raw); null for scikit-learn's digits. test_share: fraction of
+    scikit-learn's digits used for testing. batch, epochs, rate: settings of Adam. shown: label whose images are drawn.
+    drawn: number of images drawn. candidates: number of test images whose predicted labels are shown.
+    identity_tolerance: absolute, of proposition 6.1. seeds: trainings per loss; tables show their mean, figures the
+    first. seed: first seed.
     """
 
     mnist: str | None
@@ -68,8 +69,8 @@ class Digits(Study):
     )
 
     def run(self) -> Findings:
-        trained = [self._trained(self.seed + each) for each in range(self.seeds)]
-        rows = [row for each in trained for row in each.rows]
+        trained = [self._trained(self.seed + offset) for offset in range(self.seeds)]
+        rows = [row for training in trained for row in training.rows]
         test, models, outputs = trained[0].test, trained[0].models, trained[0].outputs
         check = Check(
             "proposition 6.1: cross-entropy less log 10 is the loss of labels given images, all labels equally often",
@@ -82,7 +83,7 @@ class Digits(Study):
             f"{100 * by_loss[TWO]['accuracy']:.1f} % two-sided; a label's distribution over the {len(test[0])} test "
             f"images is spread over {by_loss[LABEL]['effective_images']:.1f}, {by_loss[TWO]['effective_images']:.1f} "
             f"and, trained on images given labels, {by_loss[IMAGE]['effective_images']:.1f} of them; "
-            f"{sum(each.borne_out for each in claims)} of {len(claims)} claims are borne out."
+            f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
         )
         drawings = {
             "labels": self._draw_labels(outputs, test),
@@ -92,7 +93,7 @@ class Digits(Study):
         return Findings(verdict, [check], claims, tables, drawings)
 
     def _trained(self, seed: int) -> _Trained:
-        """One model a loss; the seed shuffles scikit-learn's digits into train and test too."""
+        """Train one model per loss. The seed also splits scikit-learn's digits into train and test."""
         train, test = load_digits(self.mnist, self.test_share, seed)
         models = {name: self._train(name, train, seed) for name in LOSSES}
         outputs = {name: outputs_of(model, test[0]) for name, model in models.items()}
@@ -112,7 +113,10 @@ class Digits(Study):
         )  # fmt: skip
 
     def _row(self, name: str, outputs: Tensor, offsets: Tensor, labels: Tensor) -> Row:
-        """Figures over the test set; the effective number of images is e to the entropy of a label's distribution."""
+        """Measure one model on the test split.
+
+        The effective number of images of a label is e to the entropy of its distribution over images.
+        """
         calibrated = outputs - offsets
         weights = outputs.softmax(dim=0)
         entropy = -(weights * weights.clamp_min(1e-300).log()).sum(dim=0)
@@ -145,22 +149,22 @@ class Digits(Study):
                 "The loss of labels given images predicts the true label most accurately (figure 11).",
                 f"accuracy: {say('accuracy')}; log loss: {say('log_loss')}",
                 all(
-                    rows[LABEL]["accuracy"] >= rows[each]["accuracy"]
-                    and rows[LABEL]["log_loss"] < rows[each]["log_loss"]
-                    for each in others
+                    rows[LABEL]["accuracy"] >= rows[other]["accuracy"]
+                    and rows[LABEL]["log_loss"] < rows[other]["log_loss"]
+                    for other in others
                 ),
             ),
             Claim(
                 "The two other losses leave probability on other labels.",
                 f"mean entropy of the predicted labels, nats: {say('label_entropy', '.4f')}",
-                all(rows[each]["label_entropy"] > rows[LABEL]["label_entropy"] for each in others),
+                all(rows[other]["label_entropy"] > rows[LABEL]["label_entropy"] for other in others),
             ),
             Claim(
                 "For a label, the model of labels given images concentrates on few images; the two others draw diverse "
                 "ones (figure 12).",
                 f"effective number of images: {say('effective_images', '.1f')}; different among {self.drawn} drawn: "
                 f"{say('different_of_drawn', '.1f')}",
-                all(rows[each]["effective_images"] > 2 * rows[LABEL]["effective_images"] for each in others),
+                all(rows[other]["effective_images"] > 2 * rows[LABEL]["effective_images"] for other in others),
             ),
             Claim(
                 "All images drawn belong to the label.",
@@ -170,10 +174,11 @@ class Digits(Study):
         ]
 
     def _draw_labels(self, outputs: Mapping[str, Tensor], test: Split) -> Drawing:
-        """The test images that the losses agree least on."""
+        """Draw label probabilities of the test images on which the losses disagree most."""
         images, labels = test
-        probabilities = {name: each.softmax(dim=1) for name, each in outputs.items()}
-        doubt = torch.stack([1 - each.gather(1, labels[:, None])[:, 0] for each in probabilities.values()]).sum(dim=0)
+        probabilities = {name: output.softmax(dim=1) for name, output in outputs.items()}
+        wrong = [1 - values.gather(1, labels[:, None])[:, 0] for values in probabilities.values()]
+        doubt = torch.stack(wrong).sum(dim=0)
         known = probabilities[LABEL].argmax(dim=1) == labels
         chosen = torch.where(known, doubt, -1.0).argsort(descending=True)[: self.candidates]
         figure, axes = panels(self.candidates, 4, 2.3, 1.8)
@@ -182,8 +187,8 @@ class Digits(Study):
             picture.imshow(images[index, 0], cmap="gray_r")
             picture.set(xticks=[], yticks=[], xlabel=f"label {int(labels[index])}")
             picture.spines[:].set_visible(False)
-            for axis, (name, each) in zip(bars, probabilities.items(), strict=True):
-                axis.bar(range(LABELS), each[index], color=COLOURS[name])
+            for axis, (name, values) in zip(bars, probabilities.items(), strict=True):
+                axis.bar(range(LABELS), values[index], color=COLOURS[name])
                 axis.set(xticks=range(LABELS), yticks=[0, 0.5, 1], ylim=(0, 1.05), title=name if line == 0 else "")
                 axis.tick_params(labelsize=7)
                 axis.get_xticklabels()[int(labels[index])].set_fontweight("bold")
@@ -198,8 +203,8 @@ class Digits(Study):
     def _draw_images(self, outputs: Mapping[str, Tensor], images: Tensor) -> Drawing:
         figure, axes = panels(1, len(LOSSES), 2.6, 2.9)
         side = math.isqrt(self.drawn)
-        for axis, (name, each) in zip(axes, outputs.items(), strict=True):
-            weights = each[:, self.shown].softmax(dim=0)
+        for axis, (name, output) in zip(axes, outputs.items(), strict=True):
+            weights = output[:, self.shown].softmax(dim=0)
             drawn = torch.multinomial(weights, side * side, replacement=True, generator=self._generator())
             tiles = functional.pad(images[drawn, 0], (2, 2, 2, 2))
             mosaic = torch.cat([torch.cat(list(row), dim=1) for row in tiles.split(side)])
@@ -228,18 +233,21 @@ def _mean(rows: list[Row]) -> Row:
 
 
 def outputs_of(model: Model, images: Tensor) -> Tensor:
-    """[n, 10] in float64, the inner products with every label."""
+    """Inner products of the images with every label: [n, 1, 28, 28] -> [n, 10] float64."""
     with torch.no_grad():
         labels = model.encode_text(torch.arange(LABELS))
-        blocks = [model.similarity(model.encode_image(each), labels) for each in images.split(1000)]
+        blocks = [model.similarity(model.encode_image(block), labels) for block in images.split(1000)]
     return torch.cat(blocks).double()
 
 
 def identity(model: Model, test: Split) -> tuple[float, float]:
-    """Of a batch with each label equally often: our loss of labels given images, and cross-entropy less log 10."""
+    """Both sides of proposition 6.1 on a batch with equally many images of every label.
+
+    Returns the loss of labels given images, and the cross-entropy minus log 10.
+    """
     images, labels = test
-    each = int(labels.bincount(minlength=LABELS).min())
-    chosen = torch.cat([(labels == label).nonzero()[:each, 0] for label in range(LABELS)])
+    per_label = int(labels.bincount(minlength=LABELS).min())
+    chosen = torch.cat([(labels == label).nonzero()[:per_label, 0] for label in range(LABELS)])
     batch = Batch(images[chosen], labels[chosen], chosen)
     with torch.no_grad():
         loss = Conditional(*LOSSES[LABEL])(model(batch), batch, Progress(0, 1, len(batch), len(batch))).total

@@ -1,4 +1,4 @@
-"""Figures without a display and without state."""
+"""Figures drawn without a display and without global state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours: told apart by every kind of eye.
+# Okabe and Ito's palette, distinguishable with every form of colour vision.
 BLACK, ORANGE, BLUE, GREEN, VERMILION, PURPLE, SKY = (
     "#000000", "#e69f00", "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56b4e9",
 )  # fmt: skip
@@ -18,10 +18,10 @@ CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 def panels(
     rows: int, columns: int, width: float = 3.4, height: float = 2.8, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure and its rows * columns axes, row by row. width, height: of one panel, in inches."""
+    """Return a figure and its rows * columns axes, row by row. width, height: size of one panel in inches."""
     figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
-    for each in axes.flat:
+    for axis in axes.flat:
         if rcParams["axes.spines.top"]:
-            each.spines[["top", "right"]].set_visible(False)
+            axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes.flat)

@@ -1,4 +1,4 @@
-"""The encoders of small studies: what is left when there are no pictures and no captions."""
+"""Encoders of the studies, for views that are not pictures and captions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clipzoo.types import Features
 
 
 class Vectors(Encoder):
-    """Takes each view as its own features, so that the head's projections are linear encoders."""
+    """Identity on both views: the head's projections are then linear encoders."""
 
     def __init__(self, image_width: int, text_width: int) -> None:
         super().__init__()
@@ -25,9 +25,9 @@ class Vectors(Encoder):
 
 
 class Lookup(Encoder):
-    """A free vector for each token of each of finitely many items; views are item numbers, [b].
+    """Free token vectors for finitely many items; a view is an item number, [b] int64.
 
-    images, texts: numbers of items. points: tokens an item. width: of a token.
+    images, texts: number of items. points: tokens per item. width: width of a token.
     """
 
     def __init__(self, images: int, texts: int, points: int, width: int) -> None:
@@ -49,7 +49,10 @@ class Lookup(Encoder):
 
 
 class Perceptrons(Encoder):
-    """A ReLU network for each view. inputs: width of a view. hidden: of the hidden layers. width: of the features."""
+    """One ReLU network per view.
+
+    inputs: width of a view. hidden: widths of the hidden layers. width: width of the features.
+    """
 
     def __init__(self, inputs: int, hidden: list[int], width: int) -> None:
         super().__init__()
@@ -73,7 +76,7 @@ def _perceptron(widths: list[int]) -> nn.Sequential:
 
 
 class LeNet(Encoder):
-    """LeNet-5 with ReLU on pictures [b, 1, 28, 28]; a label is its own one-hot vector. Both are `labels` wide."""
+    """LeNet-5 with ReLU on images [b, 1, 28, 28], and one-hot vectors of labels [b]. Both have `labels` features."""
 
     def __init__(self, labels: int) -> None:
         super().__init__()
@@ -91,9 +94,9 @@ class LeNet(Encoder):
 
 
 class Trajectories(Encoder):
-    """A transformer over a tracer's places, [b, L, 2], whose last token is pooled; the other view is taken as it is.
+    """A transformer over the positions of a tracer, [b, L, 2], pooled at the last token; identity on the other view.
 
-    coefficients: width of the other view. observations: L. width, layers, heads: of the transformer.
+    coefficients: width of the other view. observations: L. width, layers, heads: size of the transformer.
     """
 
     def __init__(self, coefficients: int, observations: int, width: int, layers: int, heads: int) -> None:
@@ -104,7 +107,7 @@ class Trajectories(Encoder):
         block = nn.TransformerEncoderLayer(
             width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-        # Nested tensors are for padded rows; there are none.
+        # Nested tensors speed up padded rows; these rows have no padding.
         self.blocks = nn.TransformerEncoder(block, layers, nn.LayerNorm(width), enable_nested_tensor=False)
 
     def image(self, image: Tensor) -> Features:

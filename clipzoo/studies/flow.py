@@ -24,10 +24,13 @@ Real = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Flows:
-    """largest: wave numbers run from -largest to largest, K = (2 largest + 1)^2 of them.
+    """A random flow on the unit torus with K = (2 largest + 1)^2 wave vectors.
 
-    speed: root mean square of the velocity. turn: deviation of the frequencies omega_k. duration: T. observations:
-    times j T / observations at which a tracer is seen. relative_error: of the solver. seed: of the frequencies.
+    largest: wave numbers run from -largest to largest.
+
+    speed: root mean square of the velocity. turn: standard deviation of the frequencies omega_k. duration: T.
+    observations: number of observation times j T / observations. relative_error: tolerance of the solver. seed: of the
+    frequencies.
     """
 
     largest: int
@@ -40,17 +43,17 @@ class Flows:
 
     @property
     def waves(self) -> Real:
-        """[K, 2]."""
+        """Wave vectors, [K, 2]."""
         one = np.arange(-self.largest, self.largest + 1, dtype=np.float64)
         return np.stack(np.meshgrid(one, one, indexing="ij"), axis=-1).reshape(-1, 2)
 
     @property
     def frequencies(self) -> Real:
-        """[K], drawn once: all flows share them."""
+        """Frequencies [K], drawn once and shared by all flows."""
         return self.turn * np.random.default_rng(self.seed).standard_normal(len(self.waves))
 
     def draw(self, count: int, seed: int) -> Complex:
-        """[n, K], independent standard complex normals, scaled to the speed."""
+        """Draw coefficients [n, K]: independent complex normals, scaled to `speed`."""
         generator = np.random.default_rng(seed)
         parts = generator.standard_normal((2, count, len(self.waves)))
         # Re c exp(i phase) has variance |c|^2 / 2, its gradient along k that times (2 pi |k|)^2.
@@ -58,48 +61,48 @@ class Flows:
         return self.speed / math.sqrt(variance) * (parts[0] + 1j * parts[1])
 
     def potential(self, coefficients: Complex, x: Real, time: float) -> Real:
-        """coefficients [K], x [..., 2] -> [...]."""
+        """Potential psi at time t: coefficients [K], x [..., 2] -> [...]."""
         phase = np.exp(1j * (2 * math.pi * x @ self.waves.T + self.frequencies * time))
         return (phase @ coefficients).real
 
     def velocity(self, coefficients: Complex, x: Real, time: float) -> Real:
-        """coefficients [n, K], x [n, 2] -> [n, 2]."""
+        """Velocity J grad psi: coefficients [n, K], x [n, 2] -> [n, 2]."""
         phase = np.exp(1j * (2 * math.pi * x @ self.waves.T + self.frequencies * time))
         gradient = ((2j * math.pi * coefficients * phase) @ self.waves).real
         return np.stack([-gradient[:, 1], gradient[:, 0]], axis=1)
 
     def trajectories(self, coefficients: Complex, block: int = 64) -> Real:
-        """[n, K] -> [n, observations, 2], where tracers from START are, not brought back to the unit square.
+        """Positions of tracers that start at START, [n, K] -> [n, observations, 2], not wrapped to the unit square.
 
-        Dormand and Prince's method of order 8 with steps of its own choice, a block of flows at a time.
+        Dormand and Prince's adaptive method of order 8, `block` flows at a time.
         """
         return np.concatenate(
-            [self._block(each) for each in np.split(coefficients, range(block, len(coefficients), block))]
+            [self._block(flows) for flows in np.split(coefficients, range(block, len(coefficients), block))]
         )
 
     def _block(self, coefficients: Complex) -> Real:
         try:
             from scipy.integrate import solve_ivp
         except ImportError:
-            raise ConfigError("the study needs scipy's ODE solver: pip install 'clipzoo[studies]'") from None
+            raise ConfigError("this study needs scipy's ODE solver: pip install 'clipzoo[studies]'") from None
         count = len(coefficients)
         times = np.linspace(0.0, self.duration, self.observations + 1)[1:]
 
         def flat(time: float, state: Real) -> Real:
             return self.velocity(coefficients, state.reshape(count, 2), time).ravel()
 
-        # The solver's error is a mean over the block: one flow may err by the root of the block's size more.
+        # The solver bounds the mean error over the block; one flow may err by sqrt(count) more.
         tolerance = self.relative_error / math.sqrt(count)
-        found = solve_ivp(
+        solution = solve_ivp(
             flat, (0.0, self.duration), np.tile(START, count), method="DOP853", t_eval=times, rtol=tolerance,
             atol=tolerance,
         )  # fmt: skip
-        if not found.success:
-            raise RuntimeError(f"the ODE solver stopped: {found.message}")
-        return found.y.reshape(count, 2, -1).transpose(0, 2, 1)
+        if not solution.success:
+            raise RuntimeError(f"the ODE solver stopped: {solution.message}")
+        return solution.y.reshape(count, 2, -1).transpose(0, 2, 1)
 
     def stepped(self, coefficients: Complex, step: float) -> Real:
-        """The same by the classical Runge-Kutta method of order 4 with a fixed step, the paper's way: [n, 2] at T."""
+        """Positions [n, 2] at time T by the Runge-Kutta method of order 4 with a fixed step, as in the paper."""
         x = np.tile(np.array(START), (len(coefficients), 1))
         for index in range(round(self.duration / step)):
             time = index * step
@@ -111,6 +114,6 @@ class Flows:
         return x
 
     def standardised(self, coefficients: Complex) -> Tensor:
-        """[n, 2 K] float32, the real parts and then the imaginary ones, of unit variance."""
+        """Real parts, then imaginary parts, scaled to unit variance: [n, K] -> [n, 2 K] float32."""
         both = np.concatenate([coefficients.real, coefficients.imag], axis=1)
         return torch.from_numpy(both / both.std()).float()

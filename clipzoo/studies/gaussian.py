@@ -1,8 +1,8 @@
 """Contrastive learning of Gaussians in closed form ("A mathematical perspective on contrastive learning", section 5).
 
-(u, v) is a centred Gaussian. A linear encoder on each side, g_u = G u and g_v = H v, and a tilting of the product of
-the marginals by exp(<g_u, g_v>) or exp(-|g_u - g_v|^2 / 2) make a Gaussian again, which depends on A = G^T H and, with
-the distance, on B = G^T G and C = H^T H.
+(u, v) is a centred Gaussian with linear encoders g_u = G u and g_v = H v. Tilting the product of the marginals by
+exp(<g_u, g_v>) or exp(-|g_u - g_v|^2 / 2) gives another Gaussian. It depends on A = G^T H and, for the distance, also
+on B = G^T G and C = H^T H.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Gaussian:
 
     @property
     def u_given_v(self) -> Tensor:
-        """C_{u|v}."""
+        """Conditional covariance C_{u|v}."""
         return self.uu - self.uv @ self.vv.inverse() @ self.uv.mT
 
     @property
     def v_given_u(self) -> Tensor:
-        """C_{v|u}."""
+        """Conditional covariance C_{v|u}."""
         return self.vv - self.uv.mT @ self.uu.inverse() @ self.uv
 
     def canonical(self) -> tuple[Tensor, Tensor, Tensor]:
-        """U, the correlations and V^T of the singular value decomposition of C_uu^-1/2 C_uv C_vv^-1/2."""
+        """Return U, canonical correlations and V^T: the SVD of C_uu^-1/2 C_uv C_vv^-1/2."""
         return torch.linalg.svd(power(self.uu, -0.5) @ self.uv @ power(self.vv, -0.5), full_matrices=False)
 
     def two_sided(self, rank: int | None = None) -> Tensor:
-        """A that minimises the two-sided conditional loss with the inner product, of this rank at most (th. 5.1)."""
+        """A of at most this rank that minimises the two-sided conditional loss with the inner product (th. 5.1)."""
         return self._spectral(lambda s: s, rank)
 
     def joint(self, rank: int | None = None) -> Tensor:
@@ -54,15 +54,15 @@ class Gaussian:
         return self._spectral(lambda s: s / (1 - s**2), rank), square
 
     def one_sided_loss(self, rank: int | None = None) -> Tensor:
-        """Its minimum; minus the mutual information at full rank."""
+        """Minimum of the one-sided loss; at full rank, minus the mutual information."""
         return torch.log1p(-(self.canonical()[1][:rank] ** 2)).sum() / 2
 
     def two_sided_loss(self, rank: int | None = None) -> Tensor:
-        """The least two-sided loss: -sum s^2 / 2 over the correlations kept."""
+        """Minimum of the two-sided loss, -sum s^2 / 2 over the first `rank` correlations."""
         return -(self.canonical()[1][:rank] ** 2).sum() / 2
 
     def joint_loss(self, rank: int | None = None) -> Tensor:
-        """The least joint loss: -sum [s h + log(1 - h^2) / 2]."""
+        """Minimum of the joint loss, -sum [s h + log(1 - h^2) / 2]."""
         s = self.canonical()[1][:rank]
         h = shrunk(s)
         return -(s * h + torch.log1p(-(h**2)) / 2).sum()
@@ -76,17 +76,17 @@ class Gaussian:
         return power(self.uu, 0.5) @ matrix @ power(self.uu, 0.5)
 
     def marginal_of_u(self, whitened_a: Tensor) -> Tensor:
-        """Covariance of u in the model with these singular values of whitened A (corollary 5.7): they inflate it.
+        """Covariance of u in the model whose whitened A has these singular values (corollary 5.7).
 
-        Directions beyond the correlated ones keep their variance, so the printed (55), with I - Sigma^2 of n_u rows,
-        is identity plus what the others gain.
+        Uncorrelated directions keep their variance: the matrix I - Sigma^2 of the printed (55) applies to the
+        correlated directions only.
         """
         root, (left, _, _) = power(self.uu, 0.5), self.canonical()
         gain = torch.diag(whitened_a**2 / (1 - whitened_a**2))
         return self.uu + root @ left @ gain @ left.mT @ root
 
     def tilted(self, a: Tensor, b: Tensor, c: Tensor) -> Gaussian:
-        """The model exp(<u, A v> - <u, B u> / 2 - <v, C v> / 2) mu_u mu_v, normalised (eq. 40 and 47)."""
+        """Normalised model exp(<u, A v> - <u, B u> / 2 - <v, C v> / 2) mu_u mu_v (eq. 40 and 47)."""
         top = torch.cat([self.uu.inverse() + b, -a], dim=1)
         bottom = torch.cat([-a.mT, self.vv.inverse() + c], dim=1)
         covariance = torch.cat([top, bottom]).inverse()
@@ -100,18 +100,18 @@ class Gaussian:
 
 
 def shrunk(s: Tensor) -> Tensor:
-    """h of definition 5.5, the singular values of the joint loss's whitened A."""
+    """h of definition 5.5: singular values of the whitened A that minimises the joint loss."""
     return ((1 + 4 * s**2).sqrt() - 1) / (2 * s)
 
 
 def power(matrix: Tensor, exponent: float) -> Tensor:
-    """Of a symmetric positive definite matrix."""
+    """Power of a symmetric positive definite matrix."""
     values, vectors = torch.linalg.eigh(matrix)
     return vectors @ torch.diag(values**exponent) @ vectors.mT
 
 
 def with_correlations(correlations: list[float], n_u: int, n_v: int, seed: int) -> Gaussian:
-    """A Gaussian whose marginals are drawn from the seed, with these canonical correlations."""
+    """Gaussian with these canonical correlations and random marginals."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -129,10 +129,10 @@ def with_correlations(correlations: list[float], n_u: int, n_v: int, seed: int) 
 
 
 def matched_sample(gaussian: Gaussian, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """u [n, n_u] and v [n, n_v], float32: spread evenly, with exactly the Gaussian's mean and covariance.
+    """Evenly spread samples u [n, n_u] and v [n, n_v], float32, with exactly the mean and covariance of the Gaussian.
 
-    A scrambled Sobol sequence, mirrored at the origin and brought to the covariance: what then differs from the
-    closed forms is the training, not the luck of the draw.
+    A scrambled Sobol sequence, mirrored at the origin and transformed to the covariance. Differences from the closed
+    forms then come from training and not from sampling.
     """
     n_u = len(gaussian.uu)
     dimensions = n_u + len(gaussian.vv)

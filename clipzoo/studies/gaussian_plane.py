@@ -29,10 +29,11 @@ TICKS = [-4, -2, 0, 2, 4]
 
 @dataclass(frozen=True)
 class GaussianPlane(Study):
-    """variance: of u and of v. covariance: between them. samples: to train on. batch, steps, rate: of Adam. seed.
+    """Train four models of one two-dimensional Gaussian and compare their densities with the closed forms.
 
-    sign_samples, sign_draws: on which the normalised encoder's loss is taken, the mean of so many draws.
-    tolerance: relative, of parameters; moment_tolerance: relative, of variances; loss_tolerance: absolute.
+    variance: of u and of v. covariance: of u with v. samples: training samples. batch, steps, rate: settings of Adam.
+    sign_samples, sign_draws: the loss of the normalised encoder is the mean over sign_draws draws of sign_samples.
+    tolerance: relative, for parameters; moment_tolerance: relative, for variances; loss_tolerance: absolute.
     """
 
     variance: float
@@ -62,10 +63,10 @@ class GaussianPlane(Study):
 
     def run(self) -> Findings:
         gaussian = Gaussian(
-            *(torch.tensor([[each]]).double() for each in (self.variance, self.covariance, self.variance))
+            *(torch.tensor([[entry]]).double() for entry in (self.variance, self.covariance, self.variance))
         )
         learned = {problem: self._learn(problem, gaussian) for problem in ("two-sided", "one-sided", "joint")}
-        densities = {name: model_density(gaussian, found) for name, found in learned.items()}
+        densities = {name: model_density(gaussian, encoders) for name, encoders in learned.items()}
         densities["normalised"] = sign_density(gaussian)
         truth = normal_density(gaussian)
         rows: list[Row] = [
@@ -75,7 +76,7 @@ class GaussianPlane(Study):
         by_model = {row["model"]: row for row in rows}
         checks = self._checks(gaussian, learned, by_model)
         claims = _claims(by_model)
-        met, held = sum(each.met for each in checks), sum(each.borne_out for each in claims)
+        met, held = sum(check.met for check in checks), sum(claim.borne_out for claim in claims)
         verdict = (
             f"{met} of {len(checks)} closed forms are met and {held} of {len(claims)} claims are borne out; "
             f"A is {checks[0].measured:.3f} two-sided ({checks[0].expected:.3f}), {checks[1].measured:.3f} joint "
@@ -112,7 +113,7 @@ class GaussianPlane(Study):
         checks = [Check(name, float(a), float(b), self.tolerance, relative=True) for name, (a, b) in parameters.items()]
         s = self.covariance / self.variance
         h = float(shrunk(torch.tensor(s, dtype=torch.float64)))
-        # With one dimension of embedding C = A^2 / B, and v given u is known too.
+        # With a one-dimensional embedding C = A^2 / B, which determines v given u.
         v_given_u = 1 / (1 / self.variance + float(one_sided_a**2 / one_sided_b))
         moments = {
             ("variance_of_u", "two-sided"): self.variance / (1 - s * s),
@@ -130,7 +131,10 @@ class GaussianPlane(Study):
         return checks
 
     def _sign_losses(self, gaussian: Gaussian) -> tuple[float, float]:
-        """Measured with the CLIP head in one dimension, and -E S + log cosh 1, E S = 2 P(same sign) - 1."""
+        """Loss of the CLIP head in one dimension, measured and in closed form.
+
+        The closed form is -E S + log cosh 1 with E S = 2 P(same sign) - 1.
+        """
         head = ClipHead(1, 1, 1, temperature=1.0, max_scale=1.0, learnable_temperature=False)
         with torch.no_grad():
             head.image_projection.fill_(1.0)
@@ -146,19 +150,19 @@ class GaussianPlane(Study):
 
 
 def normal_density(gaussian: Gaussian) -> Tensor:
-    """On GRID x GRID, u down and v across."""
+    """Density on GRID x GRID: u along rows, v along columns."""
     precision = gaussian.covariance.inverse()
     u, v = GRID[:, None], GRID[None, :]
     exponent = -(precision[0, 0] * u * u + 2 * precision[0, 1] * u * v + precision[1, 1] * v * v) / 2
     return _normalised(exponent.exp())
 
 
-def model_density(gaussian: Gaussian, found: Learned) -> Tensor:
-    return normal_density(gaussian.tilted(found.a, found.b, found.c))
+def model_density(gaussian: Gaussian, learned: Learned) -> Tensor:
+    return normal_density(gaussian.tilted(learned.a, learned.b, learned.c))
 
 
 def sign_density(gaussian: Gaussian) -> Tensor:
-    """The product of the marginals tilted by exp(sign(u) sign(v))."""
+    """Density of the product of the marginals tilted by exp(sign(u) sign(v))."""
     tilting = (GRID.sign()[:, None] * GRID.sign()[None, :]).exp()
     return _normalised(tilting * reference_density(gaussian))
 
@@ -172,11 +176,11 @@ def _normalised(density: Tensor) -> Tensor:
 
 
 def _moments(density: Tensor) -> dict[str, float]:
-    """Integrals over the grid, so that they hold for the model that is no Gaussian too."""
+    """Moments by integration over the grid, valid for non-Gaussian models too."""
     across, down = density.mT, density
 
     def of(conditionals: Tensor) -> tuple[float, float]:
-        """Rows are conditioning values: the slope at 1 and the variance there."""
+        """Conditional mean and variance at conditioning value 1; rows are conditioning values."""
         row = conditionals[int(torch.argmin((GRID - 1).abs()))]
         weights = row / row.sum()
         mean = float((weights * GRID).sum())

@@ -1,4 +1,4 @@
-"""The Gaussian process of the perspective, section 6.1: what width, batch and number of samples cost."""
+"""The Gaussian process of the perspective, section 6.1: errors over width, batch size and training samples."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ SWEEPS = {"width": "embedding width", "batch": "batch size", "samples": "trainin
 
 @dataclass(frozen=True)
 class GaussianProcess(Study):
-    """modes: of the process. places, coefficients: dimensions of u and v. noise: of u, a deviation.
+    """Measure errors of the conditional means while one of width, batch size and training samples varies.
 
-    widths, batches, sizes: what is tried of embedding widths, batches and training samples; width, batch, samples: of
-    the others while one is varied. steps, rate: of Adam, the same for all. seeds: draws of data and weights; errors are
-    means over them. paths: realisations drawn. seed: of the first draw.
-    tolerance: of a mean's error around its closed form, in units of the mean's square; 0.015 is less than what a
-    dimension more takes off the error of v given u, so that no width passes for its neighbour.
+    modes: modes of the process. places, coefficients: dimensions of u and v. noise: standard deviation of u's noise.
+    widths, batches, sizes: embedding widths, batch sizes and numbers of training samples to try; width, batch, samples:
+    their values while another one varies. steps, rate: settings of Adam, the same in all trainings. seeds: number of
+    draws of data and weights to average over. paths: number of realisations in the figure. seed: first seed.
+    tolerance: of a mean's error around its closed form, in units of the squared mean. 0.015 is less than the change of
+    the error of v given u from one width to the next, so the check tells neighbouring widths apart.
     """
 
     modes: Count
@@ -86,8 +87,8 @@ class GaussianProcess(Study):
         best = by_width[self.coefficients]
         verdict = (
             f"At width {self.coefficients} the means are off by {100 * best[U]:.2f} % (u given v) and "
-            f"{100 * best[V]:.2f} % (v given u) of their square; {sum(each.met for each in checks)} of {len(checks)} "
-            f"closed forms are met and {sum(each.borne_out for each in claims)} of {len(claims)} claims are borne out."
+            f"{100 * best[V]:.2f} % (v given u) of their square; {sum(check.met for check in checks)} of {len(checks)} "
+            f"closed forms are met and {sum(c.borne_out for c in claims)} of {len(claims)} claims are borne out."
         )
         drawings = {
             "process": self._draw_process(world, gaussian),
@@ -96,9 +97,9 @@ class GaussianProcess(Study):
         return Findings(verdict, checks, claims, {"errors": rows}, drawings)
 
     def _learn(self, world: ProcessWorld, width: int, batch: int, samples: int, seed: int) -> Tensor:
-        """A = G^T H in float64."""
+        """Train linear encoders and return A = G^T H in float64."""
         u, v = world.draw(samples, seed)
-        # In units of the noise: an invertible change of u that leaves both models the same and suits Adam's rate.
+        # u in units of the noise suits the learning rate; this invertible map changes neither model.
         encoder = Vectors(world.places, world.coefficients)
         head = seeded(
             lambda: InnerProductHead(world.places, world.coefficients, width, temperature=1.0),
@@ -153,7 +154,7 @@ class GaussianProcess(Study):
         ]
 
     def _draw_process(self, world: ProcessWorld, gaussian: Gaussian) -> Drawing:
-        u, v = (each[0].double() for each in world.draw(1, self.seed + 1000))
+        u, v = (view[0].double() for view in world.draw(1, self.seed + 1000))
         x = torch.linspace(0, 1, 101, dtype=torch.float64)
         paths = world.paths_given(v, x, self.paths, self.seed + 1)
         means = gaussian.uv @ v, gaussian.uv.mT @ gaussian.uu.inverse() @ u
@@ -186,7 +187,7 @@ class GaussianProcess(Study):
         rows: list[Row],
         learned: dict[tuple[int, int, int], list[Tensor]],
     ) -> Drawing:
-        u, v = (each[0].double() for each in world.draw(1, self.seed + 1000))
+        u, v = (view[0].double() for view in world.draw(1, self.seed + 1000))
         figure, axes = panels(3, 3, height=2.4)
         for line, (name, label) in enumerate(SWEEPS.items()):
             mine = [row for row in rows if row["varied"] == name]
@@ -211,7 +212,7 @@ class GaussianProcess(Study):
             if name != "width":
                 right.set_xscale("log")
                 right.minorticks_off()
-                right.set_xticks(values, [str(each) for each in values], fontsize=7)
+                right.set_xticks(values, [str(value) for value in values], fontsize=7)
             right.set(yscale="log", xlabel=label, ylabel="relative squared error", ylim=(1e-4, 1.5))
             left.set_ylabel(f"by {label}")
             left.set(title="mean of u given v" if line == 0 else "", xlabel="x")

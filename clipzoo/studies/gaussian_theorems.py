@@ -1,4 +1,4 @@
-"""Theorems 5.1, 5.3 and 5.6 of the perspective, met by training."""
+"""Theorems 5.1, 5.3 and 5.6 of the perspective, compared with training."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN}
 
 @dataclass(frozen=True)
 class GaussianTheorems(Study):
-    """correlations: canonical ones between u and v. n_u, n_v: dimensions of u and v. samples: to train on.
+    """Train every loss at every embedding width and compare A, B and the loss with their closed forms.
 
-    batch, steps, rate: of Adam. seed. tolerance: of A and B, whitened, relative, Frobenius norm. loss_tolerance:
+    correlations: canonical correlations of u and v. n_u, n_v: dimensions of u and v. samples: training samples.
+    batch, steps, rate: settings of Adam. tolerance: of whitened A and B, relative, Frobenius norm. loss_tolerance:
     absolute. covariance_tolerance: of the models' covariances, relative.
     """
 
@@ -55,14 +56,14 @@ class GaussianTheorems(Study):
         ranks = range(1, len(self.correlations) + 1)
         learned = {(problem, rank): self._learn(problem, gaussian, rank) for problem in COLOURS for rank in ranks}
         checks, rows = [], []
-        for (problem, rank), found in learned.items():
-            new, row = self._compare(problem, gaussian, rank, found)
+        for (problem, rank), encoders in learned.items():
+            new, row = self._compare(problem, gaussian, rank, encoders)
             checks += new
             rows.append(row)
         full = {problem: learned[problem, max(ranks)] for problem in COLOURS}
         checks += self._corollaries(gaussian, full)
         claims = [_claim_conditionals(gaussian, full), _claim_marginals(gaussian, full)]
-        met = sum(each.met for each in checks)
+        met = sum(check.met for check in checks)
         worst = max(row["error_of_A"] for row in rows)
         verdict = (
             f"Training meets {met} of {len(checks)} closed forms within tolerance; A is within {100 * worst:.1f} % of "
@@ -77,23 +78,23 @@ class GaussianTheorems(Study):
             seed=self.seed,
         )  # fmt: skip
 
-    def _compare(self, problem: str, gaussian: Gaussian, rank: int, found: Learned) -> tuple[list[Check], Row]:
+    def _compare(self, problem: str, gaussian: Gaussian, rank: int, learned: Learned) -> tuple[list[Check], Row]:
         a, b, loss = optimum(problem, gaussian, rank)
-        error_a = relative_error(gaussian.whitened(found.a), gaussian.whitened(a))
+        error_a = relative_error(gaussian.whitened(learned.a), gaussian.whitened(a))
         where = f"{problem}, rank {rank}"
         checks = [
             Check(f"{where}: relative error of A", error_a, 0.0, self.tolerance),
-            Check(f"{where}: loss", found.loss, loss, self.loss_tolerance),
+            Check(f"{where}: loss", learned.loss, loss, self.loss_tolerance),
         ]
         row: dict[str, str | int | float] = {"problem": problem, "rank": rank, "error_of_A": error_a}
         if b is not None:
-            error_b = relative_error(gaussian.whitened_square(found.b), gaussian.whitened_square(b))
+            error_b = relative_error(gaussian.whitened_square(learned.b), gaussian.whitened_square(b))
             checks.append(Check(f"{where}: relative error of B", error_b, 0.0, self.tolerance))
             row["error_of_B"] = error_b
-        return checks, {**row, "loss": found.loss, "least_loss": loss}
+        return checks, {**row, "loss": learned.loss, "least_loss": loss}
 
     def _corollaries(self, gaussian: Gaussian, full: dict[str, Learned]) -> list[Check]:
-        models = {problem: gaussian.tilted(each.a, each.b, each.c) for problem, each in full.items()}
+        models = {problem: gaussian.tilted(learned.a, learned.b, learned.c) for problem, learned in full.items()}
         correlations = gaussian.canonical()[1]
         slope = gaussian.uv @ gaussian.vv.inverse()
         measured = {
@@ -116,7 +117,7 @@ class GaussianTheorems(Study):
 
 
 def optimum(problem: str, gaussian: Gaussian, rank: int | None) -> tuple[Tensor, Tensor | None, float]:
-    """A, B (None where the problem has none) and the least loss."""
+    """Return A, B (None for problems without B) and the minimum of the loss."""
     if problem == "one-sided":
         a, b = gaussian.one_sided(rank)
         return a, b, float(gaussian.one_sided_loss(rank))
@@ -143,12 +144,12 @@ def _claim_conditionals(gaussian: Gaussian, full: dict[str, Learned]) -> Claim:
 
 
 def _claim_marginals(gaussian: Gaussian, full: dict[str, Learned]) -> Claim:
-    two, joint = (gaussian.tilted(full[each].a, full[each].b, full[each].c) for each in ("two-sided", "joint"))
+    two, joint = (gaussian.tilted(full[name].a, full[name].b, full[name].c) for name in ("two-sided", "joint"))
     gap = torch.linalg.eigvalsh(two.uu - joint.uu)
-    # The correlated directions alone: elsewhere both leave the marginal as it is.
+    # Only the correlated directions: in all others both models keep the marginal.
     least = float(gap.sort(descending=True).values[len(gaussian.canonical()[1]) - 1])
     above = float(torch.linalg.eigvalsh(joint.uu - gaussian.uu).max())
-    errors = [relative_error(each.uu, gaussian.uu) for each in (two, joint)]
+    errors = [relative_error(model.uu, gaussian.uu) for model in (two, joint)]
     return Claim(
         "The joint loss inflates the marginal covariance of u less than the two-sided loss does, in every correlated "
         "direction.",
@@ -165,8 +166,8 @@ def _drawing(gaussian: Gaussian, learned: dict[tuple[str, int], Learned], rows: 
     rank = len(correlations)
     for problem, colour in COLOURS.items():
         curves.plot(grid, forms[problem], color=colour, linewidth=1)
-        found = torch.linalg.svdvals(gaussian.whitened(learned[problem, rank].a))[:rank]
-        curves.plot(correlations, found, "o", color=colour, markersize=5, label=problem)
+        values = torch.linalg.svdvals(gaussian.whitened(learned[problem, rank].a))[:rank]
+        curves.plot(correlations, values, "o", color=colour, markersize=5, label=problem)
         mine = [row for row in rows if row["problem"] == problem]
         ranks = [row["rank"] for row in mine]
         losses.plot(ranks, [row["least_loss"] for row in mine], color=colour, linewidth=1)

@@ -1,4 +1,4 @@
-"""Linear encoders trained on Gaussian pairs with each of the three problems that have closed forms."""
+"""Training of linear encoders on Gaussian pairs, for the three problems with closed forms."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from clipzoo.types import Batch, Progress
 
 @dataclass(frozen=True)
 class Learned:
-    """What a trained pair of linear encoders says: A = G^T H, B = G^T G, C = H^T H in float64, and its loss.
+    """A = G^T H, B = G^T G and C = H^T H of trained linear encoders in float64, and their loss.
 
-    b and c are zero where the tilting is an inner product.
+    b and c are zero if the tilting is an inner product.
     """
 
     a: Tensor
@@ -36,13 +36,13 @@ PROBLEMS: dict[str, tuple[type[InnerProductHead], Objective]] = {
     "one-sided": (DistanceHead, Conditional(lambda_u=2.0, lambda_v=0.0)),
     "joint": (InnerProductHead, Joint()),
 }
-"""Sections 5.1, 5.2 and 5.3: the tilting and the loss. One-sided is u given v."""
+"""Tilting and loss of sections 5.1, 5.2 and 5.3. One-sided is u given v."""
 
 
 def learn(
     problem: str, gaussian: Gaussian, embed_width: int, *, samples: int, batch: int, steps: int, rate: float, seed: int
 ) -> Learned:
-    """Training on a sample with exactly the Gaussian's covariance; the loss returned is the mean over its batches."""
+    """Train on a sample with exactly the covariance of the Gaussian; the loss is the mean over its batches."""
     head_class, objective = PROBLEMS[problem]
     u, v = matched_sample(gaussian, samples, seed)
     encoder = Vectors(u.shape[1], v.shape[1])

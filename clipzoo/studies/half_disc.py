@@ -1,4 +1,4 @@
-"""NUCLR, sections 3.3, G.1 and G.2: popularity found and generalisation error in the half-disc world."""
+"""NUCLR, sections 3.3, G.1 and G.2: estimated popularity and generalisation error in the half-disc world."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ TICKS = [digit * 10.0**power for power in range(-5, 1) for digit in (1, 2, 5)]
 
 @dataclass(frozen=True)
 class HalfDisc(Study):
-    """temperatures: the first is the paper's main one, the second its less long-tailed one. sizes: n. draws: of data.
+    """Compare risks and popularity estimates with their closed forms.
 
-    shown: n of the popularity's figure. iterations: of the popularity's fixed point. nuclr_steps: of our objective's
-    own updates of zeta. mini_batch, mini_steps, mini_eta: of its stochastic updates. risk_samples: the paper's estimate
-    of the true risk. seed.
+    temperatures: the paper's main temperature, then its less long-tailed one. sizes: sample sizes n. draws: draws of
+    data to average over. shown: n in the figure of the popularity. iterations: fixed-point iterations for the
+    popularity. nuclr_steps: updates of zeta by the NUCLR objective on whole batches; mini_batch, mini_steps, mini_eta:
+    settings of its stochastic updates. risk_samples: samples of the paper's estimate of the true risk.
     zeta_tolerance: of log popularity, absolute; gradient_tolerance: of the gradient at the fixed point;
     risk_tolerance: of the true risk, in standard errors of its estimate.
     """
@@ -73,19 +74,19 @@ class HalfDisc(Study):
         verdict = (
             f"At n = {last['n']} and τ = {main:g} the generalisation error is {last['GCL']:.4f} for GCL, "
             f"{last['NUCLR']:.4f} for NUCLR and {last['MLE']:.4f} for MLE; "
-            f"{sum(each.borne_out for each in claims)} of {len(claims)} claims are borne out."
+            f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
         )
         drawings = {"popularity": self._draw_popularity(), "errors": _draw_errors(rows, self.temperatures)}
         return Findings(verdict, checks, claims, {"errors": rows, "popularity": popularity}, drawings)
 
     def _errors(self, temperature: float, samples: int) -> Row:
-        """Mean absolute errors of the risks over the draws, and mean error terms."""
+        """Mean absolute errors of the risks and mean error terms, averaged over the draws."""
         truth = world.true_risk(temperature)
-        found = {key: 0.0 for key in ("GCL", "NUCLR", "MLE", "GCL_term", "NUCLR_term", "NUCLR_scaled_by_mean")}
+        means = {key: 0.0 for key in ("GCL", "NUCLR", "MLE", "GCL_term", "NUCLR_term", "NUCLR_scaled_by_mean")}
         for draw in range(self.draws):
             x, y = world.draw(samples, temperature, self.seed + draw)
             energies, exact = x @ y.mT, world.popularity(x, y, temperature)
-            raw = world.found_popularity(energies, temperature, self.iterations)
+            raw = world.estimated_popularity(energies, temperature, self.iterations)
             scaled = raw * exact.max() / raw.max()
             uniform = torch.full_like(exact, samples)
             by_mean = raw * exact.mean() / raw.mean()
@@ -96,16 +97,16 @@ class HalfDisc(Study):
                 "MLE": world.exact_risk(x, energies, temperature),
             }
             for name, risk in risks.items():
-                found[name] += abs(risk - truth) / self.draws
-            found["GCL_term"] += world.error_term(energies, uniform, exact, temperature) / self.draws
-            found["NUCLR_term"] += world.error_term(energies, scaled, exact, temperature) / self.draws
-        return {"temperature": temperature, "n": samples, **found}
+                means[name] += abs(risk - truth) / self.draws
+            means["GCL_term"] += world.error_term(energies, uniform, exact, temperature) / self.draws
+            means["NUCLR_term"] += world.error_term(energies, scaled, exact, temperature) / self.draws
+        return {"temperature": temperature, "n": samples, **means}
 
     def _popularity(self, temperature: float) -> tuple[list[Row], list[Check]]:
-        """What is found of the popularity at `shown`: by the fixed point, by our objective, by its stochastic form."""
+        """Compare the popularity at n = shown by the fixed point, by NUCLR on whole batches and on mini-batches."""
         x, y = world.draw(self.shown, temperature, self.seed)
         exact = world.popularity(x, y, temperature).log()
-        fixed = world.found_popularity(x @ y.mT, temperature, self.iterations).log()
+        fixed = world.estimated_popularity(x @ y.mT, temperature, self.iterations).log()
         whole = learned_log_popularity(x, y, temperature, self.shown, self.nuclr_steps, eta=temperature, momentum=1.0)
         small = learned_log_popularity(
             x, y, temperature, self.mini_batch, self.mini_steps, eta=self.mini_eta, momentum=0.9
@@ -113,10 +114,10 @@ class HalfDisc(Study):
         rows: list[Row] = [
             {
                 "found_by": name,
-                "correlation_of_logs": float(torch.corrcoef(torch.stack([exact, found]))[0, 1]),
-                "deviation_of_logs": float(((found - found.mean()) - (exact - exact.mean())).std()),
+                "correlation_of_logs": float(torch.corrcoef(torch.stack([exact, estimate]))[0, 1]),
+                "deviation_of_logs": float(((estimate - estimate.mean()) - (exact - exact.mean())).std()),
             }
-            for name, found in {
+            for name, estimate in {
                 "problem (8), solved": fixed,
                 "NUCLR, whole batches": whole,
                 f"NUCLR, batches of {self.mini_batch}": small,
@@ -185,17 +186,20 @@ class HalfDisc(Study):
         for index, temperature in enumerate(self.temperatures):
             x, y = world.draw(self.shown, temperature, self.seed)
             exact = world.popularity(x, y, temperature)
-            raw = world.found_popularity(x @ y.mT, temperature, self.iterations)
-            found = raw * exact.max() / raw.max()
+            raw = world.estimated_popularity(x @ y.mT, temperature, self.iterations)
+            estimate = raw * exact.max() / raw.max()
             if index == 0:
                 top = float(exact.max())
-                for axis, values, name in ((axes[0], exact, "true popularity"), (axes[1], found, "found popularity")):
+                for axis, values, name in (
+                    (axes[0], exact, "true popularity"),
+                    (axes[1], estimate, "found popularity"),
+                ):
                     dots = axis.scatter(y[:, 0], y[:, 1], c=values, cmap="viridis", s=28, vmin=0.0, vmax=top)
                     axis.set(title=name, xlabel="y₁", ylabel="y₂", aspect="equal")
                 figure.colorbar(dots, ax=axes[:2], shrink=0.8)
             axis = axes[2 + index]
             axis.plot(exact.sort(descending=True).values, color=BLACK, linewidth=3, label="true")
-            axis.plot(found.sort(descending=True).values, color=BLUE, label="found")
+            axis.plot(estimate.sort(descending=True).values, color=BLUE, label="found")
             axis.set(title=f"τ = {temperature:g}", xlabel="rank", ylabel="popularity", ylim=(0, None))
             axis.legend(frameon=False)
         caption = f"Figures 2 and 6: the popularity of n = {self.shown} samples, true and found; right: sorted."
@@ -205,7 +209,7 @@ class HalfDisc(Study):
 def learned_log_popularity(
     x: Tensor, y: Tensor, temperature: float, batch: int, steps: int, *, eta: float, momentum: float
 ) -> Tensor:
-    """[n], zeta / tau of the contrast items, moved by the package's NUCLR objective while the energies stand still."""
+    """Update zeta with the NUCLR objective at fixed energies. Returns zeta / tau of the contrast items, [n]."""
     objective = NUCLR(
         temperature=temperature, gamma=1.0 if batch == len(x) else 0.8, zeta=0.0, xi=0.0, eta=eta, eta_image_factor=1.0,
         momentum=momentum, frozen_epochs=0, learn_zeta=True, positive="zeta", xi_update="step",
@@ -217,9 +221,9 @@ def learned_log_popularity(
         seed=0, global_batch=batch, rank=0, world_size=1, start_step=0, stop_step=steps, trim_text=False
     )
     with torch.no_grad():
-        for step, each in enumerate(batches):
-            objective(model.head(model.encoder.image(each.image), model.encoder.text(each.text)), each,
-                      Progress(step, steps, len(x), batch))  # fmt: skip
+        for step, pairs in enumerate(batches):
+            similarity = model.head(model.encoder.image(pairs.image), model.encoder.text(pairs.text))
+            objective(similarity, pairs, Progress(step, steps, len(x), batch))
     return objective.zeta[TEXT] / temperature
 
 
@@ -248,10 +252,10 @@ def _draw_errors(rows: list[Row], temperatures: list[float]) -> Drawing:
         axes[len(temperatures) + column].set(xlabel="n", ylabel="error term of theorem 1")
     for axis in axes:
         axis.minorticks_off()
-        axis.set_xticks(sizes, [str(each) for each in sizes], fontsize=8)
+        axis.set_xticks(sizes, [str(size) for size in sizes], fontsize=8)
         low, high = axis.get_ylim()
-        ticks = [each for each in TICKS if low <= each <= high]
-        axis.set_yticks(ticks, [f"{each:g}" for each in ticks])
+        ticks = [tick for tick in TICKS if low <= tick <= high]
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     for axis in (axes[0], axes[len(temperatures)]):
         axis.legend(frameon=False)
     return Drawing(figure, "Figures 2 and 6: generalisation error, and the term that the popularity costs, over n.")

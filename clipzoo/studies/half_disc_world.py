@@ -1,4 +1,4 @@
-"""The half-disc world of NUCLR, sections 3.3 and G.1: every density, popularity and risk in closed form.
+"""The half-disc world of NUCLR, sections 3.3 and G.1, with its densities, popularity and risk in closed form.
 
 x is uniform on the upper half of the unit disc; y given x has the density exp(x.y / tau) / g(x) on the unit square.
 All in float64; energies E_ij = x_i . y_j.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def draw(samples: int, temperature: float, seed: int) -> tuple[Tensor, Tensor]:
-    """x and y, [n, 2] each. y's coordinates are independent truncated exponentials, drawn by their inverse."""
+    """Draw x and y, both [n, 2]. The coordinates of y are truncated exponentials, drawn by inverse transform."""
     generator = torch.Generator().manual_seed(seed)
     radius, angle, first, second = torch.rand(4, samples, generator=generator, dtype=torch.float64)
     x = radius.sqrt()[:, None] * torch.stack([torch.cos(math.pi * angle), torch.sin(math.pi * angle)], dim=1)
@@ -23,14 +23,14 @@ def draw(samples: int, temperature: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def log_partition(x: Tensor, temperature: float) -> Tensor:
-    """[n], log of the integral of exp(x.y / tau) over the square."""
+    """Log of the integral of exp(x.y / tau) over the square, [n]."""
     slope = x / temperature
     return (torch.expm1(slope) / slope).log().sum(dim=1)
 
 
 def true_risk(temperature: float, nodes: int = 200) -> float:
-    """-E tau log p(y|x), by quadrature over the half-disc; the mean of y given x is known."""
-    points, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(nodes))
+    """True risk -E tau log p(y|x), by quadrature over the half-disc with the closed-form mean of y given x."""
+    points, weights = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(nodes))
     radius, angle = (points[:, None] + 1) / 2, (points[None, :] + 1) * math.pi / 2
     # The density is 2 / pi, the area element r dr dangle.
     mass = weights[:, None] / 2 * weights[None, :] * math.pi / 2 * radius * 2 / math.pi
@@ -42,20 +42,20 @@ def true_risk(temperature: float, nodes: int = 200) -> float:
 
 
 def popularity(x: Tensor, y: Tensor, temperature: float) -> Tensor:
-    """q_j = sum_i p(y_j | x_i), [n]."""
+    """True popularity q_j = sum_i p(y_j | x_i), [n]."""
     return (x @ y.mT / temperature - log_partition(x, temperature)[:, None]).exp().sum(dim=0)
 
 
-def found_popularity(energies: Tensor, temperature: float, iterations: int) -> Tensor:
-    """The solution of eq. 9, [n], up to its free factor.
+def estimated_popularity(energies: Tensor, temperature: float, iterations: int) -> Tensor:
+    """Solve eq. 9 for the popularity, [n], up to a constant factor.
 
     With u_i = 1 / sum_j K_ij / q_j, the equation makes diag(u) K diag(1/q) doubly stochastic: Sinkhorn's iteration.
     """
     kernel = ((energies - energies.max()) / temperature).exp()
-    found = kernel.sum(dim=0)
+    estimate = kernel.sum(dim=0)
     for _ in range(iterations):
-        found = kernel.mT @ (kernel @ (1 / found)).reciprocal()
-    return found
+        estimate = kernel.mT @ (kernel @ (1 / estimate)).reciprocal()
+    return estimate
 
 
 def popularity_gradient(energies: Tensor, zeta: Tensor, temperature: float) -> float:
@@ -65,17 +65,17 @@ def popularity_gradient(energies: Tensor, zeta: Tensor, temperature: float) -> f
 
 
 def empirical_risk(energies: Tensor, popularity: Tensor, temperature: float) -> float:
-    """Eq. 5: the integral over y estimated from the sample, each y_j weighted by 1 / popularity."""
+    """Empirical risk, eq. 5: the integral over y is estimated by a sum over y_j with weights 1 / popularity."""
     log_integral = (energies / temperature - popularity.log()).logsumexp(dim=1)
     return float((temperature * log_integral - energies.diagonal()).mean())
 
 
 def exact_risk(x: Tensor, energies: Tensor, temperature: float) -> float:
-    """Eq. 2: the sample's likelihood with the exact integral."""
+    """Risk of eq. 2 with the exact integral."""
     return float((temperature * log_partition(x, temperature) - energies.diagonal()).mean())
 
 
 def error_term(energies: Tensor, approximate: Tensor, exact: Tensor, temperature: float) -> float:
-    """The term of theorem 1 that an approximate popularity costs."""
+    """Error term of theorem 1 due to an approximate popularity."""
     difference = (1 / approximate - 1 / exact).abs()
     return float((difference * ((energies - 1) / temperature).exp()).sum(dim=1).mean())

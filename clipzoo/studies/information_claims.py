@@ -1,4 +1,4 @@
-"""What CLOOB says of its estimators of mutual information (section 3, appendix A.2), against the study's rows."""
+"""CLOOB's claims about its estimators of mutual information (section 3, appendix A.2), checked on measured rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clipzoo.studies.study import Claim, Row
 
 INFONCE, INFOLOOB, HOPFIELD = "InfoNCE", "InfoLOOB", "InfoLOOB with Hopfield"
 PAPER = {10.0: (0.67, 0.33), 14.0: (1.00, 0.48)}
-"""Average variances without and with Hopfield, of models trained at this mutual information (section 3, A.2)."""
+"""Published average variances without and with Hopfield, by mutual information in training (section 3, A.2)."""
 
 
 def claim_saturation(by_kind: dict[str, dict[float, Row]], batch: int) -> Claim:
@@ -78,6 +78,6 @@ def _is(row: Row, kind: str, trained: float) -> bool:
 
 
 def average_variance(rows: list[Row], kind: str, trained: float) -> float:
-    """The variance, averaged over the levels tested at."""
+    """Variance averaged over the tested levels of mutual information."""
     mine = [float(row["variance"]) for row in rows if _is(row, kind, trained)]
     return sum(mine) / len(mine)

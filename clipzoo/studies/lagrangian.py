@@ -1,4 +1,4 @@
-"""Lagrangian data assimilation of the perspective, section 6.3: a flow found from one tracer's path."""
+"""Lagrangian data assimilation of the perspective, section 6.3: retrieval of a flow from the path of one tracer."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ SPLITS = {"train": VERMILION, "test": BLUE}
 
 @dataclass(frozen=True)
 class Lagrangian(Study):
-    """flows: the coefficients and the tracers. samples, test_samples: pairs to train on and to retrieve among.
+    """Train embeddings of flows and trajectories and measure retrieval in both directions.
 
-    width, layers, heads: of the trajectory transformer. batch, epochs, rate: of Adam. temperature, max_scale: of the
-    cosine. precision, device: of the training. compared_step: of the Runge-Kutta method that the solver is compared
-    with, on compared_flows flows. solver_tolerance: of the place at the end; conserved_tolerance: of the potential
-    along a path in a steady flow, relative to its deviation. seed.
+    flows: distribution of the flows and their tracers. samples, test_samples: training pairs, and pairs of the
+    retrieval test. width, layers, heads: size of the trajectory transformer. batch, epochs, rate: settings of Adam.
+    temperature, max_scale: of the cosine. precision, device: of the training. compared_step: step of the Runge-Kutta
+    method with which the solver is compared on compared_flows flows. solver_tolerance: of the final position;
+    conserved_tolerance: of the potential along a path in a steady flow, relative to its standard deviation.
     """
 
     flows: Flows
@@ -94,7 +95,7 @@ class Lagrangian(Study):
             f"Among {self.test_samples} test pairs R@1 is {100 * last['to_trajectories_at_1']:.1f} % from coefficients "
             f"to trajectories and {100 * last['to_coefficients_at_1']:.1f} % back, R@5 "
             f"{100 * last['to_trajectories_at_5']:.1f} % and {100 * last['to_coefficients_at_5']:.1f} %; "
-            f"{sum(each.borne_out for each in claims)} of {len(claims)} claims are borne out."
+            f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
         )
         drawings = {
             "flows": self._draw_flows(everything[:2]),
@@ -152,16 +153,16 @@ class Lagrangian(Study):
         )
 
     def _draw_example(self, model: Model, coefficients: np.ndarray, views: tuple[Tensor, Tensor]) -> Drawing:
-        """A trajectory that does not find its flow at once, and the flows that it finds."""
+        """Draw a test trajectory whose own flow is not ranked first, with the four flows ranked first."""
         image, text = embedded(model, *views)
         scores = torch.cat([block for _, block in score_blocks(model, image, text)]).mT.cpu()
         order = places(scores, torch.arange(len(scores)))
         missed = (order > 0).nonzero().flatten()
         query = int(missed[order[missed].argmin()]) if len(missed) else 0
-        found = scores[query].argsort(descending=True)[:4].tolist()
+        ranked = scores[query].argsort(descending=True)[:4].tolist()
         figure, axes = panels(1, 5, 2.3, 2.7)
         for axis, index, title in zip(
-            axes, [query, *found], ["its own", *(f"found: {place + 1}" for place in range(4))], strict=True
+            axes, [query, *ranked], ["its own", *(f"found: {place + 1}" for place in range(4))], strict=True
         ):
             self._field(axis, coefficients[index])
             self._path(axis, coefficients[query])
@@ -178,7 +179,7 @@ class Lagrangian(Study):
         axis.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[], aspect="equal")
 
     def _path(self, axis, coefficients: np.ndarray) -> None:
-        """Followed closely, brought back to the unit square, without lines across it."""
+        """Draw the densely sampled path, wrapped to the unit square without lines across it."""
         closely = replace(self.flows, observations=2000)
         wrapped = np.concatenate([[START], closely.trajectories(coefficients[None])[0]]) % 1.0
         jumps = (np.abs(np.diff(wrapped, axis=0)) > 0.5).any(axis=1)
@@ -189,19 +190,19 @@ class Lagrangian(Study):
 
 def embedded(model: Model, coefficients: Tensor, tracers: Tensor, block: int = 512) -> tuple[Embedding, Embedding]:
     with torch.no_grad():
-        image: list[Embedding] = [model.encode_image(each) for each in coefficients.split(block)]
-        text: list[Embedding] = [model.encode_text(each) for each in tracers.split(block)]
+        image: list[Embedding] = [model.encode_image(rows) for rows in coefficients.split(block)]
+        text: list[Embedding] = [model.encode_text(rows) for rows in tracers.split(block)]
     return concatenate(image), concatenate(text)
 
 
 def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, float]:
-    """R@1 and R@5 both ways among these pairs."""
+    """R@1 and R@5 in both directions among these pairs."""
     image, text = embedded(model, coefficients, tracers)
     scores = torch.cat([block for _, block in score_blocks(model, image, text)])
     own = torch.arange(len(scores), device=scores.device)
     return {
-        f"{name}_at_{depth}": float((places(each, own) < depth).double().mean())
-        for name, each in (("to_trajectories", scores), ("to_coefficients", scores.mT))
+        f"{name}_at_{depth}": float((places(matrix, own) < depth).double().mean())
+        for name, matrix in (("to_trajectories", scores), ("to_coefficients", scores.mT))
         for depth in (1, 5)
     }
 

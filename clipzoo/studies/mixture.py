@@ -1,4 +1,4 @@
-"""KME-CLIP, section 4.2: the mixture world, whose pointwise mutual information CLIP's similarity cannot hold."""
+"""KME-CLIP, section 4.2: a mixture world whose pointwise mutual information CLIP's similarity cannot represent."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ COLOURS = {CLIP: VERMILION, KME: BLUE}
 
 @dataclass(frozen=True)
 class World:
-    """r classes; item (i, j), i <= j, is half of class i and half of class j. Items are equally likely.
+    """r classes; item (i, j), i <= j, belongs half to class i and half to class j. Items are equally likely.
 
-    share: [m, r], p(class | item), m = r (r + 1) / 2. PMI(x, y) = log r sum_t p(t|x) p(t|y), -inf for disjoint items.
+    share: p(class | item), [m, r] with m = r (r + 1) / 2.
+    PMI(x, y) = log r sum_t p(t|x) p(t|y), -inf for disjoint items.
     """
 
     share: Tensor
@@ -39,7 +40,7 @@ class World:
 
     @property
     def joint(self) -> Tensor:
-        """[m, m], p(x, y)."""
+        """p(x, y), [m, m]."""
         return self.pmi.exp() / len(self.share) ** 2
 
     @property
@@ -47,7 +48,7 @@ class World:
         return float((self.joint * self.pmi.nan_to_num(neginf=0.0)).sum())
 
     def draw(self, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Item numbers x and y, [n]."""
+        """Draw item numbers x and y, both [n]."""
         generator = torch.Generator().manual_seed(seed)
         cell = torch.multinomial(self.joint.flatten(), samples, replacement=True, generator=generator)
         return cell // len(self.share), cell % len(self.share)
@@ -61,11 +62,12 @@ def world(classes: int) -> World:
 
 @dataclass(frozen=True)
 class Mixture(Study):
-    """classes: numbers r. widths: dimensions d of the embedding. item_width: of the free vector of an item's token.
+    """Train CLIP and KME-CLIP heads on the mixture world and compare their scores with the PMI.
 
-    samples, batch, steps, rate: of the training with InfoNCE. temperature, max_scale, gamma: of the heads.
-    built_error: of theorem 7's construction in exp PMI, for d = 2. information_tolerance: of KME-CLIP's loss at the
-    greatest width above its least value -I, in nats. seed.
+    classes: values of r. widths: embedding widths d. item_width: width of an item's free token vector.
+    samples, batch, steps, rate: settings of the training with InfoNCE. temperature, max_scale, gamma: of the heads.
+    built_error: error of theorem 7's construction in exp PMI for d = 2. information_tolerance: in nats, of KME-CLIP's
+    loss at the largest width above its minimum -I.
     """
 
     classes: list[int]
@@ -117,7 +119,7 @@ class Mixture(Study):
             f"With r = {max(self.classes)} classes and d = {widest}, CLIP's loss stays {gaps[CLIP, widest]:.3f} nats "
             f"above its least value and KME-CLIP's {gaps[KME, widest]:.3f}; theorem 7's points hold exp PMI to "
             f"{max(built):.1g} in two dimensions, while trained ones with d = {min(self.widths)} stay "
-            f"{gaps[KME, min(self.widths)]:.1f} nats above; {sum(each.borne_out for each in claims)} of {len(claims)} "
+            f"{gaps[KME, min(self.widths)]:.1f} nats above; {sum(c.borne_out for c in claims)} of {len(claims)} "
             "claims are borne out."
         )
         return Findings(verdict, checks, claims, {"errors": rows}, {"errors": self._draw(rows)})
@@ -150,14 +152,14 @@ class Mixture(Study):
         return KmeHead(self.item_width, self.item_width, width, self.gamma, None, "all")
 
     def _built(self, classes: int) -> float:
-        """The error of theorem 7's points in two dimensions: v_t on a circle, two of weight sqrt(r) / 2 an item."""
+        """Error of theorem 7's points in two dimensions: v_t on a circle, two points of weight sqrt(r) / 2 per item."""
         here = world(classes)
         angles = 2 * math.pi * torch.arange(classes, dtype=torch.float64) / classes
         circle = torch.stack([angles.cos(), angles.sin()], dim=1)
         first, second = torch.triu_indices(classes, classes)
         weight = torch.full((len(first), 2, 1), math.log(math.expm1(math.sqrt(classes) / 2)), dtype=torch.float64)
         tokens = torch.cat([torch.stack([circle[first], circle[second]], dim=1), weight], dim=2)
-        # r times the kernel between neighbours is the error; half of what is allowed leaves room for the others.
+        # The error is r times the kernel between neighbours; half the allowed error leaves room for the other points.
         gamma = math.log(2 * classes / self.built_error) / (2 * (1 - math.cos(2 * math.pi / classes)))
         head = KmeHead(3, 3, 2, gamma, None, "all").double()
         with torch.no_grad():
@@ -225,32 +227,32 @@ class Mixture(Study):
         axes[1].set(xlabel="embedding width d", ylabel="largest error of exp PMI")
         axes[2].set(xlabel="embedding width d", ylabel="largest error of finite PMI")
         for axis in axes:
-            axis.set_xticks(self.widths, [str(each) for each in self.widths], minor=False)
+            axis.set_xticks(self.widths, [str(width) for width in self.widths], minor=False)
             axis.minorticks_off()
         axes[2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         return Drawing(figure, "Trained heads in the mixture world of r classes: CLIP (dashed) and KME-CLIP.")
 
 
 def all_scores(model: Model, items: int) -> Tensor:
-    """[m, m] in float64, every image item against every text item."""
+    """Scores of every image item with every text item, [m, m] float64."""
     everything = torch.arange(items)
     with torch.no_grad():
         return model.similarity(model.encode_image(everything), model.encode_text(everything)).double()
 
 
 def population_loss(scores: Tensor, here: World) -> float:
-    """InfoNCE's limit for large batches less log N: -E S + half the log-mean-exps of both directions; least is -I."""
+    """Limit of InfoNCE minus log N for large batches: -E S + half the log-mean-exps of both directions. Minimum: -I."""
     uniform = math.log(len(scores))
     rows, columns = scores.logsumexp(dim=1) - uniform, scores.logsumexp(dim=0) - uniform
     return float((rows.mean() + columns.mean()) / 2 - (here.joint * scores).sum())
 
 
 def largest_error_of_exp(scores: Tensor, pmi: Tensor) -> float:
-    """max |exp S - exp PMI|, the former scaled to the latter's mean, 1: the quantity of theorem 7's proof."""
+    """max |exp S - exp PMI| with exp S scaled to mean 1, the mean of exp PMI (as in the proof of theorem 7)."""
     return float((torch.softmax(scores.flatten(), dim=0) * scores.numel() - pmi.exp().flatten()).abs().max())
 
 
 def largest_error(scores: Tensor, pmi: Tensor) -> float:
-    """max |S - PMI - c| over finite PMI, with the best constant c: half the range."""
+    """max |S - PMI - c| over finite PMI with the best constant c, which is half the range."""
     difference = (scores - pmi)[pmi.isfinite()]
     return float(difference.max() - difference.min()) / 2

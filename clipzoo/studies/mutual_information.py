@@ -36,12 +36,13 @@ COLOURS = {INFONCE: BLUE, INFOLOOB: VERMILION, HOPFIELD: GREEN}
 
 @dataclass(frozen=True)
 class MutualInformation(Study):
-    """dimensions: of x and of y. information: the true values, in nats. batch. steps: batches seen, each new.
+    """Train estimators of mutual information and compare their estimates with the truth.
 
-    hidden: widths of each encoder's hidden layers. embed_width. rate: of Adam.
-    inverse_temperatures, betas: what is tried for InfoLOOB and for the Hopfield retrieval; of the models trained at
-    one of `trained_at`, the one whose estimate on `validation_batches` is nearest the truth is kept.
-    test_batches: behind each mean and variance. seed. tolerance: of InfoNCE at the highest information, relative to
+    dimensions: of x and of y. information: true values in nats. batch: batch size. steps: training batches, all new.
+    hidden: widths of the encoders' hidden layers. embed_width: width of the embeddings. rate: learning rate of Adam.
+    inverse_temperatures, betas: grid for InfoLOOB and for the Hopfield retrieval; at each value of trained_at the model
+    whose estimate on validation_batches is closest to the truth is selected.
+    test_batches: batches per mean and variance. tolerance: of InfoNCE at the highest information, relative to
     log batch.
     """
 
@@ -77,10 +78,10 @@ class MutualInformation(Study):
 
     def run(self) -> Findings:
         grid: list[Row] = []
-        kept = {(kind, truth): self._best(kind, truth, grid) for kind in COLOURS for truth in self.trained_at}
-        matched = [self._matched(kind, truth, kept) for kind in COLOURS for truth in self.information]
+        selected = {(kind, truth): self._best(kind, truth, grid) for kind in COLOURS for truth in self.trained_at}
+        matched = [self._matched(kind, truth, selected) for kind in COLOURS for truth in self.information]
         transferred = [
-            self._row(kind, trained, truth, *kept[kind, trained])
+            self._row(kind, trained, truth, *selected[kind, trained])
             for kind in (INFOLOOB, HOPFIELD)
             for trained in self.trained_at
             for truth in self.information
@@ -101,14 +102,14 @@ class MutualInformation(Study):
             *claims_variance(transferred, grid),
         ]
         averages = "; ".join(
-            f"{average_variance(transferred, HOPFIELD, each):.2f} with Hopfield and "
-            f"{average_variance(transferred, INFOLOOB, each):.2f} without, trained at {each:g} nats"
-            for each in self.trained_at
+            f"{average_variance(transferred, HOPFIELD, level):.2f} with Hopfield and "
+            f"{average_variance(transferred, INFOLOOB, level):.2f} without, trained at {level:g} nats"
+            for level in self.trained_at
         )
         verdict = (
             f"At {top:g} nats InfoNCE says {by_kind[INFONCE][top]['estimate']:.2f} (log {self.batch} is "
             f"{math.log(self.batch):.2f}) and InfoLOOB {by_kind[INFOLOOB][top]['estimate']:.1f}; InfoLOOB's average "
-            f"variance is {averages}; {sum(each.borne_out for each in claims)} of {len(claims)} claims are borne out."
+            f"variance is {averages}; {sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
         )
         drawings = {
             "estimates": _draw_estimates(by_kind, self.batch),
@@ -118,16 +119,16 @@ class MutualInformation(Study):
         return Findings(verdict, [check], claims, tables, drawings)
 
     def _best(self, kind: str, truth: float, grid: list[Row]) -> tuple[Model, float, float]:
-        """The model, its inverse temperature and beta; what was tried is added to `grid`."""
+        """Search the grid: return the selected model, its inverse temperature and beta; append all trials to `grid`."""
         betas = self.betas if kind == HOPFIELD else self.betas[:1]
         tried = []
         for inverse_temperature, beta in product(self.inverse_temperatures, betas):
             model = self._train(kind, truth, inverse_temperature, beta)
-            found = {
-                each: self._estimates(model, kind, each, self.validation_batches, seed=self.seed + 1)
-                for each in self.information
+            estimates = {
+                level: self._estimates(model, kind, level, self.validation_batches, seed=self.seed + 1)
+                for level in self.information
             }
-            estimate = float(found[truth].mean())
+            estimate = float(estimates[truth].mean())
             tried.append((abs(estimate - truth), model, inverse_temperature, beta))
             grid.append(
                 {
@@ -136,15 +137,15 @@ class MutualInformation(Study):
                     "inverse_temperature": inverse_temperature,
                     "beta": beta if kind == HOPFIELD else "",
                     "estimate": estimate,
-                    "average_variance": sum(float(each.var()) for each in found.values()) / len(found),
+                    "average_variance": sum(float(values.var()) for values in estimates.values()) / len(estimates),
                 }
             )
-        return min(tried, key=lambda each: each[0])[1:]
+        return min(tried, key=lambda trial: trial[0])[1:]
 
-    def _matched(self, kind: str, truth: float, kept: dict[tuple[str, float], tuple[Model, float, float]]) -> Row:
-        """Trained and tested at the same information, with the settings kept at the nearest of `trained_at`."""
-        nearest = min(self.trained_at, key=lambda each: abs(each - truth))
-        model, inverse_temperature, beta = kept[kind, nearest]
+    def _matched(self, kind: str, truth: float, selected: dict[tuple[str, float], tuple[Model, float, float]]) -> Row:
+        """Train and test at the same information, with the settings selected at the nearest value of trained_at."""
+        nearest = min(self.trained_at, key=lambda level: abs(level - truth))
+        model, inverse_temperature, beta = selected[kind, nearest]
         if truth != nearest:
             model = self._train(kind, truth, inverse_temperature, beta)
         return self._row(kind, truth, truth, model, inverse_temperature, beta)
@@ -175,7 +176,7 @@ class MutualInformation(Study):
         )
 
     def _estimates(self, model: Model, kind: str, truth: float, batches: int, seed: int) -> Tensor:
-        """[batches], a batch's estimate of the information, the mean over both directions."""
+        """Estimates of the information, one per batch, averaged over both directions: [batches]."""
         x, y = correlated(truth, self.dimensions, batches * self.batch, seed)
         parts = Batch(x, y, torch.arange(len(x))).split(self.batch)
         with torch.no_grad():
@@ -184,7 +185,7 @@ class MutualInformation(Study):
 
 
 def correlated(information: float, dimensions: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """x and y [n, d], standard normal, each coordinate with the correlation that makes up this mutual information."""
+    """Draw standard normal x and y, [n, d], whose coordinates are correlated to give this mutual information."""
     correlation = math.sqrt(1 - math.exp(-2 * information / dimensions))
     generator = torch.Generator().manual_seed(seed)
     x, noise = torch.randn(2, samples, dimensions, generator=generator)
@@ -198,7 +199,7 @@ def _objective(kind: str) -> Objective:
 
 
 def _estimate(scores: Scores, kind: str) -> Tensor:
-    """The bound of one direction: positives minus the log of the mean over all, or over all others."""
+    """Bound from one direction: positives minus the log-mean-exp over all scores, or over all but the positive."""
     leave_out = kind != INFONCE
     log_mean = scores.log_sum_exp(exclude_positive=leave_out) - math.log(scores.columns - leave_out)
     return (scores.positives() - log_mean).mean()

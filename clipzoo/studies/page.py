@@ -1,4 +1,4 @@
-"""The page of all studies, made from their result.json files."""
+"""The page of all studies, rendered from their result.json files."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from clipzoo.studies.record import RESULT, read_result
 
 HEAD = """# The papers' small experiments
 
-Everything in the papers that needs no large data, run on two CPU cores with this package's own heads, objectives and,
-where the experiment is a training, its trainer. `make studies` runs all of them and writes this page;
-`python -m clipzoo.studies study=NAME` runs one, and `study.KEY=VALUE` changes its settings (`conf/study/NAME.yaml`).
-A quantity with a closed form has its tolerance in that file, and a claim its criterion in the study's code, stated
-before anything is measured. The same settings give the same numbers on the same machine. Times are of the run that is
-shown here: on a machine with other work the clock says more than the processor.
+The experiments of the papers that need no large dataset, run on two CPU cores with this package's heads, objectives and
+trainer. `make studies` runs all of them and writes this page; `python -m clipzoo.studies study=NAME` runs one, and
+`study.KEY=VALUE` changes its settings (`conf/study/NAME.yaml`). Tolerances of closed forms are set in that file and the
+criteria of claims in the code of the study, before anything is measured. The same settings give the same numbers on the
+same machine. Times are those of the run shown here; wall time exceeds CPU time on a machine with other jobs.
 """
 
 
 def write_page(folder: Path, names: list[str]) -> Path:
-    """README.md of the studies found in `folder`, those of `names` first and in their order."""
+    """Write README.md of the studies in `folder`: `names` first, in their order. Returns its path."""
     others = sorted(path.parent.name for path in folder.glob(f"*/{RESULT}") if path.parent.name not in names)
     results = {name: read_result(folder / name) for name in [*names, *others]}
-    found = {name: result for name, result in results.items() if result is not None}
-    parts = [HEAD, _summary(found), *(_section(name, result) for name, result in found.items())]
+    present = {name: result for name, result in results.items() if result is not None}
+    parts = [HEAD, _summary(present), *(_section(name, result) for name, result in present.items())]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "README.md"
     write_whole(path, "\n".join(parts))
@@ -54,8 +53,8 @@ def _section(name: str, result: Mapping[str, Any]) -> str:
     if result["claims"]:
         lines += ["| the paper says | measured | borne out |", "| --- | --- | --- |"]
         lines += [
-            f"| {each['says']} | {each['measured']} | {'yes' if each['borne_out'] else '**no**'} |"
-            for each in result["claims"]
+            f"| {claim['says']} | {claim['measured']} | {'yes' if claim['borne_out'] else '**no**'} |"
+            for claim in result["claims"]
         ]
         lines.append("")
     if result["checks"]:
@@ -63,11 +62,16 @@ def _section(name: str, result: Mapping[str, Any]) -> str:
             "| closed form | measured | expected | error | tolerance | met |",
             "| --- | --- | --- | --- | --- | --- |",
         ]
-        lines += [_check_row(each) for each in result["checks"]]
+        lines += [_check_row(check) for check in result["checks"]]
         lines.append("")
     if result["differs"]:
-        lines += ["Where the setting is not the paper's:", "", *(f"- {each}" for each in result["differs"]), ""]
-    tables = ", ".join(f"[{each}.csv]({name}/{each}.csv)" for each in result["tables"])
+        lines += [
+            "Differences from the paper's setting:",
+            "",
+            *(f"- {difference}" for difference in result["differs"]),
+            "",
+        ]
+    tables = ", ".join(f"[{table}.csv]({name}/{table}.csv)" for table in result["tables"])
     lines += [f"Numbers: {tables}, [{RESULT}]({name}/{RESULT}). `python -m clipzoo.studies study={name}`, "
               f"{_duration(result['seconds'])}.", ""]  # fmt: skip
     return "\n".join(lines)
@@ -83,13 +87,14 @@ def _check_row(check: Mapping[str, Any]) -> str:
 
 
 def _count(entries: list[Mapping[str, Any]], key: str) -> str:
-    return f"{sum(each[key] for each in entries)} of {len(entries)}" if entries else ""
+    return f"{sum(entry[key] for entry in entries)} of {len(entries)}" if entries else ""
 
 
 def _duration(seconds: Mapping[str, int]) -> str:
-    clock, processor = (f"{each} s" if each < 100 else f"{each / 60:.1f} min" for each in
-                        (seconds["clock"], seconds["processor"]))  # fmt: skip
-    return f"{processor} of one core, {clock} by the clock"
+    clock, processor = (
+        f"{value} s" if value < 100 else f"{value / 60:.1f} min" for value in (seconds["clock"], seconds["processor"])
+    )
+    return f"CPU time {processor}, wall time {clock}"
 
 
 def _line(text: str) -> str:

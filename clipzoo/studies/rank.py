@@ -1,4 +1,4 @@
-"""WPSE, section 5.1: an inner product in d dimensions holds a matrix of rank d + 1 at most; point sets hold more."""
+"""WPSE, section 5.1: an inner product in d dimensions has rank at most d + 1; point sets are not limited so."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ INNER, WPSE = "inner product", "WPSE"
 
 @dataclass(frozen=True)
 class Rank(Study):
-    """items: N on each side. sharpness, floor: of the planted density ratio, floor + bump exp(sharpness (cos - 1)).
+    """Fit inner products and WPSE to a planted matrix of full rank.
 
-    inner_widths: d of the inner product. wpse_widths, points: d and numbers of points of WPSE. item_width: of the free
-    vector of a point's token. kernel_width, alpha, features: of WPSE, D in training. steps, rate: of Adam.
-    evaluation_features: D at which trained WPSE is judged; small_features: D over which its random error is shown.
-    evaluation_draws. seed. tolerance: of the trained inner product's error to its closed form, relative.
+    items: N on each side. sharpness, floor: of the planted density ratio, floor + bump exp(sharpness (cos - 1)).
+    inner_widths: widths d of the inner product. wpse_widths, points: widths d and numbers of points of WPSE.
+    item_width: width of a point's free token vector. kernel_width, alpha, features: of WPSE, D in training. steps,
+    rate, wpse_rate: settings of Adam. evaluation_features: D in evaluation; small_features: values of D for which the
+    error due to random features is shown; evaluation_draws: draws per value. tolerance: of the trained inner product's
+    error to its closed form, relative.
     """
 
     items: Count
@@ -93,8 +95,8 @@ class Rank(Study):
         verdict = (
             f"WPSE with {lowest['points']} points in {lowest['width']} dimensions fits the planted matrix to "
             f"{lowest['error']:.3f}, for which an inner product needs d = {held} at least; trained inner products meet "
-            f"their closed form in {sum(each.met for each in checks)} of {len(checks)} widths; "
-            f"{sum(each.borne_out for each in claims)} of {len(claims)} claims are borne out."
+            f"their closed form in {sum(check.met for check in checks)} of {len(checks)} widths; "
+            f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
         )
         drawings = {"rank": self._draw(planted, rows, feature_rows)}
         return Findings(verdict, checks, claims, {"errors": rows, "features": feature_rows}, drawings)
@@ -114,7 +116,7 @@ class Rank(Study):
         return {"head": WPSE, "width": width, "points": points, "numbers": numbers, **_errors(scores, planted)}
 
     def _fitted(self, planted: Tensor, head: Head, points: int, rate: float) -> Model:
-        """All items at once, so that a step sees the whole matrix."""
+        """Fit with all items in one batch, so that a step covers the whole matrix."""
         everything = torch.arange(self.items)
         encoder = seeded(lambda: Lookup(self.items, self.items, points, self.item_width), self.seed)
         return fit(
@@ -135,7 +137,7 @@ class Rank(Study):
         return seeded(build, self.seed)
 
     def _feature_errors(self, planted: Tensor, model: Model, width: int) -> list[Row]:
-        """Of the best WPSE: the error to the planted matrix when it is evaluated with D random features."""
+        """Error of the best WPSE to the planted matrix when evaluated with D random features."""
         rows: list[Row] = []
         for count in self.small_features:
             head = self._wpse(width, evaluation_features=count)
@@ -153,9 +155,9 @@ class Rank(Study):
         sets = [row for row in rows if row["head"] == WPSE]
         same_width = [(row, inner[int(row["width"])]) for row in sets if int(row["width"]) in inner]
         best = {width: min(float(row["error"]) for row in sets if row["width"] == width) for width in self.wpse_widths}
-        # With as many dimensions as items the inner product holds any matrix.
+        # With as many dimensions as items the inner product can represent any matrix.
         equal = [(row, least_error(planted, min(row["numbers"], self.items))) for row in sets]
-        best_set, best_bound = min(equal, key=lambda each: each[0]["error"])
+        best_set, best_bound = min(equal, key=lambda pair: pair[0]["error"])
         return [
             Claim(
                 "An inner product in d dimensions cannot hold a matrix of higher rank, whatever is trained.",
@@ -186,7 +188,7 @@ class Rank(Study):
         figure.colorbar(image, ax=picture, shrink=0.8)
         widths = range(1, self.items - 1)
         errors.semilogy(
-            widths, [least_error(planted, each) for each in widths], color=BLACK, linewidth=1, label="closed form"
+            widths, [least_error(planted, width) for width in widths], color=BLACK, linewidth=1, label="closed form"
         )
         inner = [row for row in rows if row["head"] == INNER]
         errors.semilogy(
@@ -212,7 +214,7 @@ class Rank(Study):
 
 
 class MatrixFit(Objective):
-    """mean (S - c - target)^2 with the best constant c; a study's own objective, addressed by item."""
+    """Least squares to a target matrix: mean (S - c - target)^2 with the best constant c, addressed by item."""
 
     name = "matrix_fit"
     target: Tensor
@@ -227,7 +229,7 @@ class MatrixFit(Objective):
 
 
 def planted_pmi(items: int, sharpness: float, floor: float) -> Tensor:
-    """[N, N] float64, log of p(x, y) / p(x) p(y) for items on a circle; the marginals are uniform by symmetry."""
+    """log p(x, y) / (p(x) p(y)) for items on a circle, [N, N] float64; the marginals are uniform by symmetry."""
     angle = 2 * math.pi * torch.arange(items, dtype=torch.float64) / items
     bump = (sharpness * (torch.cos(angle[:, None] - angle) - 1)).exp()
     ratio = floor + (1 - floor) * bump / bump.mean()
@@ -235,9 +237,9 @@ def planted_pmi(items: int, sharpness: float, floor: float) -> Tensor:
 
 
 def least_error(planted: Tensor, width: int) -> float:
-    """The least root mean square error of a matrix of rank `width` and a constant.
+    """Minimum root mean square error of a matrix of rank `width` plus a constant.
 
-    The planted matrix is circulant: the constant vector is one of its singular vectors and the constant takes it away.
+    The planted matrix is circulant: the constant vector is one of its singular vectors, and the constant removes it.
     """
     values = torch.linalg.svdvals(planted - planted.mean())
     return float(values[width:].square().sum()) ** 0.5 / len(planted)
@@ -250,7 +252,7 @@ def _scores(model: Model, items: int) -> Tensor:
 
 
 def _errors(scores: Tensor, planted: Tensor) -> dict[str, float]:
-    """Both after the best constant."""
+    """Root mean square and largest error after subtracting the best constant."""
     difference = scores - planted
     return {
         "error": float((difference - difference.mean()).square().mean()) ** 0.5,

@@ -1,4 +1,4 @@
-"""How fast the two approximations behind the point-set heads converge: points (KME-CLIP), random features (WPSE)."""
+"""Convergence rates of the approximations behind point-set heads: points (KME-CLIP) and random features (WPSE)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from clipzoo.types import Count, Features, PointSet
 
 @dataclass(frozen=True)
 class Rates(Study):
-    """dimensions: of the unit sphere. gamma: of KME-CLIP's kernel. concentration: of the weights w on the sphere.
+    """Measure approximation errors over the number of points M and of random features D.
 
-    population: points of the embedding that is approximated. points: numbers M. point_draws: sets drawn for each M.
-    kernel_width: of WPSE's two kernels. cosines: between the two points compared. features: numbers D.
-    feature_draws: of random features for each D. rate_tolerance: of the slopes on a double logarithmic scale;
-    size_tolerance: relative, of the errors' sizes. seed.
+    dimensions: of the unit sphere. gamma: of KME-CLIP's kernel. concentration: of the weights w on the sphere.
+    population: points of the exact mean embedding. points: values of M. point_draws: point sets drawn per M.
+    kernel_width: of WPSE's two kernels. cosines: between the two compared points. features: values of D.
+    feature_draws: draws of random features per D. rate_tolerance: of the slopes on double logarithmic scales;
+    size_tolerance: relative, of the errors.
     """
 
     dimensions: Count
@@ -71,7 +72,7 @@ class Rates(Study):
             )
             ratio = math.prod(float(row["error"]) / float(row["expected"]) for row in rows) ** (1 / len(rows))
             checks.append(Check(f"{name}: error over its closed form", ratio, 1.0, self.size_tolerance))
-        met = sum(each.met for each in checks)
+        met = sum(check.met for check in checks)
         claim = Claim(
             "The error of M points decays as 1/√M (theorem 5).",
             f"slope {checks[0].measured:.3f} from M = {self.points[0]} to {self.points[-1]}",
@@ -92,7 +93,7 @@ class Rates(Study):
         }
 
     def _point_errors(self) -> list[Row]:
-        """Root mean square of |f - f_M| over the draws, with the scores of the KME head: exp of them is <f, f'>."""
+        """Root mean square of |f - f_M| over the draws, from <f, f'> = exp(score) of the KME head."""
         generator = torch.Generator().manual_seed(self.seed)
         head = KmeHead(1, 1, self.dimensions, self.gamma, None, "all").double()
         points = _unit(torch.randn(self.population, self.dimensions, generator=generator, dtype=torch.float64))
@@ -110,14 +111,16 @@ class Rates(Study):
             chosen = torch.randint(self.population, (self.point_draws, count), generator=generator)
             drawn = PointSet(points[chosen], log_weights[chosen] - math.log(count))
             singly = zip(drawn.points.split(1), drawn.log_weights.split(1), strict=True)
-            squares = torch.cat([inner(each, each) for each in (PointSet(*parts) for parts in singly)])
+            squares = torch.cat(
+                [inner(chosen_points, chosen_points) for chosen_points in (PointSet(*parts) for parts in singly)]
+            )
             square = norm - 2 * inner(drawn, whole).flatten() + squares.flatten()
             error = float(square.mean()) ** 0.5
             rows.append({"M": count, "error": error, "expected": (expected / count) ** 0.5})
         return rows
 
     def _feature_errors(self, name: str, kernel: Kernel) -> list[Row]:
-        """Root mean square over the draws and over the cosines of the WPSE head's score less the kernel."""
+        """Root mean square of the WPSE head's score minus the kernel, over draws and cosines."""
         pairs = torch.tensor(self.cosines)
         first = torch.zeros(len(pairs), 1, self.dimensions + 1)
         first[:, :, 0] = 1.0
@@ -134,7 +137,7 @@ class Rates(Study):
             with torch.no_grad():
                 for draw in range(self.feature_draws):
                     head.resample(draw)
-                    left, right = (_embedded(head, each) for each in (first, second))
+                    left, right = (_embedded(head, tokens) for tokens in (first, second))
                     errors.append((left * right).sum(dim=1) - exact)
             error = float(torch.stack(errors).square().mean()) ** 0.5
             rows.append({"kernel": name, "D": count, "error": error, "expected": (variance / count) ** 0.5})
@@ -151,7 +154,7 @@ class Rates(Study):
             for side in (head.image, head.text):
                 side.projection.copy_(torch.eye(width, self.dimensions))
                 side.weight_projection.zero_()
-                # The bounded activation makes this a weight of 1.
+                # The bounded activation maps this to a weight of 1.
                 side.weight_projection[-1] = 100 * math.atanh(0.01)
         return head
 
@@ -161,18 +164,18 @@ class Rates(Study):
         left.loglog(counts, [row["error"] for row in points], "o", color=CYCLE[0], label="measured")
         left.loglog(counts, [row["expected"] for row in points], "-", color=BLACK, linewidth=1, label="closed form")
         left.set(xlabel="points M", ylabel="RKHS error")
-        left.set_xticks(counts, [str(each) for each in counts])
+        left.set_xticks(counts, [str(count) for count in counts])
         left.legend(frameon=False)
         for index, rows in enumerate(features):
             counts = [row["D"] for row in rows]
             right.loglog(counts, [row["error"] for row in rows], "o", color=CYCLE[index], label=str(rows[0]["kernel"]))
             right.loglog(counts, [row["expected"] for row in rows], "-", color=CYCLE[index], linewidth=1)
         right.set(xlabel="random features D", ylabel="error of the kernel")
-        right.set_xticks(counts, [str(each) for each in counts], fontsize=8)
+        right.set_xticks(counts, [str(count) for count in counts], fontsize=8)
         right.legend(frameon=False)
         for axis, ticks in ((left, (0.1, 0.2, 0.5, 1.0)), (right, (0.02, 0.05, 0.1))):
             axis.minorticks_off()
-            axis.set_yticks(ticks, [f"{each:g}" for each in ticks])
+            axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         return Drawing(figure, "Measured errors (points) and their closed forms (lines): left theorem 5, right WPSE.")
 
 
@@ -185,7 +188,7 @@ def _embedded(head: WpseHead, tokens: Tensor) -> Tensor:
 
 
 def _slope(rows: list[Row], x: str, y: str) -> float:
-    """Of the least-squares line through the logarithms."""
+    """Slope of the least-squares line through the logarithms."""
     across, up = (torch.tensor([float(row[key]) for row in rows], dtype=torch.float64).log() for key in (x, y))
     across = across - across.mean()
     return float((across * up).sum() / across.square().sum())

@@ -1,4 +1,4 @@
-"""A study's folder: figures, numbers as CSV, and result.json, written last."""
+"""The folder of a study: figures, tables as CSV, and result.json, which is written last."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PALETTE = 128
 def write_findings(
     folder: Path, study: Study, findings: Findings, settings: Mapping[str, Any], seconds: Mapping[str, float]
 ) -> dict[str, Any]:
-    """<table>.csv, <figure>.png and result.json; what the latter holds is returned. Each file is whole or not there.
+    """Write <table>.csv, <figure>.png and result.json, each file atomically. Returns the content of result.json.
 
-    seconds: what the study took, by the "clock" and of the "processor", which others' work does not count to.
+    seconds: duration of the study, wall time as "clock" and CPU time as "processor".
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in findings.tables.items():
@@ -35,8 +35,8 @@ def write_findings(
     content = {
         **_description(study),
         "verdict": findings.verdict,
-        "checks": [{**asdict(each), "error": each.error, "met": bool(each.met)} for each in findings.checks],
-        "claims": [{**asdict(each), "borne_out": bool(each.borne_out)} for each in findings.claims],
+        "checks": [{**asdict(check), "error": check.error, "met": bool(check.met)} for check in findings.checks],
+        "claims": [{**asdict(claim), "borne_out": bool(claim.borne_out)} for claim in findings.claims],
         "figures": {name: drawing.caption for name, drawing in findings.drawings.items()},
         "tables": {name: [dict(row) for row in rows] for name, rows in findings.tables.items()},
         "settings": dict(settings),
@@ -47,7 +47,7 @@ def write_findings(
 
 
 def write_failure(folder: Path, reason: str) -> None:
-    """The record of a study that did not come to its end; figures of an earlier run are no longer referred to."""
+    """Record that a study failed; the page then shows the reason instead of earlier figures."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / RESULT, json.dumps({"failed": reason}, indent=1))
 
@@ -83,7 +83,7 @@ def _write_png(path: Path, drawing: Drawing) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     drawn = io.BytesIO()
     drawing.figure.savefig(drawn, format="png", dpi=110)
-    # A palette makes the file a third; without the library's version in it equal figures are equal files.
+    # A palette reduces the file to a third. Without matplotlib's metadata equal figures are equal files.
     with Image.open(drawn) as image:
         image.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(temporary, "PNG", optimize=True)
     os.replace(temporary, path)

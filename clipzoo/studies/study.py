@@ -1,4 +1,4 @@
-"""What a study is, and what it finds."""
+"""The Study base class and the types of its results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
-"""Of a table: strings and numbers by column."""
+"""One row of a table: strings and numbers by column."""
 
 
 @dataclass(frozen=True)
 class Check:
     """A measured quantity against its closed form.
 
-    tolerance: how far apart they may be, stated in the study's configuration before anything is measured.
-    relative: the distance is measured in units of the closed form.
+    tolerance: allowed distance, set in the study's configuration before anything is measured.
+    relative: the distance is relative to the closed form.
     """
 
     quantity: str
@@ -39,7 +39,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, what was measured, and whether the one bears the other out."""
+    """A claim of a paper, the measurement, and the verdict."""
 
     says: str
     measured: str
@@ -48,7 +48,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with the sentence under it."""
+    """A figure with its caption."""
 
     figure: Figure
     caption: str
@@ -56,9 +56,9 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Findings:
-    """What came out of a study.
+    """Results of a study.
 
-    verdict: one sentence. tables: name -> rows, each a CSV file. drawings: name -> figure, each a PNG file.
+    verdict: one sentence. tables: name -> rows, written as CSV. drawings: name -> figure, written as PNG.
     """
 
     verdict: str
@@ -69,10 +69,10 @@ class Findings:
 
 
 class Study(ABC):
-    """One of a paper's experiments at a size of our choice. The constructor's arguments are its settings.
+    """One experiment of a paper, at a size that two CPU cores can run. The constructor's arguments are its settings.
 
-    title: of its section. source: paper and section. question: what is asked and how, a few sentences.
-    differs: where the setting is not the paper's, a sentence each.
+    title: heading on the page. source: paper and section. question: the question and the method, in a few sentences.
+    differs: differences from the paper's setting, one sentence per difference.
     """
 
     title: str
@@ -82,4 +82,4 @@ class Study(ABC):
 
     @abstractmethod
     def run(self) -> Findings:
-        """Do it: a function of the settings alone, the same each time on the same machine."""
+        """Run the study. The result depends only on the settings and is reproducible on one machine."""

@@ -92,7 +92,7 @@ def test_the_page_says_what_was_met_what_was_not_and_what_failed(tmp_path: Path)
     assert "| two | 2.5 | 2 | 0.5 | 0.1 | **no** |" in text
     assert "**failed**: ValueError: no / such thing" in text
     assert "never_run" not in text
-    assert "60 s of one core, 2.2 min by the clock" in text
+    assert "CPU time 60 s, wall time 2.2 min" in text
     for line in text.splitlines():
         if line.startswith("!["):
             assert (tmp_path / line.split("](")[1].rstrip(")")).exists()
@@ -109,11 +109,11 @@ def test_a_study_that_fails_says_so_and_does_not_stop_the_others(tmp_path: Path)
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("jobs=0", "jobs must be a number from 1 on, or null for one a core, not 0"),
+        ("jobs=0", "jobs must be at least 1, or null for one per core, not 0"),
         ("studies=[rank,nothing]", "studies names 'nothing', which is none of: digits, "),
         ("studies=rank", "studies must be a list, studies=[half_disc,rank], not 'rank'"),
         ("folder=null", "folder must be a path, not None"),
-        ("folder=/dev/null/studies", "folder=/dev/null/studies cannot be made: Not a directory"),
+        ("folder=/dev/null/studies", "folder=/dev/null/studies cannot be created: Not a directory"),
     ],
 )
 def test_what_to_run_and_where_is_refused_before_anything_is_run(override: str, message: str, capsys) -> None:
@@ -130,7 +130,7 @@ def test_a_setting_that_the_user_can_change_leaves_the_record_of_an_earlier_run(
         main(["study=digits", f"study.mnist={tmp_path}/nowhere", f"folder={tmp_path}"])
     assert left.value.code == 2
     said = capsys.readouterr().err
-    assert "nowhere holds no MNIST" in said and "Traceback" not in said
+    assert "nowhere does not contain MNIST" in said and "Traceback" not in said
     result = read_result(tmp_path / "digits")
     assert result is not None and result["verdict"] == "It depends."
 

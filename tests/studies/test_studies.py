@@ -134,7 +134,7 @@ def test_the_half_discs_true_risk_is_that_of_its_samples() -> None:
 
 def test_the_popularity_found_is_a_stationary_point() -> None:
     x, y = half_disc_world.draw(40, 0.5, seed=0)
-    zeta = 0.5 * half_disc_world.found_popularity(x @ y.mT, 0.5, 300).log()
+    zeta = 0.5 * half_disc_world.estimated_popularity(x @ y.mT, 0.5, 300).log()
     energies = (x @ y.mT).numpy()
 
     def objective(shifted: np.ndarray) -> float:
@@ -220,5 +220,5 @@ def test_digits_are_split_once_and_look_like_mnist() -> None:
 
 
 def test_a_folder_without_mnist_is_named(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"study\.mnist=.* holds no MNIST"):
+    with pytest.raises(ConfigError, match=r"study\.mnist=.* does not contain MNIST"):
         load_digits(str(tmp_path), 0.25, seed=0)
