@@ -8,18 +8,18 @@ from contextlib import contextmanager
 
 
 class ConfigError(ValueError):
-    """Something that the user asked for cannot be: the message says what, the value seen, and the key to change."""
+    """The request is invalid. The message names the fault, the value seen and the key to change."""
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on: the message says why and what is kept."""
+    """Training cannot continue. The message names the cause and what has been saved."""
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Around a script's `main`: a ConfigError is one message and exit code 2, not a traceback."""
+def exit_on_error() -> Iterator[None]:
+    """Turn the user's errors into one line on stderr and an exit code: 2 for ConfigError, 1 for TrainingError."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, TrainingError) as error:
         print(f"clipzoo: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)

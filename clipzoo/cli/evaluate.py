@@ -1,4 +1,10 @@
-"""What scripts/evaluate.py does."""
+"""Evaluate a run, a checkpoint or an open_clip model.
+
+clipzoo evaluate run=runs/demo eval=demo
+clipzoo evaluate run=runs/demo/checkpoints/step_00001000.pt eval=demo eval.draws=5
+clipzoo evaluate model=ViT-B-32 pretrained=laion2b_s34b_b79k eval=paper
+torchrun --nproc-per-node 8 --no-python clipzoo evaluate run=runs/demo eval=paper
+"""
 
 from __future__ import annotations
 
@@ -24,6 +30,13 @@ _PLACEHOLDERS = {
     "image_size": 224,
     "tokenizer": {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": 77},
 }
+
+
+def main(arguments: list[str]) -> None:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+    else:
+        evaluate(arguments)
 
 
 def evaluate(overrides: list[str]) -> dict[str, float]:

@@ -24,8 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 from clipzoo.config import renamed, schema
 from clipzoo.errors import ConfigError, TrainingError
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
-"""The configuration groups of the checkout."""
+_PACKAGED = Path(__file__).resolve().parents[1] / "conf"
+CONF = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parents[1] / "conf"
+"""The folder of the configuration groups: the wheel's clipzoo/conf, or conf of the checkout."""
 
 TOP_LEVEL: dict[str, tuple[type, ...]] = {
     "name": (str, type(None)),

@@ -61,7 +61,7 @@ def test_scripts_say_what_is_wrong(tmp_path):
     assert "00001.tar: 2 samples, truncated" in script("index_shards.py", tmp_path / "s")
     assert "flawed shards      1: 00001.tar" in script("inspect_shards.py", tmp_path / "s")
     assert "holds no *.tar" in script("index_shards.py", tmp_path, code=2)
-    assert "none of the shards holds a sample" in script("index_shards.py", tmp_path / "nowhere.tar", code=2)
+    assert "the shards hold no sample" in script("index_shards.py", tmp_path / "nowhere.tar", code=2)
 
 
 def test_rows_of_a_table_with_one_image_are_captions_of_one_sample(tmp_path):

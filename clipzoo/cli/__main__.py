@@ -1,0 +1,67 @@
+"""The `clipzoo` command. Every subcommand imports what it needs when it runs, so that help appears at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+
+from clipzoo import __version__
+from clipzoo.cli import datasets, report, shards, world
+from clipzoo.cli.completion import complete_if_asked, override_completer
+from clipzoo.errors import exit_on_error
+
+OVERRIDE_COMMANDS = {
+    "train": ("clipzoo.cli.train", "train a model, or resume its run"),
+    "evaluate": ("clipzoo.cli.evaluate", "evaluate a run, a checkpoint or an open_clip model"),
+    "launch": ("clipzoo.cli.launch", "list, submit, run or tabulate the points of a sweep"),
+    "studies": ("clipzoo.studies.__main__", "run the papers' small experiments"),
+}
+"""Commands that take Hydra overrides: the module whose `main(arguments)` parses them, and a summary."""
+
+COMMANDS = {
+    "report": (report, "write the report of a run, or the papers' tables beside finished runs"),
+    "shards": (shards, "make, index or inspect WebDataset shards"),
+    "datasets": (datasets, "list the benchmark datasets, or convert one to tar shards"),
+    "world": (world, "generate the demo's dataset"),
+}
+"""Commands with arguments of their own: the module that defines them, and a summary."""
+
+
+def main(*command: str) -> int:
+    """Run `clipzoo COMMAND ARGUMENTS` and return its exit code.
+
+    command: words that precede the arguments of the command line; a script in scripts/ names its subcommand.
+    """
+    arguments = [*command, *sys.argv[1:]]
+    # As for `python train.py`: the user's own classes may stand in the working directory.
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)
+    with exit_on_error():
+        if arguments and arguments[0] in OVERRIDE_COMMANDS:
+            module, _ = OVERRIDE_COMMANDS[arguments[0]]
+            return import_module(module).main(arguments[1:]) or 0
+        parser = _parser()
+        complete_if_asked(parser)
+        options = parser.parse_args(arguments)
+        options.run(options)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="clipzoo", description="Contrastive image-text pretraining.")
+    parser.add_argument("--version", action="version", version=f"clipzoo {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, (_, summary) in OVERRIDE_COMMANDS.items():
+        overrides = commands.add_parser(name, help=summary).add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+        config_name = {"evaluate": "eval", "studies": "studies"}.get(name, "train")
+        overrides.completer = override_completer(config_name)  # type: ignore[attr-defined]
+    for name, (module, summary) in COMMANDS.items():
+        description, form = module.__doc__, argparse.RawDescriptionHelpFormatter
+        module.add_arguments(commands.add_parser(name, help=summary, description=description, formatter_class=form))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

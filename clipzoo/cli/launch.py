@@ -1,0 +1,87 @@
+"""Run a sweep without a resident process: each point is a job of a SLURM array; afterwards, tabulate the points.
+
+clipzoo launch head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1                        lists the points
+clipzoo launch --submit --sbatch '--gpus-per-node=4' head=wpse seed=0,1                  submits slurm/sweep.sbatch
+clipzoo launch --point 3 head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1              trains point 3 here
+clipzoo launch --table zero_shot/imagenet/top1 head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1
+
+Points are numbered from 0; the values of the last key change fastest. The table averages over seeds, marks the best
+point, and is written to <output> with its plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from clipzoo.config import compose as configuration
+from clipzoo.config import sweep
+from clipzoo.errors import ConfigError
+
+SWEEP_SCRIPT = Path("slurm") / "sweep.sbatch"
+
+
+def main(arguments: list[str]) -> None:
+    options = _options(arguments)
+    points = sweep.points(options.overrides)
+    if options.point is not None:
+        train(points, options.point, options.overrides)
+    elif options.submit:
+        submit(points, options)
+    elif options.table:
+        show(points, options)
+    else:
+        for number, point in enumerate(points):
+            values = "  ".join(f"{key}={value}" for key, value in point.swept.items())
+            state = "finished" if (point.folder / "results.json").exists() else ""
+            print(f"{number:4}  {values}  {point.folder}  {state}".rstrip())
+
+
+def train(points: list[sweep.Point], number: int, overrides: list[str]) -> None:
+    """Replace this process by the training of one point."""
+    if not 0 <= number < len(points):
+        raise ConfigError(f"--point {number}: the sweep has points 0 to {len(points) - 1}")
+    os.environ["CLIPZOO_SWEEP"] = sweep.sweep_name(overrides)
+    os.execv(sys.executable, [sys.executable, "-m", "clipzoo.cli", "train", *points[number].overrides])
+
+
+def submit(points: list[sweep.Point], options: argparse.Namespace) -> None:
+    """Check all points, then submit them to SLURM as one array."""
+    roots = [folder for folder in (Path.cwd(), configuration.CONF.parent) if (folder / SWEEP_SCRIPT).exists()]
+    if not roots:
+        raise ConfigError(f"{SWEEP_SCRIPT} does not exist in {Path.cwd()}: run --submit in a checkout of clipzoo")
+    for point in points:
+        configuration.composed(list(point.overrides))
+    (last, limit) = (len(points) - 1, f"%{options.at_once}" if options.at_once else "")
+    batch = ["sbatch", f"--array=0-{last}{limit}", *shlex.split(options.sbatch), str(SWEEP_SCRIPT)]
+    subprocess.run([*batch, *options.overrides], cwd=roots[0], check=True)
+
+
+def show(points: list[sweep.Point], options: argparse.Namespace) -> None:
+    """Print the table of the points, and write it with its plot."""
+    rows = sweep.rows(points, options.table)
+    text = sweep.table(rows, options.table, options.lowest)
+    output = options.output or Path("runs") / sweep.sweep_name(options.overrides)
+    sweep.plot(rows, options.table, output / "sweep.png", options.lowest)
+    (output / "sweep.md").write_text(f"{text}\n\n![{options.table} over the sweep](sweep.png)\n")
+    print(f"{text}\n\n{output / 'sweep.md'}")
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "clipzoo launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--point", type=int, help="train this point, replacing this process")
+    action.add_argument("--submit", action="store_true", help="submit all points as a SLURM array")
+    action.add_argument("--table", metavar="METRIC", help="tabulate and plot this metric of results.json, or loss")
+    parser.add_argument("--sbatch", default="", help="options for sbatch, in one string")
+    parser.add_argument("--at-once", type=int, help="maximum number of points that run at the same time")
+    parser.add_argument("--lowest", action="store_true", help="the lowest value is best")
+    parser.add_argument("--output", type=Path, help="folder for the table and its plot")
+    parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")
+    return parser.parse_intermixed_args(arguments)

@@ -1,0 +1,44 @@
+"""Write the report of a run, or the papers' tables beside the runs of a folder.
+
+clipzoo report runs/demo                     runs/demo/report.md
+clipzoo report runs                          runs/report/index.html, tables.md, tables.csv, tables.tex
+clipzoo report runs --table wpse/1 --table kme/3 --output pages
+clipzoo report --list                        the names of the tables
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from clipzoo.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, nargs="?", help="a run directory, or a folder of run directories")
+    parser.add_argument("--table", action="append", default=[], metavar="NAME", help="only this table; repeatable")
+    parser.add_argument("--output", type=Path, help="folder for the tables (default: <folder>/report)")
+    parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
+    parser.add_argument("--list", action="store_true", help="print the names of the tables and exit")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.list:
+        from clipzoo.report.paper_tables.published import table, table_names
+
+        print("\n".join(f"{name:<14} {table(name).heading}" for name in table_names()))
+    elif options.folder is None:
+        raise ConfigError("give a run directory, or a folder of run directories: clipzoo report runs/demo")
+    elif _is_run(options.folder) and not options.table:
+        from clipzoo.report.run_page.page import write_report
+
+        print(write_report(options.folder))
+    else:
+        from clipzoo.report.paper_tables.pages import write_pages
+
+        print(write_pages(options.folder, options.table, options.output or options.folder / "report", options.note))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "metrics.jsonl").exists() or (folder / "results.json").exists()

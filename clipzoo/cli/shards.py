@@ -1,0 +1,144 @@
+"""Make, index or inspect WebDataset shards.
+
+clipzoo shards make pictures/ shards/                  a folder: NAME.jpg with NAME.txt beside it
+clipzoo shards make pairs.tsv shards/ --image filepath --caption title
+clipzoo shards make dataset_coco.json shards/ --images coco/ --splits train restval      Karpathy's splits
+clipzoo shards index 'data/cc3m/{00000..00331}.tar'
+clipzoo shards inspect 'data/cc3m/{00000..00331}.tar' --sheet cc3m.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clipzoo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from clipzoo.data.shards.files import ShardFiles
+    from clipzoo.data.shards.index import ShardIndex
+
+MAKE = """Pack images and captions into shards.
+
+A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
+caption, .json all of them (train with data.caption_key=captions).
+"""
+INDEX = """Index shards before a run, with many processes, and print the number of samples and the flawed shards.
+
+A run whose shards have no index does the same on its first rank.
+"""
+INSPECT = "Summarize shards: samples, flaws, image sizes and caption lengths."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    form = argparse.RawDescriptionHelpFormatter
+    _make_arguments(
+        commands.add_parser("make", help="pack images and captions", description=MAKE, formatter_class=form)
+    )
+    _index_arguments(commands.add_parser("index", help="index shards", description=INDEX, formatter_class=form))
+    _inspect_arguments(commands.add_parser("inspect", help="summarize shards", description=INSPECT))
+
+
+def make(options: argparse.Namespace) -> None:
+    from clipzoo.data.shards.writer import pairs_of_folder, pairs_of_karpathy, pairs_of_table, write_shards
+
+    if options.source.is_dir():
+        pairs = pairs_of_folder(options.source)
+    elif options.source.suffix == ".json":
+        pairs = pairs_of_karpathy(options.source, options.images, options.splits)
+    elif options.source.is_file():
+        pairs = pairs_of_table(options.source, options.image, options.caption)
+    else:
+        raise ConfigError(f"{options.source} does not exist")
+    left_out = 0
+    for reason in write_shards(
+        pairs,
+        options.output,
+        samples_a_shard=options.samples_a_shard,
+        shuffle_seed=None if options.shuffle_seed < 0 else options.shuffle_seed,
+        shortest_side=options.shortest_side,
+    ):
+        left_out += 1
+        print(f"left out: {reason}", file=sys.stderr)
+    shards = len(list(options.output.glob("*.tar")))
+    print(f"{len(pairs) - left_out} samples in {shards} shards in {options.output}; {left_out} left out")
+
+
+def index(options: argparse.Namespace) -> None:
+    from clipzoo.data.shards.files import ShardFiles
+
+    start = time.perf_counter()
+    index = _load_index(options, ShardFiles(options.cache_folder, options.cache_gigabytes))
+    seconds = time.perf_counter() - start
+    print(f"{index.samples:,} samples in {len(index.shards)} shards, {seconds:.1f} s: {index.data}")
+    for shard in index.shards:
+        if shard.flaw or not shard.count:
+            print(f"  {shard.name}: {shard.count} samples, {shard.flaw or 'none'}")
+    if not index.samples:
+        raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}")
+
+
+def inspect(options: argparse.Namespace) -> None:
+    from clipzoo.data.shards.files import ShardFiles
+    from clipzoo.data.shards.inspection import contact_sheet, describe, glance
+
+    files = ShardFiles(None, 50.0)
+    index = _load_index(options, files)
+    inspection = glance(index, files, options.caption_key, options.samples, options.images, options.seed)
+    print(describe([index], [inspection]))
+    if options.sheet and inspection.tiles:
+        contact_sheet(inspection.tiles, options.sheet)
+        print(f"contact sheet      {options.sheet}")
+
+
+def _load_index(options: argparse.Namespace, files: ShardFiles) -> ShardIndex:
+    from clipzoo.data.shards.index import FOLDER
+    from clipzoo.data.shards.indexing import load_or_build
+    from clipzoo.data.shards.sources import is_remote, parse_sources
+
+    (source,) = parse_sources(options.shards)
+    if options.index_folder is None and is_remote(source.shards[0]):
+        raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
+    folder = options.index_folder or Path(source.shards[0]).parent / FOLDER
+    return load_or_build(source.shards, files, [folder], options.processes)
+
+
+def _make_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="a folder, a .csv, a .tsv, or a .json of Karpathy's splits")
+    parser.add_argument("output", type=Path, help="output folder")
+    parser.add_argument("--image", default="filepath", help="the table's column of image paths")
+    parser.add_argument("--caption", default="title", help="the table's column of captions")
+    parser.add_argument("--images", type=Path, default=Path("."), help="the image folder of a .json")
+    parser.add_argument("--splits", nargs="+", default=["train"], help="splits of a .json")
+    parser.add_argument("--samples-a-shard", type=int, default=10_000)
+    parser.add_argument("--shuffle-seed", type=int, default=0, help="-1 keeps the order of the source")
+    parser.add_argument("--shortest-side", type=int, help="downscale larger images to this many pixels, as JPEG")
+    parser.set_defaults(run=make)
+
+
+def _index_arguments(parser: argparse.ArgumentParser) -> None:
+    _shard_arguments(parser)
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one per core")
+    parser.add_argument("--cache-folder", help="local copies of remote shards")
+    parser.add_argument("--cache-gigabytes", type=float, default=50.0)
+    parser.set_defaults(run=index)
+
+
+def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    _shard_arguments(parser)
+    parser.add_argument("--caption-key", help="the caption's key in .json (default: the .txt)")
+    parser.add_argument("--samples", type=int, default=1000, help="number of random samples to read")
+    parser.add_argument("--sheet", type=Path, help="write a contact sheet of images and captions to this PNG")
+    parser.add_argument("--images", type=int, default=36, help="images on the contact sheet")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(run=inspect, processes=None)
+
+
+def _shard_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; together one source")
+    parser.add_argument("--index-folder", type=Path, help="folder of the index (default: beside the shards)")

@@ -1,0 +1,95 @@
+"""Train a model: compose, check, build, fit, evaluate, report. `clipzoo train --help` lists what may be chosen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from clipzoo.config import compose as configuration
+from clipzoo.config import sweep
+from clipzoo.config.compose import CONF
+from clipzoo.distributed import submitit
+from clipzoo.errors import ConfigError, exit_on_error
+from clipzoo.runs import directory as run
+from clipzoo.runs import record
+
+
+def main(arguments: list[str]) -> None:
+    """Check the command line, then let Hydra run the job, or one job for each point of a sweep."""
+    multirun = bool({"-m", "--multirun"} & set(arguments))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and multirun:
+        raise ConfigError("-m starts one process for each point: run it without torchrun")
+    arguments = configuration.for_hydra(arguments)
+    if multirun:
+        os.environ.setdefault("CLIPZOO_SWEEP", sweep.sweep_name(arguments))
+    configuration.check_command_line(arguments)
+    sys.argv[1:] = arguments
+    job()
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
+def job(config: DictConfig) -> None:
+    with exit_on_error():
+        submitit.adopt()
+        configuration.check(config)
+        train(config)
+
+
+def train(config: DictConfig) -> None:
+    plain = configuration.resolved(config)
+    experiment = HydraConfig.get().runtime.choices.get("experiment")
+    folder = Path(plain["runs"]) / configuration.run_name(plain, experiment)
+    run.refuse_another(folder, plain)
+    if run.is_finished(folder):
+        run.say(record.summary(folder) + run.other_evaluation(folder, plain))
+        return
+
+    # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
+    from clipzoo.build import build_head, build_model, build_objective, part
+    from clipzoo.distributed import collectives as distributed
+    from clipzoo.distributed import watchdog as watch
+    from clipzoo.distributed.preemption import Interruption
+    from clipzoo.objectives import compatibility as legality
+    from clipzoo.report.run_page.page import write_report
+    from clipzoo.training import diagnostics
+    from clipzoo.training import loggers as logger
+    from clipzoo.training.trainer import Parts
+
+    interruption = Interruption()
+    logger.quiet_libraries()
+    trainer = part(plain["trainer"])
+    head, objective = build_head(plain), build_objective(plain)
+    legality.require(head, objective)
+    distributed.start(trainer.device, trainer.timeout)
+    with watch.Watch(trainer.timeout):
+        with run.nothing_left_of_a_failed_start(folder):
+            data = part(plain["data"])
+            data.open(folder)
+            trainer.check(data, plain["seed"])
+            suite = part(plain["eval"])
+            suite.open()
+            suite.require(trainer.best_metric)
+            model = build_model(plain, head)
+        distributed.first_rank_does(lambda: run.claim(folder, plain))
+        run.say(f"{folder}: {data.samples} samples, {trainer.global_batch} a step, {distributed.world_size()} ranks")
+        optim, log, seed = part(plain["optim"]), part(plain["logger"]), plain["seed"]
+        parts = Parts(model, objective, data, optim, suite, log, folder, seed, plain, interruption)
+        cost, metrics = trainer.fit(parts)
+
+        def finish() -> None:
+            overrides = list(HydraConfig.get().overrides.task)
+            examples = diagnostics.write_sample_summary(objective, folder / "evaluation" / "samples.json")
+            diagnostics.write_examples(examples, data, folder / "evaluation" / "samples")
+            record.write_results(folder, plain, experiment, overrides, cost, metrics)
+            write_report(folder)
+            log.report(metrics, sorted((folder / "report").glob("*.png")))
+            log.close()
+            run.say(record.summary(folder))
+
+        distributed.first_rank_does(finish)
+    distributed.stop()

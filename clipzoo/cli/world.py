@@ -1,0 +1,59 @@
+"""Generate the demo's dataset: training shards and held-out benchmark datasets. Existing files are reused.
+
+clipzoo world
+clipzoo world --root data/larger --train 100000 --image-size 96 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+WORLD_OPTIONS = (
+    ("seed", 0, "seed of the generated scenes"),
+    ("image-size", 64, "side of an image in pixels"),
+    ("train", 20_000, "number of training images"),
+    ("shard", 1000, "images per training shard"),
+    ("probe", 1000, "images for fitting linear probes, in each of four datasets"),
+    ("test", 500, "test images in each of four datasets"),
+    ("scenes", 500, "images of the retrieval split, with five captions each"),
+)
+"""Fields of `clipzoo.demo_world.parts.World`, their defaults and meanings."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", type=Path, default=Path("data/demo"), help="output folder (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: all cores)")
+    for name, default, meaning in WORLD_OPTIONS:
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: %(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    from clipzoo.demo_world.parts import World
+    from clipzoo.demo_world.world import ensure_world
+
+    world = World(**{name.replace("-", "_"): getattr(options, name.replace("-", "_")) for name, _, _ in WORLD_OPTIONS})
+    progress = _Progress()
+    generated = ensure_world(options.root, world, options.processes, progress)
+    outcome = f"generated in {progress.seconds():.0f} s" if generated else "exists already"
+    print(f"== demo dataset: {options.root} {outcome} ({world.train} training images)", flush=True)
+
+
+class _Progress:
+    """Print progress and the estimated remaining time every three seconds."""
+
+    def __init__(self) -> None:
+        self._start = self._last_print = time.monotonic()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self._last_print < 3:
+            return
+        self._last_print = time.monotonic()
+        remaining = self.seconds() * (total - done) / done
+        print(f"== demo dataset: {done} of {total} images, {remaining:.0f} s left", flush=True)

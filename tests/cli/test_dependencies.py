@@ -1,0 +1,55 @@
+"""Declared dependencies are those that the code imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+
+from tests.support.paths import ROOT
+
+MODULES = {
+    "hydra-core": "hydra", "pillow": "PIL", "pyyaml": "yaml", "open_clip_torch": "open_clip",
+    "scikit-learn": "sklearn", "hydra-submitit-launcher": "hydra_plugins",
+}  # fmt: skip
+"""Distributions whose module has another name."""
+PROVIDED = {"open_clip_train": "open_clip"}
+"""Further modules of a declared distribution."""
+LOADED_BY_NAME = {"tensorboard", "hydra_plugins", "mkdocs"}
+"""Used through another package: torch.utils.tensorboard, Hydra's launcher plugin, the documentation's program."""
+PENDING = {"torchmetrics", "jinja2"}
+
+
+def declared(extras: bool) -> set[str]:
+    """Modules of the dependencies in pyproject.toml, with those of the users' extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = list(project["dependencies"])
+    if extras:
+        requirements += [
+            line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines
+        ]
+    names = {re.match(r"[\w-]+", requirement)[0].lower() for requirement in requirements}
+    return {MODULES.get(name, name.replace("-", "_")) for name in names}
+
+
+def imported() -> set[str]:
+    """Third-party modules that clipzoo, train.py and scripts import."""
+    files = [ROOT / "train.py", *(ROOT / "clipzoo").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    modules = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules.add(node.module.split(".")[0])
+    own = {"clipzoo", "scripts", *(file.stem for file in (ROOT / "scripts").glob("*.py"))}
+    return {PROVIDED.get(module, module) for module in modules - own - sys.stdlib_module_names}
+
+
+def test_every_third_party_import_is_a_declared_dependency():
+    assert imported() - declared(extras=True) == set()
+
+
+def test_every_declared_dependency_is_imported():
+    assert declared(extras=True) - imported() - LOADED_BY_NAME - PENDING == set()

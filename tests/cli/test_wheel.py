@@ -1,0 +1,66 @@
+"""The wheel: built, installed outside the checkout, and used by its console command alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+WORLD = ["--image-size", "32", "--train", "48", "--shard", "16", "--probe", "60", "--test", "20", "--scenes", "10"]
+TINY = [
+    "experiment=demo/clip", "encoder=tiny", "trainer.global_batch=16", "trainer.epochs=1", "trainer.device=cpu",
+    "optim.schedule.warmup_steps=1", "data.workers=0", "eval.batch_size=20",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> Path:
+    """A virtual environment that holds the wheel; only its dependencies come from the current environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    call(folder, sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT))
+    call(folder, sys.executable, "-m", "venv", "--without-pip", "environment")
+    python = folder / "environment" / "bin" / "python"
+    (wheel,) = folder.glob("clipzoo-*.whl")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    call(folder, *pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel))
+    site = sysconfig.get_paths(vars={"base": str(folder / "environment")})["purelib"]
+    # A path listed in a .pth file is searched, but its own .pth files are not read: no editable installation shows.
+    Path(site, "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder / "environment" / "bin"
+
+
+def call(folder: Path, *command: str) -> str:
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    completed = subprocess.run(
+        command, cwd=folder, env={**variables, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert completed.returncode == 0, f"{command}\n{completed.stdout}\n{completed.stderr}"
+    return completed.stdout + completed.stderr
+
+
+def test_package_and_configuration_come_from_the_wheel(environment, tmp_path):
+    code = "import clipzoo; from clipzoo.config.compose import CONF; print(clipzoo.__file__, CONF)"
+    package, conf = call(tmp_path, str(environment / "python"), "-c", code).split()
+    assert Path(package).is_relative_to(environment.parent) and Path(package).with_name("py.typed").exists()
+    assert Path(conf) == Path(package).parent / "conf"
+
+
+@pytest.mark.slow
+def test_wheel_trains_evaluates_and_reports_outside_the_checkout(environment, tmp_path):
+    clipzoo = str(environment / "clipzoo")
+    call(tmp_path, clipzoo, "world", *WORLD)
+    assert "48 samples in 3 shards" in call(tmp_path, clipzoo, "shards", "index", "data/demo/train")
+    call(tmp_path, clipzoo, "train", *TINY)
+    results = json.loads((tmp_path / "runs" / "demo" / "results.json").read_text())
+    assert results["training"]["steps"] == 3 and "zero_shot/shapes/top1" in results["metrics"]
+    call(tmp_path, clipzoo, "evaluate", "run=runs/demo", "eval=demo", "eval.retrieval=[]", "device=cpu")
+    assert call(tmp_path, clipzoo, "report", "runs/demo").strip() == "runs/demo/report.md"
+    assert call(tmp_path, clipzoo, "report", "runs").strip() == "runs/report/index.html"
+    assert "is finished" in call(tmp_path, clipzoo, "train", *TINY)
