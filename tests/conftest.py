@@ -1,18 +1,58 @@
-"""Settings for the whole suite, and the shards that many tests read."""
+"""Settings of the whole suite, and the shards and the run that many tests read."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import webdataset
 
+from tests.support import runs
+from tests.support.processes import kill_running
 from tests.support.shards import picture
 
 torch.set_num_threads(1)
 
+MakeOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_its_test() -> Iterator[None]:
+    yield
+    kill_running()
+
 
 @pytest.fixture(scope="session")
-def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+def make_once(tmp_path_factory: pytest.TempPathFactory) -> MakeOnce:
+    """`make_once(name, make)` returns a folder that `make(folder)` has filled, once for all workers of pytest-xdist."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def folder_of(name: str, make: Callable[[Path], object]) -> Path:
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (root / name).exists():
+                unfinished = root / f"{name}.unfinished"
+                unfinished.mkdir()
+                make(unfinished)
+                unfinished.rename(root / name)
+        return root / name
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def tiny_shards(make_once: MakeOnce) -> str:
     """Pattern of four shards of different sizes with 100 small JPEGs and captions in all, for data.shards."""
-    folder = tmp_path_factory.mktemp("shards")
+    return str(make_once("tiny_shards", write_tiny_shards) / "{00000..00003}.tar")
+
+
+def write_tiny_shards(folder: Path) -> None:
     number = 0
     for shard, count in enumerate((30, 26, 24, 20)):
         with webdataset.TarWriter(str(folder / f"{shard:05d}.tar")) as writer:
@@ -21,4 +61,9 @@ def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> str:
                 image = picture(number, (40, 36), "JPEG")
                 writer.write({"__key__": f"{number:06d}", "jpg": image, "txt": caption})
                 number += 1
-    return str(folder / "{00000..00003}.tar")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tiny_shards: str, make_once: MakeOnce) -> Path:
+    """Runs folder of a tiny run on one rank that nothing disturbed; tests read it and never change it."""
+    return make_once("undisturbed", lambda folder: runs.train(tiny_shards, folder))

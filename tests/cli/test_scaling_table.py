@@ -15,7 +15,7 @@ from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.wpse import WpseHead
 from clipzoo.ops import kme_cpu
 from clipzoo.types import Features
-from tests.support.runs import ROOT
+from tests.support.paths import ROOT
 
 scaling = runpy.run_path(str(ROOT / "scripts" / "scaling_table.py"))
 SHAPE = scaling["Shape"](local=16, ranks=1, image_width=24, text_width=40, width=32, features=64,

@@ -13,7 +13,7 @@ from PIL import Image
 from clipzoo.config import compose as configuration
 from clipzoo.config import sweep
 from clipzoo.errors import ConfigError
-from tests.support.runs import ROOT
+from tests.support.paths import ROOT
 
 SHARDS = "data.shards=/x/{00..01}.tar"
 METRIC = "zero_shot/demo/top1"

@@ -7,8 +7,6 @@ import signal
 
 import pytest
 
-from tests.support.runs import STEPS, same, start, train, weights
-
 CODE = """
 import os, signal, sys
 from clipzoo.distributed.preemption import Interruption
@@ -79,15 +77,3 @@ def test_a_launchers_handler_is_called_when_all_is_saved():
 def test_a_second_interrupt_from_the_keyboard_does_not_wait():
     latched = "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)"
     assert "latched True" not in outcome(latched=latched)[1]
-
-
-def test_a_run_that_is_asked_twice_saves_once_and_goes_on_bit_for_bit(tiny_shards, tmp_path):
-    (rank,) = start(tiny_shards, tmp_path, "trainer.save_every=1000")
-    rank.wait_for("step 2/")
-    rank.signal(signal.SIGTERM)
-    rank.signal(signal.SIGTERM)
-    assert rank.end() == 75, rank.said
-    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
-    train(tiny_shards, tmp_path, "trainer.save_every=1000")
-    train(tiny_shards, tmp_path / "whole", "trainer.save_every=1000")
-    assert same(weights(tmp_path, STEPS), weights(tmp_path / "whole", STEPS))

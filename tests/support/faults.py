@@ -1,26 +1,55 @@
-"""An objective for tests of long runs: FAULT="<kind>:<step>:<rank>" makes it fail, PAUSE is seconds a step."""
+"""Objectives that fail or wait on request, for tests of long runs."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 
-from clipzoo.distributed import collectives as distributed
 from clipzoo.objectives.infonce import InfoNCE
+from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.types import Batch, Loss, Progress, Similarity
 
+FACTORS = {"nan": float("nan"), "huge": 1e9}
 
-class Faulty(InfoNCE):
-    """InfoNCE; where FAULT says so its loss is "nan" or "huge", it "raises", or it "hangs"."""
+
+def _kill_at_rename(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "os.rename" and str(arguments[0]).endswith(os.environ["KILLED_AT_RENAME"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if "KILLED_AT_RENAME" in os.environ:
+    sys.addaudithook(_kill_at_rename)
+
+
+class Faults:
+    """Faults set by environment variables, for an objective that inherits from this class first.
+
+    FAULT="KIND:STEP:RANK": in this step on this rank the loss is "nan" or "huge", or the rank "raises", "hangs" or
+    is "killed" by SIGKILL.
+    PAUSE: seconds added to every step.
+    KILLED_AT_RENAME: SIGKILL ends the process when it is about to rename a file whose path ends so.
+    """
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         kind, step, rank = os.environ.get("FAULT", "none:-1:-1").split(":")
-        loss = super().forward(similarity, batch, progress)
+        loss: Loss = super().forward(similarity, batch, progress)  # type: ignore[misc]
         time.sleep(float(os.environ.get("PAUSE", "0")))
-        if (progress.step, distributed.rank()) == (int(step), int(rank)):
-            if kind == "raises":
-                raise LookupError("broken on purpose")
-            if kind == "hangs":
-                time.sleep(600)
-            return Loss(loss.total * {"nan": float("nan"), "huge": 1e9}[kind], loss.logs)
-        return loss
+        if (progress.step, int(os.environ.get("RANK", "0"))) != (int(step), int(rank)):
+            return loss
+        if kind == "raises":
+            raise LookupError("broken on purpose")
+        if kind == "hangs":
+            time.sleep(600)
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Loss(loss.total * FACTORS[kind], loss.logs)
+
+
+class FaultyInfoNCE(Faults, InfoNCE):
+    pass
+
+
+class FaultyNUCLR(Faults, NUCLR):
+    pass

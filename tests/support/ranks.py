@@ -1,10 +1,9 @@
-"""Real gloo processes for tests: `run_ranks(2, function, argument)` returns what each rank's `function` returned."""
+"""Forked gloo processes: `run_ranks(2, function, argument)` returns the result of `function` on every rank."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,22 +12,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+
+from tests.support.processes import SECONDS, context, die_with_parent
+from tests.support.runs import free_port
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 240) -> list[Any]:
-    """Run `function(*arguments)` in `world_size` fresh processes joined by gloo; raise with the first rank's traceback.
+def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, seconds: float = SECONDS) -> list[Any]:
+    """Run `function(*arguments)` in `world_size` processes joined by gloo, and return the results in order of rank.
 
-    With a world of one the function runs in a fresh process too, without a process group.
+    With a world of one the function runs in a process of its own too, without a process group.
+
+    Raises:
+        AssertionError: with the first rank's traceback.
     """
-    context = multiprocessing.get_context("spawn")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     pipes, processes = [], []
     for rank in range(world_size):
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_rank, args=(sender, rank, world_size, port, function, arguments))
+        process = context.Process(
+            target=_run_rank, args=(sender, rank, world_size, port, dict(os.environ), function, arguments)
+        )
         process.start()
         sender.close()
         pipes.append(receiver)
@@ -47,29 +50,39 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, se
 
 def _receive(pipe: Connection, rank: int, seconds: float) -> tuple[bool, Any]:
     if not pipe.poll(seconds):
-        return False, f"rank {rank} did not answer within {seconds} s"
+        return False, f"rank {rank} did not return within {seconds} s"
     try:
         return pickle.loads(pipe.recv_bytes())
     except EOFError:
-        return False, f"rank {rank} died without an answer"
+        return False, f"rank {rank} died without a result"
 
 
-def _rank(sender: Connection, rank: int, world_size: int, port: int, function: Callable, arguments: tuple) -> None:
+def _run_rank(
+    sender: Connection,
+    rank: int,
+    world_size: int,
+    port: int,
+    environment: dict[str, str],
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    die_with_parent()
     torch.set_num_threads(1)
+    os.environ.update(environment)
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank)
     )
     try:
         if world_size > 1:
-            dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+            dist.init_process_group("gloo", timeout=timedelta(seconds=SECONDS))
         outcome = True, function(*arguments)
     except BaseException:
         outcome = False, f"rank {rank}:\n{traceback.format_exc()}"
     # By value: tensors sent as shared memory would die with this process.
     sender.send_bytes(pickle.dumps(outcome))
-    # Nobody leaves before all have answered: a rank that goes early breaks the others' last collective.
+    # No rank leaves before all have sent: one that leaves early breaks the others' last collective.
     if world_size > 1 and outcome[0]:
         dist.barrier()
         dist.destroy_process_group()
-    # gloo with DDP may abort in its destructors; the answer is out, so skip them.
+    # gloo with DDP may abort in its destructors; the result is out, so skip them.
     os._exit(0)

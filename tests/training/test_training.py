@@ -1,77 +1,37 @@
-"""Whole runs of train.py in their own processes, as a user starts them."""
+"""Whole runs of train.py: killed and resumed, on several ranks, finished and started again."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from clipzoo.training import checkpoint
+from clipzoo.build import part
+from clipzoo.config import compose as configuration
+from clipzoo.data.in_memory import PairData
+from clipzoo.errors import ConfigError
 from tests.support.paths import ROOT
-
-STEPS = 9
-
-
-def command(shards: str, runs: Path, *overrides: str, ranks: int = 1) -> list[str]:
-    start = [sys.executable]
-    if ranks > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [
-        *start, "train.py", "encoder=tiny", f"data.shards='{shards}'", "data.workers=0", "trainer.global_batch=16",
-        "trainer.epochs=null", f"trainer.steps={STEPS}", "trainer.precision=float64", "trainer.save_every=2",
-        "trainer.log_every=1", "optim.schedule.warmup_epochs=0.3", f"runs={runs}", "name=run", *overrides,
-    ]  # fmt: skip
+from tests.support.runs import (
+    STEPS,
+    assert_close,
+    assert_equal,
+    losses,
+    overrides,
+    train,
+    train_and_kill,
+    weights,
+)
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def train(shards: str, runs: Path, *overrides: str, ranks: int = 1, expected: int = 0) -> str:
-    done = subprocess.run(
-        command(shards, runs, *overrides, ranks=ranks), cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == expected, done.stderr[-3000:]
-    return done.stderr
-
-
-def train_and_kill(shards: str, runs: Path, step: int) -> None:
-    """Start a run and kill it with SIGKILL as soon as it says that `step` is done."""
-    process = subprocess.Popen(
-        command(shards, runs), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith(f"step {step}/"):
-            break
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    time.sleep(0.1)
-
-
-def weights(runs: Path) -> dict[str, torch.Tensor]:
-    state, path = checkpoint.load_newest(runs / "run" / "checkpoints")
-    assert path.name == f"step_{STEPS:08d}.pt"
-    return state["model"]
-
-
-def losses(runs: Path) -> list[float]:
-    lines = (json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tiny_shards, tmp_path_factory) -> Path:
-    runs = tmp_path_factory.mktemp("undisturbed")
-    train(tiny_shards, runs)
-    return runs
+@pytest.fixture
+def finished(undisturbed, tmp_path) -> Path:
+    """A copy of the finished run."""
+    return Path(shutil.copytree(undisturbed, tmp_path / "runs"))
 
 
 @pytest.mark.parametrize("step", [1, 5])
@@ -81,35 +41,39 @@ def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(
     train_and_kill(tiny_shards, tmp_path, step)
     assert not (tmp_path / "run" / "results.json").exists()
     train(tiny_shards, tmp_path)
-    expected, found = weights(undisturbed), weights(tmp_path)
-    assert all(torch.equal(value, found[key]) for key, value in expected.items())
+    assert_equal(weights(tmp_path), weights(undisturbed))
     assert losses(tmp_path) == losses(undisturbed)
 
 
-@pytest.mark.parametrize("overrides", [(), ("trainer.micro_batch=2", "trainer.tile=3")])
-def test_two_ranks_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path, overrides):
-    train(tiny_shards, tmp_path, *overrides, ranks=2)
-    expected, found = weights(undisturbed), weights(tmp_path)
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-10, msg=key)
+def test_two_ranks_with_micro_batches_and_tiles_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path):
+    train(tiny_shards, tmp_path, "trainer.micro_batch=2", "trainer.tile=3", ranks=2)
+    assert_close(weights(tmp_path), weights(undisturbed))
     assert losses(tmp_path) == pytest.approx(losses(undisturbed), abs=1e-10)
 
 
-def test_a_finished_run_says_so_and_trains_no_more(tiny_shards, undisturbed):
-    before = (undisturbed / "run" / "metrics.jsonl").read_text()
-    said = train(tiny_shards, undisturbed)
-    assert f"is finished after {STEPS} steps" in said
-    assert (undisturbed / "run" / "metrics.jsonl").read_text() == before
+def test_torchrun_starts_two_ranks_that_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "train.py", *overrides(tiny_shards, tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_close(weights(tmp_path), weights(undisturbed))
+    assert losses(tmp_path) == pytest.approx(losses(undisturbed), abs=1e-10)
 
 
-def test_a_finished_run_is_not_taken_for_one_of_another_configuration(tiny_shards, undisturbed):
-    said = train(tiny_shards, undisturbed, "head.temperature=0.1", expected=2)
-    assert "holds a run of another configuration (head.temperature 0.07 -> 0.1)" in said
+def test_a_finished_run_says_so_and_trains_no_more(tiny_shards, finished):
+    before = (finished / "run" / "metrics.jsonl").read_text()
+    assert f"is finished after {STEPS} steps" in train(tiny_shards, finished)
+    assert (finished / "run" / "metrics.jsonl").read_text() == before
 
 
-def test_a_finished_run_says_how_to_get_another_evaluation(tiny_shards, undisturbed):
-    said = train(tiny_shards, undisturbed, "eval=demo", "trainer.log_every=3")
-    assert "is finished" in said and "evaluated with another eval: python scripts/evaluate.py run=" in said
+def test_a_finished_run_is_not_taken_for_one_of_another_configuration(tiny_shards, finished):
+    log = train(tiny_shards, finished, "head.temperature=0.1", expected_code=2)
+    assert "holds a run of another configuration (head.temperature 0.07 -> 0.1)" in log
+
+
+def test_a_finished_run_says_how_to_get_another_evaluation(tiny_shards, finished):
+    log = train(tiny_shards, finished, "eval=demo", "trainer.log_every=3")
+    assert "is finished" in log and "evaluated with another eval: python scripts/evaluate.py run=" in log
 
 
 def test_results_name_what_was_run(undisturbed):
@@ -120,16 +84,37 @@ def test_results_name_what_was_run(undisturbed):
     assert (undisturbed / "run" / "report.md").exists()
 
 
-def test_a_name_that_holds_another_run_is_refused(tiny_shards, tmp_path):
+def test_an_unfinished_run_of_another_configuration_is_refused(tiny_shards, tmp_path):
     train_and_kill(tiny_shards, tmp_path, 2)
-    said = train(tiny_shards, tmp_path, "seed=5", expected=2)
-    assert "holds a run of another configuration (seed 0 -> 5)" in said
+    log = train(tiny_shards, tmp_path, "seed=5", expected_code=2)
+    assert "holds a run of another configuration (seed 0 -> 5)" in log
 
 
-def test_shards_that_are_not_there_are_named_and_leave_no_folder(tmp_path):
-    said = train("nowhere/{00..03}.tar", tmp_path, expected=2)
-    assert "nowhere/00.tar" in said
-    assert not list(tmp_path.iterdir())
+def test_missing_shards_are_named_and_leave_no_run_directory(tmp_path):
+    log = train("nowhere/{00..03}.tar", tmp_path, expected_code=2)
+    assert "nowhere/00.tar" in log
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.global_batch=104", "a batch takes up to 104 samples of a source that has 100"),
+        ("head.text_width=3", "head.text_width is 3, but the encoder's features have 32"),
+        ("trainer.best_metric=zero_shot/cars/top1", "there is no metric trainer.best_metric=zero_shot/cars/top1"),
+    ],
+)
+def test_a_setting_that_would_fail_later_is_refused_at_the_start(tiny_shards, tmp_path, override, expected):
+    assert expected in train(tiny_shards, tmp_path, override, expected_code=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_length_below_one_step_is_refused():
+    plain = configuration.resolved(configuration.composed(["data.shards=x.tar", "trainer.epochs=0.5"]))
+    plain["trainer"]["global_batch"] = 8
+    pairs = PairData(torch.zeros(15, 1), torch.zeros(15, 1))
+    with pytest.raises(ConfigError, match=r"trainer.epochs=0.5 of 15 samples is no whole step of 8"):
+        part(plain["trainer"]).check(pairs, 0)
 
 
 def test_the_gap_and_the_spread_of_the_embeddings_are_logged(undisturbed):
