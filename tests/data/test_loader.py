@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from clipzoo.errors import ConfigError
-from tests.support.runs import forks
+from tests.support.processes import context as forks
 from tests.support.shards import shard_data, write_numbered
 
 COUNTS = [7, 1, 12, 5, 9, 6]
@@ -143,7 +143,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused(folder):
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from tests.support.runs import forks
+from tests.support.processes import context as forks
 from tests.support.shards import shard_data
 
 if __name__ == "__main__":

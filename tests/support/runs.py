@@ -102,6 +102,4 @@ def assert_close(
 ) -> None:
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(
-            actual[name], value, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(actual[name], value, rtol=rtol, atol=atol, msg=name)
