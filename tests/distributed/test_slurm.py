@@ -18,7 +18,8 @@ import torch
 
 from clipzoo.cli.evaluate import evaluate
 from tests.support.evaluation_sets import write_sets
-from tests.support.runs import ROOT, same, tiny, train, weights
+from tests.support.paths import ROOT
+from tests.support.runs import assert_close, assert_equal, overrides, train, weights
 
 pytestmark = pytest.mark.slurm
 STEPS = 12
@@ -63,7 +64,7 @@ class Job:
         self.number = re.findall(r"\d+", call("sbatch", *options, f"slurm/{script}.sbatch", *arguments))[-1]
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
     def fact(self, name: str) -> str:
@@ -71,42 +72,40 @@ class Job:
 
     def wait_for(self, text: str, seconds: float = 500) -> None:
         end = time.monotonic() + seconds
-        while text not in self.said:
-            assert time.monotonic() < end, f"no {text!r} from job {self.number} ({self.fact('JobState')}):\n{self.said}"
+        while text not in self.text:
+            assert time.monotonic() < end, f"no {text!r} from job {self.number} ({self.fact('JobState')}):\n{self.text}"
             time.sleep(0.1)
 
-    def end(self, state: str = "COMPLETED", seconds: float = 900) -> None:
+    def wait(self, state: str = "COMPLETED", seconds: float = 900) -> None:
         end = time.monotonic() + seconds
         while (now := self.fact("JobState")) in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "PREEMPTED"):
-            assert time.monotonic() < end, f"job {self.number} is {now}:\n{self.said}"
+            assert time.monotonic() < end, f"job {self.number} is {now}:\n{self.text}"
             time.sleep(0.2)
-        assert now == state, f"job {self.number} is {now}:\n{self.said}"
+        assert now == state, f"job {self.number} is {now}:\n{self.text}"
 
 
 def run_on_two_nodes(folder: Path, shards: str, runs: Path, pause: float = 0) -> Job:
-    overrides = tiny(shards, runs, "name=run", f"trainer.steps={STEPS}", "trainer.save_every=1000")
-    return Job(folder, "train", TWO_NODES, *overrides, pause=pause)
+    settings = overrides(shards, runs, "name=run", f"trainer.steps={STEPS}", "trainer.save_every=1000")
+    return Job(folder, "train", TWO_NODES, *settings, pause=pause)
 
 
 def test_two_nodes_train_the_weights_of_one_process(slurm, tiny_shards, alone, tmp_path):
     job = run_on_two_nodes(slurm, tiny_shards, tmp_path)
-    job.end()
-    assert "100 samples, 8 a step, 2 ranks" in job.said
-    expected, found = weights(alone, STEPS), weights(tmp_path, STEPS)
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-10, msg=key)
+    job.wait()
+    assert "100 samples, 16 a step, 2 ranks" in job.text
+    assert_close(weights(tmp_path, STEPS), weights(alone, STEPS))
 
 
 def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(slurm, tiny_shards, tmp_path):
     plain = run_on_two_nodes(slurm, tiny_shards, tmp_path / "plain")
-    plain.end()
+    plain.wait()
     job = run_on_two_nodes(slurm, tiny_shards, tmp_path / "preempted", pause=0.7)
     job.wait_for("step 2/")
     call("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", f"--output={slurm}/urgent.log", "--wrap=sleep 1")
-    job.end()
+    job.wait()
     assert int(job.fact("Restarts")) == 1
-    assert re.search(r"asked to stop and saved after step \d+;", job.said) and "resuming from step" in job.said
-    assert same(weights(tmp_path / "plain", STEPS), weights(tmp_path / "preempted", STEPS))
+    assert re.search(r"asked to stop and saved after step \d+;", job.text) and "resuming from step" in job.text
+    assert_equal(weights(tmp_path / "preempted", STEPS), weights(tmp_path / "plain", STEPS))
 
 
 def test_the_warning_before_the_time_limit_requeues_the_job(slurm, tiny_shards, alone, tmp_path):
@@ -114,7 +113,7 @@ def test_the_warning_before_the_time_limit_requeues_the_job(slurm, tiny_shards, 
     job.wait_for("step 2/")
     call("scancel", "--signal=USR1", job.number)  # what --signal=USR1@120 sends
     job.wait_for("== stopped in attempt 1, requeued")
-    job.end()
+    job.wait()
     assert int(job.fact("Restarts")) == 1
     weights(tmp_path, STEPS)
 
@@ -123,14 +122,14 @@ def test_a_cancelled_job_saves_and_stays_cancelled(slurm, tiny_shards, tmp_path)
     job = run_on_two_nodes(slurm, tiny_shards, tmp_path, pause=0.7)
     job.wait_for("step 2/")
     call("scancel", job.number)
-    job.end("CANCELLED")
+    job.wait("CANCELLED")
     assert list((tmp_path / "run" / "checkpoints").glob("step_*.json"))
-    assert "requeued" not in job.said
+    assert "requeued" not in job.text
 
 
 def test_a_sweep_of_four_points_is_an_array_and_yields_its_table(slurm, tiny_shards, tmp_path):
     launch = [sys.executable, "scripts/launch.py"]
-    sweep = tiny(tiny_shards, tmp_path, "optim.schedule.peak=1e-4,1e-3", "seed=0,1", "logger.wandb=off")
+    sweep = overrides(tiny_shards, tmp_path, "optim.schedule.peak=1e-4,1e-3", "seed=0,1", "logger.wandb=off")
     options = f"--nodes=1 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=1 --output={tmp_path}/%a.log"
     number = re.findall(r"\d+", call(*launch, "--submit", "--sbatch", options, *sweep))[-1]
     end = time.monotonic() + 900
@@ -139,8 +138,8 @@ def test_a_sweep_of_four_points_is_an_array_and_yields_its_table(slurm, tiny_sha
         time.sleep(0.5)
     listed = call(*launch, *sweep).splitlines()
     assert len(listed) == 4 and all(line.endswith("finished") for line in listed), listed
-    said = call(*launch, "--table", "loss", "--lowest", "--output", str(tmp_path / "table"), *sweep)
-    rows = [line for line in said.splitlines() if line.startswith("|")]
+    table = call(*launch, "--table", "loss", "--lowest", "--output", str(tmp_path / "table"), *sweep)
+    rows = [line for line in table.splitlines() if line.startswith("|")]
     assert rows[0] == "| optim.schedule.peak | loss | runs |"
     assert len(rows) == 4 and sum("**" in row for row in rows) == 1
     assert (tmp_path / "table" / "sweep.png").read_bytes().startswith(b"\x89PNG")
@@ -153,20 +152,21 @@ def test_evaluation_as_a_job_writes_the_metrics_of_one_process(slurm, alone, tmp
     ]  # fmt: skip
     for name in ("job", "process"):
         shutil.copytree(alone / "run", tmp_path / name)
-    Job(slurm, "eval", ("--gpus-per-node=1", "--cpus-per-task=1"), f"run={tmp_path / 'job'}", *settings).end()
-    found = json.loads((tmp_path / "job" / "evaluation" / "metrics.json").read_text())
-    assert "zero_shot/colours/top1" in found
-    assert found == pytest.approx(evaluate([f"run={tmp_path / 'process'}", *settings]))
+    Job(slurm, "eval", ("--gpus-per-node=1", "--cpus-per-task=1"), f"run={tmp_path / 'job'}", *settings).wait()
+    metrics = json.loads((tmp_path / "job" / "evaluation" / "metrics.json").read_text())
+    assert "zero_shot/colours/top1" in metrics
+    assert metrics == pytest.approx(evaluate([f"run={tmp_path / 'process'}", *settings]))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="pip install 'clipzoo[slurm]'")
 def test_hydra_multirun_through_submitit_joins_the_ranks_of_each_point(slurm, tiny_shards, alone, tmp_path):
     launcher = ["nodes=2", "tasks_per_node=1", "gpus_per_node=null", "cpus_per_task=1", "timeout_min=30"]
-    overrides = tiny(tiny_shards, tmp_path, f"trainer.steps={STEPS}", "seed=0,1", "hydra/launcher=slurm")
-    call(sys.executable, "train.py", "-m", *overrides, *(f"hydra.launcher.{each}" for each in launcher))
+    settings = overrides(tiny_shards, tmp_path, f"trainer.steps={STEPS}", "seed=0,1", "hydra/launcher=slurm")
+    call(sys.executable, "train.py", "-m", *settings, *(f"hydra.launcher.{setting}" for setting in launcher))
     folders = [path.parent for path in tmp_path.glob("*/results.json")]
     assert len(folders) == 2
-    ended = [torch.load(path / "checkpoints" / f"step_{STEPS:08d}.pt", weights_only=True)["model"] for path in folders]
+    files = [path / "checkpoints" / f"step_{STEPS:08d}.pt" for path in folders]
+    models = [torch.load(file, weights_only=True)["model"] for file in files]
     expected = weights(alone, STEPS)
-    apart = [max(float((each[key] - value).abs().max()) for key, value in expected.items()) for each in ended]
-    assert min(apart) < 1e-10 < max(apart)
+    differences = [max(float((model[key] - value).abs().max()) for key, value in expected.items()) for model in models]
+    assert min(differences) < 1e-10 < max(differences)

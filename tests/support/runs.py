@@ -18,7 +18,7 @@ STEPS = 9
 
 
 def overrides(shards: str, runs: Path, *changes: str) -> list[str]:
-    """Overrides of a tiny run in float64, named "run"; every step is logged, every second step saved.
+    """Overrides of a tiny run in float64; every step is logged, every second step saved.
 
     Unless `changes` choose an objective, it is InfoNCE that can fail on request.
     """
@@ -27,19 +27,19 @@ def overrides(shards: str, runs: Path, *changes: str) -> list[str]:
     return [
         "encoder=tiny", f"data.shards='{shards}'", "data.workers=0", "trainer.global_batch=16", "trainer.epochs=null",
         f"trainer.steps={STEPS}", "trainer.precision=float64", "trainer.save_every=2", "trainer.log_every=1",
-        "trainer.device=cpu", "optim.schedule.warmup_epochs=0.3", f"runs={runs}", "name=run", *objective, *changes,
+        "trainer.device=cpu", "optim.schedule.warmup_epochs=0.3", f"runs={runs}", *objective, *changes,
     ]  # fmt: skip
 
 
 def start(shards: str, runs: Path, *changes: str, ranks: int = 1, **faults: object) -> list[Process]:
-    """Start `ranks` processes of a tiny run. faults: environment variables of tests/support/faults.py in lower case."""
+    """Start `ranks` processes of a tiny run named "run". faults: environment variables of tests/support/faults.py in lower case."""
     world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     world |= {name.upper(): str(value) for name, value in faults.items()}
     attempt = len(list(runs.glob("rank0.*.err")))
     return [
         start_script(
             "train.py",
-            *overrides(shards, runs, *changes),
+            *overrides(shards, runs, "name=run", *changes),
             log=runs / f"rank{rank}.{attempt}",
             environment={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )

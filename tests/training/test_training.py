@@ -53,7 +53,7 @@ def test_two_ranks_with_micro_batches_and_tiles_train_the_weights_of_one(tiny_sh
 
 def test_torchrun_starts_two_ranks_that_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "train.py", *overrides(tiny_shards, tmp_path)]
+    command = [*launcher, "train.py", *overrides(tiny_shards, tmp_path, "name=run")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert_close(weights(tmp_path), weights(undisturbed))
