@@ -32,7 +32,10 @@ def overrides(shards: str, runs: Path, *changes: str) -> list[str]:
 
 
 def start(shards: str, runs: Path, *changes: str, ranks: int = 1, **faults: object) -> list[Process]:
-    """Start `ranks` processes of a tiny run named "run". faults: environment variables of tests/support/faults.py in lower case."""
+    """Start `ranks` processes of a tiny run named "run".
+
+    faults: environment variables of tests/support/faults.py in lower case.
+    """
     world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     world |= {name.upper(): str(value) for name, value in faults.items()}
     attempt = len(list(runs.glob("rank0.*.err")))
