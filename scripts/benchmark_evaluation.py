@@ -54,11 +54,11 @@ def main() -> None:
 def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, Any]:
     """Every number of the three programs in percent, for the run's model in float64."""
     import clipzoo
-    from clipzoo.evaluation.datasets.tar_dataset import open_set
+    from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
 
     model = clipzoo.load(options.run).double()
     folder = _without_shared_captions(options.root, name, scratch)
-    data = open_set(folder.parent, name)
+    data = open_tar_dataset(folder.parent, name)
     peer = Behind(model)
     ours = _ours(model, data, options, model.tokenizer)
     theirs = {
@@ -79,10 +79,10 @@ def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
     and a tie is broken at random by the peers' sorting, by the order of the set in ours."""
     import io
 
-    from clipzoo.evaluation.datasets.tar_dataset import open_set
+    from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
     from clipzoo.evaluation.datasets.tar_writer import write_retrieval
 
-    data: Any = open_set(root, name)
+    data: Any = open_tar_dataset(root, name)
     if not hasattr(data, "captions"):
         return root / name
     owners: dict[str, set[int]] = {}
@@ -110,7 +110,7 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     from clipzoo.api import LoadedModel
     from clipzoo.build import build_model
     from clipzoo.config import compose as configuration
-    from clipzoo.evaluation.datasets.tar_dataset import open_set
+    from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
 
     plain = configuration.resolved(
         configuration.composed(["data.shards=none.tar", f"encoder={options.encoder}", "head=clip"])
@@ -121,9 +121,9 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     peer.eval()
     tokenizer = open_clip.get_tokenizer(f"local-dir:{scratch}")
     programs: dict[str, Callable[[str], Any]] = {
-        "clipzoo": lambda name: _ours(model, open_set(options.root, name), options, model.tokenizer),
+        "clipzoo": lambda name: _ours(model, open_tar_dataset(options.root, name), options, model.tokenizer),
         "CLIP_benchmark": lambda name: _clip_benchmark(peer, options.root / name, transform, tokenizer, options),
-        "open_clip": lambda name: _open_clip(peer, open_set(options.root, name), transform, tokenizer, options),
+        "open_clip": lambda name: _open_clip(peer, open_tar_dataset(options.root, name), transform, tokenizer, options),
     }
     seconds: dict[str, dict[str, list[float]]] = {name: {each: [] for each in programs} for name in options.sets}
     for turn in range(options.rounds):

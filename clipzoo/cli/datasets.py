@@ -41,7 +41,7 @@ def convert_dataset(options: argparse.Namespace) -> None:
         return list_datasets()
     if options.name is None or options.source is None:
         raise ConfigError("give a dataset and --source FOLDER, or --list")
-    from clipzoo.evaluation.datasets.convert import convert
+    from clipzoo.evaluation.datasets.benchmarks import convert
 
     convert(options.name, options.source, options.root, options.prompts)
     print(f"wrote {options.root / options.name}")

@@ -88,14 +88,14 @@ class Suite:
 
     def open(self) -> None:
         """Find all sets, before anything slow; every one that is missing is named with the way to get it."""
-        from clipzoo.evaluation.datasets.catalogue import MissingSetError, open_benchmark
+        from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
 
         self._missing = {}
         for name in dict.fromkeys(name for names in self._names.values() for name in names):
             try:
                 self._sets[name] = open_benchmark(name, self._root, self._prompts)
                 self._check(name)
-            except MissingSetError as error:
+            except MissingDatasetError as error:
                 self._missing[name] = str(error)
         if self._missing and self._missing_is_error:
             raise ConfigError("\n         ".join(self._missing.values()))

@@ -21,7 +21,8 @@ from clipzoo.demo_world.render import render
 from clipzoo.demo_world.scene import COLOURS, COUNTS, SHAPES, TEXTURES, Scene, Thing, sample_scene
 from clipzoo.demo_world.world import ensure_world
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.tar_dataset import ClassificationSet, RetrievalSet, open_set
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
+from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
 
 SMALL = World(seed=3, image_size=32, train=20, shard=8, probe=20, test=10, scenes=6)
 SETS = {"shapes": SHAPES, "colours": COLOURS, "textures": TEXTURES, "counts": COUNTS}
@@ -126,15 +127,15 @@ def test_held_out_sets_show_every_class_equally_often_and_no_training_picture(sm
             pictures.update(archive.extractfile(each).read() for each in archive if each.name.endswith("jpg"))  # type: ignore[union-attr]
     assert pictures.total() == 20 + 4 * (20 + 10) + 6 and set(pictures.values()) == {1}
     for name, classes in SETS.items():
-        found = open_set(small / "downstream", name)
-        assert isinstance(found, ClassificationSet) and tuple(found.class_names) == classes
+        found = open_tar_dataset(small / "downstream", name)
+        assert isinstance(found, ClassificationDataset) and tuple(found.class_names) == classes
         labels = Counter(found.splits["test"][index][1] for index in range(10))
         assert labels == dict.fromkeys(range(len(classes)), 10 // len(classes))
 
 
 def test_each_retrieval_scene_has_five_different_captions(small: Path) -> None:
-    found = open_set(small / "downstream", "scenes")
-    assert isinstance(found, RetrievalSet)
+    found = open_tar_dataset(small / "downstream", "scenes")
+    assert isinstance(found, RetrievalDataset)
     assert found.caption_image == [index for index in range(6) for _ in range(5)]
     assert all(len(set(found.captions[start : start + 5])) == 5 for start in range(0, 30, 5))
 

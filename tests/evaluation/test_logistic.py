@@ -130,8 +130,8 @@ def test_blocks_of_rows_do_not_change_the_optimum(monkeypatch):
     features, labels = problem()
     whole = LogisticRegression(features, labels, 5).solve(1.0)
     monkeypatch.setattr("clipzoo.evaluation.probe.logistic.ROWS_AT_ONCE", 33)
-    monkeypatch.setattr("clipzoo.evaluation.probe.logistic_descent.BLOCK_LOGITS", 40)
-    monkeypatch.setattr("clipzoo.evaluation.probe.logistic_descent.SAMPLED_ROWS", 100)
+    monkeypatch.setattr("clipzoo.evaluation.probe.minimizer.BLOCK_LOGITS", 40)
+    monkeypatch.setattr("clipzoo.evaluation.probe.minimizer.SAMPLED_ROWS", 100)
     parts = LogisticRegression(features, labels, 5).solve(1.0)
     assert parts.objective == pytest.approx(whole.objective, rel=1e-7)
 

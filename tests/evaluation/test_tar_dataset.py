@@ -13,7 +13,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.tar_dataset import ClassificationSet, RetrievalSet, open_set
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
+from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
 
 NAMES = ["a red/blue thing", "éclair", "third"]
@@ -47,9 +48,9 @@ def classification(root: Path, name: str = "things", shard_size: int = 4) -> Pat
     return root / name
 
 
-def opened(root: Path) -> ClassificationSet:
-    found = open_set(root, "things")
-    assert isinstance(found, ClassificationSet)
+def opened(root: Path) -> ClassificationDataset:
+    found = open_tar_dataset(root, "things")
+    assert isinstance(found, ClassificationDataset)
     return found
 
 
@@ -86,7 +87,7 @@ def test_the_original_bytes_of_every_image_format_are_kept(tmp_path: Path) -> No
         stored = {name: archive.extractfile(name).read() for name in archive.getnames() if not name.endswith("txt")}  # type: ignore[union-attr]
     assert list(stored) == ["s0000000.jpg", "s0000001.png", "s0000002.webp", "s0000003.jpg"]
     assert list(stored.values()) == encoded
-    images = open_set(tmp_path, "mixed").images  # type: ignore[union-attr]
+    images = open_tar_dataset(tmp_path, "mixed").images  # type: ignore[union-attr]
     assert all(np.array_equal(np.asarray(images[index]), pixels_of(each)) for index, each in enumerate(encoded))
 
 
@@ -94,8 +95,8 @@ def test_captions_of_a_retrieval_set_know_their_image(tmp_path: Path) -> None:
     captions = [["one", "two"], ["three"], ["vier", "fünf", "six"]]
     examples = [(picture(index), own) for index, own in enumerate(captions)]
     write_retrieval(tmp_path / "pairs", recipe="", examples=examples, shard_size=2)
-    found = open_set(tmp_path, "pairs")
-    assert isinstance(found, RetrievalSet)
+    found = open_tar_dataset(tmp_path, "pairs")
+    assert isinstance(found, RetrievalDataset)
     assert found.captions == [line for own in captions for line in own]
     assert found.caption_image == [0, 0, 1, 2, 2, 2]
     assert len(found.images) == 3  # type: ignore[arg-type]
@@ -149,9 +150,9 @@ def test_equal_examples_have_equal_digests_however_they_are_cut_into_tars(tmp_pa
 def test_a_missing_set_names_its_path_the_others_and_the_command(tmp_path: Path) -> None:
     classification(tmp_path)
     with pytest.raises(ConfigError) as error:
-        open_set(tmp_path, "thing")
+        open_tar_dataset(tmp_path, "thing")
     message = str(error.value)
-    assert str(tmp_path / "thing") in message and "there are things" in message and "make_world.py" in message
+    assert str(tmp_path / "thing") in message and "has things" in message and "make_world.py" in message
 
 
 @pytest.mark.parametrize(
@@ -159,8 +160,8 @@ def test_a_missing_set_names_its_path_the_others_and_the_command(tmp_path: Path)
     [
         (lambda folder: (folder / "train/1.tar").unlink(), r"train/1\.tar is missing"),
         (lambda folder: (folder / "classnames.txt").unlink(), r"classnames\.txt is missing"),
-        (lambda folder: (folder / "classnames.txt").write_text("one\ntwo\n"), "label '2', there are 2 classes"),
-        (lambda folder: (folder / "train/nshards.txt").write_text("2"), "8 samples, its meta.json says 9"),
+        (lambda folder: (folder / "classnames.txt").write_text("one\ntwo\n"), "label '2', but there are 2 classes"),
+        (lambda folder: (folder / "train/nshards.txt").write_text("2"), "8 samples, but its meta.json says 9"),
         (lambda folder: (folder / "train/nshards.txt").write_text("many"), "not 'many'"),
         (lambda folder: (folder / "dataset_type.txt").write_text("multilabel"), "multilabel"),
         (lambda folder: only_member(folder, "a.cls", b"0"), "a has no image"),
@@ -172,7 +173,7 @@ def test_a_damaged_set_is_refused_with_its_place(tmp_path: Path, damage, words: 
     folder = classification(tmp_path)
     damage(folder)
     with pytest.raises(ConfigError, match=words):
-        open_set(tmp_path, "things")
+        open_tar_dataset(tmp_path, "things")
 
 
 def test_a_truncated_tar_is_refused_at_every_length(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_a_truncated_tar_is_refused_at_every_length(tmp_path: Path) -> None:
     for length in range(0, 6 * 512, 256):
         path.write_bytes(whole[:length])
         with pytest.raises(ConfigError, match=r"train/0\.tar"):
-            open_set(tmp_path, "things")
+            open_tar_dataset(tmp_path, "things")
 
 
 def test_an_undecodable_image_is_named(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The papers' benchmark sets: what they are, how they are read, which prompts they take."""
+"""Evaluation datasets: their catalogue, readers, prompts and the tar layout."""

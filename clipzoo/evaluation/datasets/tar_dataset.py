@@ -1,208 +1,160 @@
-"""Downstream sets in CLIP_benchmark's layout, read from their tars at random.
+"""Evaluation datasets in the tar layout of CLIP_benchmark, read at random.
 
-    <root>/<set>/classnames.txt                              a class a line, in the order of the labels
-    <root>/<set>/zeroshot_classification_templates.txt       a template a line, with {c}
-    <root>/<set>/dataset_type.txt                            "retrieval", or "classification" (as where it is missing)
-    <root>/<set>/<split>/nshards.txt                         k
-    <root>/<set>/<split>/{0..k-1}.tar                        an image with .cls (label) or .txt (a caption a line)
-    <root>/<set>/meta.json                                   ours, optional: metric, recipe, counts and digests
+    <root>/<dataset>/classnames.txt                          class names, one per line, in the order of the labels
+    <root>/<dataset>/zeroshot_classification_templates.txt   prompt templates, one per line, with {c}
+    <root>/<dataset>/dataset_type.txt                        "retrieval" or "classification" (the default)
+    <root>/<dataset>/<split>/nshards.txt                     number k of tars
+    <root>/<dataset>/<split>/{0..k-1}.tar                    images with .cls (label) or .txt (captions, one per line)
+    <root>/<dataset>/meta.json                               optional, clipzoo's own: metric, recipe, counts, digests
 
-Sets that CLIP_benchmark exported open as they are; what `downstream_writer` writes opens there.
+Datasets exported by CLIP_benchmark open unchanged, and CLIP_benchmark opens what `tar_writer` writes.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-from PIL import Image
-from torch.utils.data import Dataset
-
-from clipzoo.data.shards.tar import list_members
+from clipzoo.data.shards.tar import UNTERMINATED, Member, list_members
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets.dataset import METRICS, ClassificationDataset, EvaluationDataset, RetrievalDataset
+from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles, LabelledSplit, read_range
 
-IMAGES = ("jpg", "jpeg", "png", "webp")
-METRICS = ("top1", "mean_per_class")
-
-
-@dataclass(frozen=True)
-class ClassificationSet:
-    """splits: "train", "test" and the like; each item is (RGB image, label). metric: the one that papers report."""
-
-    name: str
-    class_names: list[str]
-    templates: list[str]
-    metric: Literal["top1", "mean_per_class"]
-    splits: dict[str, Dataset]
+EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
 
 
 @dataclass(frozen=True)
-class RetrievalSet:
-    """captions: all of them, images in order. caption_image: the index of each caption's image."""
-
-    name: str
-    images: Dataset
-    captions: list[str]
-    caption_image: list[int]
-
-
-def open_set(root: Path, name: str) -> ClassificationSet | RetrievalSet:
-    """The set `name` under `root`. Raises ConfigError for what is missing, damaged or at odds with its meta.json."""
-    folder = Path(root) / name
-    found = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
-    if not found:
-        raise ConfigError(_missing(Path(root), name))
-    meta = json.loads(_text(folder / "meta.json")) if (folder / "meta.json").exists() else {}
-    members = {split: _open_split(folder / split) for split in found}
-    for split, facts in meta.get("splits", {}).items():
-        count = len(members[split]) if split in members else 0
-        if count != facts["samples"]:
-            raise ConfigError(f"{folder / split} has {count} samples, its meta.json says {facts['samples']}")
-    kind = folder / "dataset_type.txt"
-    stated = _text(kind).strip().lower() if kind.exists() else "classification"
-    if stated == "retrieval":
-        return _retrieval(name, folder, members)
-    if stated == "classification":
-        return _classification(name, folder, meta, members)
-    raise ConfigError(f"{kind} says {stated!r}: only classification and retrieval sets can be evaluated")
-
-
-def _classification(
-    name: str, folder: Path, meta: dict[str, Any], members: dict[str, list[_Sample]]
-) -> ClassificationSet:
-    class_names = _lines(folder / "classnames.txt")
-    templates = _lines(folder / "zeroshot_classification_templates.txt")
-    for template in templates:
-        if "{c}" not in template:
-            raise ConfigError(f"{folder}: the template {template!r} lacks {{c}}, the place of the class name")
-    metric = meta.get("metric", "top1")
-    if metric not in METRICS:
-        raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is none of {', '.join(METRICS)}")
-    splits: dict[str, Dataset] = {}
-    for split, samples in members.items():
-        labels = [_label(sample, len(class_names)) for sample in samples]
-        splits[split] = LabelledImages(TarImages(samples), labels)
-    return ClassificationSet(name, class_names, templates, metric, splits)
-
-
-def _retrieval(name: str, folder: Path, members: dict[str, list[_Sample]]) -> RetrievalSet:
-    if "test" not in members:
-        raise ConfigError(f"{folder}: a retrieval set needs the split test, there is {', '.join(members)}")
-    captions: list[str] = []
-    caption_image: list[int] = []
-    for index, sample in enumerate(members["test"]):
-        own = [line.strip() for line in sample.annotation("txt").splitlines() if line.strip()]
-        if not own:
-            raise ConfigError(f"{sample.path}: {sample.key} has no caption")
-        captions += own
-        caption_image += [index] * len(own)
-    return RetrievalSet(name, TarImages(members["test"]), captions, caption_image)
-
-
-class TarImages(Dataset):
-    """Images that lie in tars: item -> PIL image, RGB. Safe to read from forked or spawned workers."""
-
-    def __init__(self, samples: list[_Sample]) -> None:
-        self._paths = sorted({sample.path for sample in samples})
-        number = {path: index for index, path in enumerate(self._paths)}
-        self._keys = np.array([sample.key for sample in samples])
-        # [n, 3]: which tar, offset, size.
-        self._places = np.array([(number[each.path], *each.image) for each in samples], np.int64).reshape(-1, 3)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> Image.Image:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        number, offset, size = self._places[index].tolist()
-        encoded = _read(self._paths[number], offset, size)
-        try:
-            return Image.open(io.BytesIO(encoded)).convert("RGB")
-        # Damaged bytes end in OSError, SyntaxError, ValueError, struct.error, DecompressionBombError and more.
-        except Exception as error:
-            raise ConfigError(f"{self._paths[number]}: {self._keys[index]} cannot be decoded: {error}") from error
-
-
-class LabelledImages(Dataset):
-    """Item -> (image, label)."""
-
-    def __init__(self, images: TarImages, labels: list[int]) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return self.images[index], self.labels[index]
-
-
-@dataclass
-class _Sample:
-    """One key of a tar: where its image lies, and where each other member does."""
+class TarSample:
+    """Members of one tar with the same key, by extension."""
 
     path: Path
     key: str
-    image: tuple[int, int]
-    others: dict[str, tuple[int, int]]
+    members: Mapping[str, Member]
 
-    def annotation(self, extension: str) -> str:
-        if extension not in self.others:
+    @property
+    def image(self) -> ImageFile:
+        member = next((self.members[extension] for extension in EXTENSIONS if extension in self.members), None)
+        if member is None:
+            extensions = ", .".join(self.members)
+            raise ConfigError(f"{self.path}: {self.key} has no image ({', '.join(EXTENSIONS)}), only .{extensions}")
+        return ImageFile(self.path, member.offset, member.size, self.key)
+
+    def text(self, extension: str) -> str:
+        if extension not in self.members:
             raise ConfigError(f"{self.path}: {self.key} has no .{extension}")
-        return _read(self.path, *self.others[extension]).decode("utf-8")
+        member = self.members[extension]
+        return read_range(self.path, member.offset, member.size).decode("utf-8")
 
 
-def _open_split(folder: Path) -> list[_Sample]:
-    stated = _text(folder / "nshards.txt").strip()
-    if not stated.isdigit():
-        raise ConfigError(f"{folder / 'nshards.txt'} should hold a number of tars, not {stated!r}")
-    return [sample for shard in range(int(stated)) for sample in _open_tar(folder / f"{shard}.tar")]
+def is_tar_dataset(folder: Path) -> bool:
+    return any(folder.glob("*/nshards.txt"))
 
 
-def _open_tar(path: Path) -> list[_Sample]:
-    """Keys in the order of the tar. The names inside are labels: none is ever used as a path on disk."""
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing, but {path.parent / 'nshards.txt'} counts it")
+def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
+    """Open dataset `name` under `root`.
+
+    Raises:
+        ConfigError: files are missing, damaged or contradict meta.json.
+    """
+    folder = Path(root) / name
+    splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
+    if not splits:
+        raise ConfigError(_missing(Path(root), name))
+    meta = json.loads(_text(folder / "meta.json")) if (folder / "meta.json").exists() else {}
+    samples = {split: _split_samples(folder / split) for split in splits}
+    for split, facts in meta.get("splits", {}).items():
+        count = len(samples.get(split, ()))
+        if count != facts["samples"]:
+            raise ConfigError(f"{folder / split} has {count} samples, but its meta.json says {facts['samples']}")
+    type_file = folder / "dataset_type.txt"
+    kind = _text(type_file).strip().lower() if type_file.exists() else "classification"
+    if kind == "retrieval":
+        return _retrieval(name, folder, samples)
+    if kind == "classification":
+        return _classification(name, folder, meta, samples)
+    raise ConfigError(f"{type_file} says {kind!r}: only classification and retrieval datasets can be evaluated")
+
+
+def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
+    """Samples of one tar in its order. Member names are labels; none is ever used as a path on disk.
+
+    Args:
+        path: the tar.
+        remedy: what to do about a damaged tar, for the message.
+        unterminated: accept a tar without the closing blocks, as img2dataset may leave it.
+    """
     with path.open("rb") as file:
-        contents = list_members(_reader(file.fileno()), os.fstat(file.fileno()).st_size)
-    if contents.flaw is not None:
-        raise ConfigError(f"{path}: {contents.flaw}; make the set again")
-    groups: dict[str, dict[str, tuple[int, int]]] = {}
+        contents = list_members(partial(_read_at, file.fileno()), os.fstat(file.fileno()).st_size)
+    if contents.flaw is not None and not (unterminated and contents.flaw == UNTERMINATED):
+        raise ConfigError(f"{path}: {contents.flaw}; {remedy}")
+    samples: dict[str, dict[str, Member]] = {}
     for member in contents.members:
         parent, slash, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")
-        groups.setdefault(parent + slash + stem, {})[extension.lower()] = member.offset, member.size
-    return [_sample(path, key, members) for key, members in groups.items()]
+        samples.setdefault(parent + slash + stem, {})[extension.lower()] = member
+    return [TarSample(path, key, members) for key, members in samples.items()]
 
 
-def _sample(path: Path, key: str, members: dict[str, tuple[int, int]]) -> _Sample:
-    image = next((extension for extension in IMAGES if extension in members), None)
-    if image is None:
-        raise ConfigError(f"{path}: {key} has no image ({', '.join(IMAGES)}), only .{', .'.join(members)}")
-    return _Sample(path, key, members[image], members)
+def _classification(
+    name: str, folder: Path, meta: Mapping[str, Any], samples: Mapping[str, Sequence[TarSample]]
+) -> ClassificationDataset:
+    class_names = _lines(folder / NAMES_FILE)
+    templates = _lines(folder / TEMPLATES_FILE)
+    for template in templates:
+        if "{c}" not in template:
+            raise ConfigError(f"{folder}: the prompt template {template!r} lacks {{c}}, where the class name goes")
+    metric = meta.get("metric", "top1")
+    if metric not in METRICS:
+        raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is none of {', '.join(METRICS)}")
+    splits = {
+        split: LabelledSplit(
+            ImageFiles([sample.image for sample in part]), [_label(sample, len(class_names)) for sample in part]
+        )
+        for split, part in samples.items()
+    }
+    return ClassificationDataset(name, class_names, templates, metric, splits)
 
 
-def _label(sample: _Sample, classes: int) -> int:
-    text = sample.annotation("cls").strip()
+def _retrieval(name: str, folder: Path, samples: Mapping[str, Sequence[TarSample]]) -> RetrievalDataset:
+    if "test" not in samples:
+        raise ConfigError(f"{folder}: a retrieval dataset needs the split test; it has {', '.join(samples)}")
+    captions: list[str] = []
+    caption_image: list[int] = []
+    for index, sample in enumerate(samples["test"]):
+        lines = [line.strip() for line in sample.text("txt").splitlines() if line.strip()]
+        if not lines:
+            raise ConfigError(f"{sample.path}: {sample.key} has no caption")
+        captions += lines
+        caption_image += [index] * len(lines)
+    return RetrievalDataset(name, ImageFiles([sample.image for sample in samples["test"]]), captions, caption_image)
+
+
+def _split_samples(folder: Path) -> list[TarSample]:
+    count = _text(folder / "nshards.txt").strip()
+    if not count.isdigit():
+        raise ConfigError(f"{folder / 'nshards.txt'} must hold the number of tars, not {count!r}")
+    paths = [folder / f"{shard}.tar" for shard in range(int(count))]
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"{path} is missing, but {folder / 'nshards.txt'} counts it")
+    return [sample for path in paths for sample in tar_samples(path, "write the dataset again")]
+
+
+def _label(sample: TarSample, classes: int) -> int:
+    text = sample.text("cls").strip()
     if not text.isdigit() or int(text) >= classes:
-        raise ConfigError(f"{sample.path}: {sample.key} has the label {text!r}, there are {classes} classes")
+        raise ConfigError(f"{sample.path}: {sample.key} has the label {text!r}, but there are {classes} classes")
     return int(text)
 
 
-def _reader(descriptor: int) -> Callable[[int, int], bytes]:
-    return lambda length, offset: os.pread(descriptor, length, offset)
-
-
-def _read(path: Path, offset: int, size: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(size)
+def _read_at(descriptor: int, length: int, offset: int) -> bytes:
+    return os.pread(descriptor, length, offset)
 
 
 def _text(path: Path) -> str:
@@ -212,14 +164,13 @@ def _text(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    # An empty line inside would be a class of its own; only those at the end mean nothing.
+    # An empty line inside would be a class of its own; only those at the end are ignored.
     return [line.strip() for line in _text(path).rstrip().splitlines()]
 
 
 def _missing(root: Path, name: str) -> str:
-    there = sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")})
-    listed = f"there are {', '.join(there)}" if there else "there are none"
+    others = ", ".join(sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")}))
     return (
-        f"no downstream set {name} at {root / name} ({listed} in eval.root={root}); "
-        "`python scripts/make_world.py` makes the demo's in data/demo/downstream"
+        f"no evaluation dataset {name} at {root / name} (eval.root={root} has {others or 'none'}); "
+        "`python scripts/make_world.py` generates the demo's in data/demo/downstream"
     )

@@ -1,4 +1,4 @@
-"""Writes downstream sets in CLIP_benchmark's layout (see `downstream`), with the original bytes of the images."""
+"""Write evaluation datasets in the tar layout of CLIP_benchmark (see `tar_dataset`)."""
 
 from __future__ import annotations
 
@@ -6,29 +6,47 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets.images import EXTENSIONS
+from clipzoo.evaluation.datasets.tar_dataset import NAMES_FILE, TEMPLATES_FILE
 
-_SIGNATURES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
+
+class SplitFacts(TypedDict):
+    """A split in meta.json: the number of samples and a digest of their bytes."""
+
+    samples: int
+    digest: str
 
 
 def write_classification(
     folder: Path,
     *,
-    class_names: list[str],
-    templates: list[str],
+    class_names: Sequence[str],
+    templates: Sequence[str],
     metric: str,
     recipe: str,
     splits: Mapping[str, Iterable[tuple[bytes, int]]],
     shard_size: int = 1000,
 ) -> None:
-    """splits: (encoded image, label) of each; recipe: a sentence on how the splits were made, for meta.json."""
-    with _NewSet(folder) as new:
-        (new / "classnames.txt").write_text(_joined(class_names), encoding="utf-8")
-        (new / "zeroshot_classification_templates.txt").write_text(_joined(templates), encoding="utf-8")
+    """Write a classification dataset; the encoded images are stored unchanged.
+
+    Args:
+        folder: of the dataset; it appears only when it is complete.
+        class_names: one per label.
+        templates: prompt templates with {c}.
+        metric: "top1" or "mean_per_class".
+        recipe: a sentence on how the splits were made, for meta.json.
+        splits: (encoded image, label) pairs by split.
+        shard_size: samples per tar.
+    """
+    with _new_dataset(folder) as new:
+        (new / NAMES_FILE).write_text(_joined(class_names), encoding="utf-8")
+        (new / TEMPLATES_FILE).write_text(_joined(templates), encoding="utf-8")
         facts = {
             split: _write_split(new / split, ((image, "cls", str(label)) for image, label in examples), shard_size)
             for split, examples in splits.items()
@@ -37,37 +55,33 @@ def write_classification(
 
 
 def write_retrieval(
-    folder: Path, *, recipe: str, examples: Iterable[tuple[bytes, list[str]]], shard_size: int = 1000
+    folder: Path, *, recipe: str, examples: Iterable[tuple[bytes, Sequence[str]]], shard_size: int = 1000
 ) -> None:
-    """examples: (encoded image, its captions); they become the split "test"."""
-    with _NewSet(folder) as new:
+    """Write a retrieval dataset with the split "test". examples: encoded images with their captions."""
+    with _new_dataset(folder) as new:
         rows = ((image, "txt", _joined(captions)) for image, captions in examples)
         facts = {"test": _write_split(new / "test", rows, shard_size)}
         _describe(new, "retrieval", {"recipe": recipe, "splits": facts})
 
 
-class _NewSet:
-    """A folder that appears under its name only when it is whole."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._partial = folder, folder.with_name(f".{folder.name}.partial")
-
-    def __enter__(self) -> Path:
-        if self._folder.exists():
-            raise ConfigError(f"{self._folder} exists already: remove it to make the set again")
-        shutil.rmtree(self._partial, ignore_errors=True)
-        self._partial.mkdir(parents=True)
-        return self._partial
-
-    def __exit__(self, failure: object, *_: object) -> None:
-        if failure is None:
-            os.replace(self._partial, self._folder)
-        else:
-            shutil.rmtree(self._partial)
+@contextmanager
+def _new_dataset(folder: Path) -> Iterator[Path]:
+    """A folder to write to that takes its name when all is written, and is removed after an error."""
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already: remove it to write the dataset again")
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        os.replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
 
 
-def _write_split(folder: Path, rows: Iterable[tuple[bytes, str, str]], shard_size: int) -> dict[str, Any]:
-    """Rows are (image, extension of the annotation, annotation). Returns the split's facts for meta.json."""
+def _write_split(folder: Path, rows: Iterable[tuple[bytes, str, str]], shard_size: int) -> SplitFacts:
+    """Write (image, extension of the annotation, annotation) rows to tars of `shard_size` samples."""
     from webdataset.writer import ShardWriter  # imports torch
 
     folder.mkdir()
@@ -84,20 +98,20 @@ def _write_split(folder: Path, rows: Iterable[tuple[bytes, str, str]], shard_siz
     return {"samples": count, "digest": digest.hexdigest()}
 
 
-def _describe(folder: Path, kind: str, meta: dict[str, Any]) -> None:
+def _describe(folder: Path, kind: str, meta: Mapping[str, object]) -> None:
     (folder / "dataset_type.txt").write_text(kind + "\n")
     (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
 
 
 def _image_extension(image: bytes) -> str:
-    for signature, extension in _SIGNATURES.items():
+    for signature, extension in EXTENSIONS.items():
         if image.startswith(signature):
             return extension
-    raise ConfigError(f"the layout holds JPEG, PNG and WebP images, not one that begins with {image[:8]!r}")
+    raise ConfigError(f"the tar layout holds JPEG, PNG and WebP images, not one that begins with {image[:8]!r}")
 
 
-def _joined(lines: list[str]) -> str:
+def _joined(lines: Sequence[str]) -> str:
     for line in lines:
         if line != line.strip() or len(line.splitlines()) != 1:
-            raise ConfigError(f"the layout has one name, template or caption a line: {line!r} is not one line")
+            raise ConfigError(f"the tar layout has one name, template or caption per line: {line!r} is not one line")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""One minimisation of a logistic regression: preconditioned L-BFGS with a line search in logits."""
+"""Minimization of a logistic regression's objective by preconditioned L-BFGS with a line search in logits."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from torch import Tensor
 
 MEMORY = 10
 BLOCK_LOGITS = 1 << 26
-"""Logits whose exponentials are held at once, 256 MiB."""
+"""Logits whose exponentials are in memory at a time: 256 MiB."""
 SAMPLED_ROWS = 1 << 16
-"""The preconditioner looks at so many samples at most."""
+"""Largest number of samples that the preconditioner is computed from."""
 ROUNDING = 1e-6
-"""Of an objective in float32, relative."""
+"""Relative rounding error of an objective in float32."""
 
 
-class Descent:
-    """Mean loss + penalty / 2 |W|^2 on features [n, r] that are centred and uncorrelated, with `variances` [r].
+class Minimizer:
+    """Minimizes mean loss + penalty / 2 |W|^2 over features [n, r] that are centred and uncorrelated.
 
-    Weight and bias travel as one matrix [r + 1, k], the bias last. Logits are relative to those of the sample's own
-    class.
+    Weight and bias are one matrix [r + 1, k], the bias last. Logits are relative to that of the sample's own class.
+
+    Args:
+        features: [n, r].
+        labels: [n].
+        variances: [r], of the features.
+        classes: k.
+        penalty: factor of the squared weights.
     """
 
     def __init__(self, features: Tensor, labels: Tensor, variances: Tensor, classes: int, penalty: float) -> None:
@@ -31,7 +37,7 @@ class Descent:
         self._rows = max(1, BLOCK_LOGITS // classes)
 
     def run(self, point: Tensor, tolerance: float, limit: int) -> tuple[Tensor, float, int, bool]:
-        """-> the optimum, its objective, the iterations, and whether it is within the tolerance."""
+        """Return the optimum, its objective, the number of iterations, and True if it is within the tolerance."""
         logits = self._relative_logits(point, -math.inf)
         objective = self._loss(logits) + self._penalty / 2 * _dot(point[:-1], point[:-1])
         gradient = self._gradient(logits, point)
@@ -43,15 +49,15 @@ class Descent:
                 renewal = 2 * renewal + 20
             direction = -_inverse_hessian(gradient, preconditioner, history)
             slope = _dot(gradient, direction)
-            # Half the slope is what the quadratic model promises.
+            # The quadratic model predicts a decrease by half the slope.
             small = small + 1 if -slope / 2 <= tolerance * objective else 0
             if small == 2:
                 return point, objective, iteration, True
             along = self._relative_logits(direction, 0.0)
-            found = self._step(logits, along, point, direction, objective, slope)
-            if found is None:
+            searched = self._line_search(logits, along, point, direction, objective, slope)
+            if searched is None:
                 return point, objective, iteration, -slope / 2 <= ROUNDING * objective
-            step, objective = found
+            step, objective = searched
             move = step * direction
             point = point + move
             logits.add_(along, alpha=step)
@@ -62,17 +68,17 @@ class Descent:
                 history.append((move, change, curvature))
         return point, objective, limit, False
 
-    def _step(
+    def _line_search(
         self, logits: Tensor, along: Tensor, point: Tensor, direction: Tensor, objective: float, slope: float
     ) -> tuple[float, float] | None:
-        """The step's length and the objective there, by Newton's method on the line; None where nothing descends."""
-        weight, turn = point[:-1], direction[:-1]
-        square, mixed, own = _dot(turn, turn), _dot(weight, turn), _dot(weight, weight)
-        # Near the optimum rounding hides the decrease; on a convex line a slope that has shrunk is proof enough.
+        """Return the length of the step and the objective there, by Newton's method; None if no step descends."""
+        weight, change = point[:-1], direction[:-1]
+        square, mixed, own = _dot(change, change), _dot(weight, change), _dot(weight, weight)
+        # Near the optimum rounding hides the decrease; as the line is convex, a smaller slope is proof enough.
         highest = objective * (1 + ROUNDING)
         step = 1.0
         for _ in range(20):
-            loss, first, second = self._on_the_line(logits, along, step)
+            loss, first, second = self._derivatives(logits, along, step)
             value = loss + self._penalty / 2 * (own + 2 * step * mixed + step**2 * square)
             first += self._penalty * (mixed + step * square)
             second += self._penalty * square
@@ -80,7 +86,7 @@ class Descent:
             if lower and abs(first) <= 0.4 * abs(slope):
                 return step, value
             following = step - first / second
-            # Outside its reach the quadratic model is not trusted.
+            # Far from the current step the quadratic model is not trusted.
             following = min(max(following, step / 4), 4 * step)
             step = step / 2 if not lower and following >= step else following
         return (step, value) if value < objective else None
@@ -90,7 +96,7 @@ class Descent:
             yield slice(start, start + self._rows)
 
     def _relative_logits(self, point: Tensor, own: float) -> Tensor:
-        """[r + 1, k] -> [n, k]: logits less that of the own class, which itself holds `own`."""
+        """[r + 1, k] -> [n, k]: logits minus the logit of the own class, whose entry is `own`."""
         logits = torch.addmm(point[-1], self._features, point[:-1])
         return logits.sub_(logits.gather(1, self._labels)).scatter_(1, self._labels, own)
 
@@ -98,15 +104,15 @@ class Descent:
         sums = [Odds(logits[rows]).losses().sum(dtype=torch.float64).item() for rows in self._blocks()]
         return sum(sums) / len(self._labels)
 
-    def _on_the_line(self, logits: Tensor, along: Tensor, step: float) -> tuple[float, float, float]:
-        """The mean loss at logits + step * along, and its first and second derivative by the step."""
+    def _derivatives(self, logits: Tensor, along: Tensor, step: float) -> tuple[float, float, float]:
+        """Mean loss at logits + step * along, and its first and second derivative with respect to the step."""
         sums = torch.zeros(3, dtype=torch.float64, device=logits.device)
         for rows in self._blocks():
-            turn = along[rows]
-            odds = Odds(torch.add(logits[rows], turn, alpha=step))
-            weighted = odds.wrong * turn
+            change = along[rows]
+            odds = Odds(torch.add(logits[rows], change, alpha=step))
+            weighted = odds.wrong * change
             mean = weighted.sum(1, keepdim=True) / odds.total
-            spread = weighted.mul_(turn).sum(1, keepdim=True) / odds.total - mean.square()
+            spread = weighted.mul_(change).sum(1, keepdim=True) / odds.total - mean.square()
             sums += torch.cat([odds.losses(), mean, spread], dim=1).sum(0, dtype=torch.float64)
         loss, first, second = (sums / len(self._labels)).tolist()
         return loss, first, second
@@ -124,10 +130,10 @@ class Descent:
 
 
 class Odds:
-    """Of relative logits [b, k] with -inf for the own class: the exponentials of the wrong classes [b, k], their sum
-    [b, 1], and with the own class the total [b, 1], all scaled by exp(-highest).
+    """Exponentials of relative logits [b, k] that are -inf for the own class, scaled by exp(-highest logit).
 
-    Nothing is subtracted from 1: the loss of a sample that is right by far keeps all its digits.
+    wrong: [b, k], of the wrong classes. sum: [b, 1], their sum. own: [b, 1], of the own class. total: [b, 1].
+    Nothing is subtracted from 1, so that small losses keep all their digits.
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -138,14 +144,14 @@ class Odds:
         self.total = self.sum + self.own
 
     def losses(self) -> Tensor:
-        """[b, 1]: -log of the own class's probability."""
+        """[b, 1]: negative log-probability of the own class."""
         return self._highest + torch.log1p(torch.expm1(-self._highest) + self.sum)
 
 
 class Preconditioner:
-    """The inverse Hessian if probabilities were independent of features: (variances x A + penalty)^-1.
+    """Inverse Hessian under the assumption that probabilities do not depend on features: (variances x A + penalty)^-1.
 
-    A [k, k] is the mean over samples of diag(p) - p p^T. Both factors are diagonal on their axes.
+    A [k, k] is the mean over samples of diag(p) - p p^T. Both factors are diagonal in their eigenvectors.
     """
 
     def __init__(self, logits: Tensor, labels: Tensor, variances: Tensor, penalty: float) -> None:
@@ -161,18 +167,18 @@ class Preconditioner:
         self._bias = values
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        turned = gradient @ self._axes
-        turned[:-1] /= self._weight
-        turned[-1] /= self._bias
-        result = turned @ self._axes.mT
-        # What adds the same to all classes changes no probability: in A's null space only rounding is left of it.
+        rotated = gradient @ self._axes
+        rotated[:-1] /= self._weight
+        rotated[-1] /= self._bias
+        result = rotated @ self._axes.mT
+        # A change common to all classes lies in A's null space, where the result is only rounding error.
         return result - result.mean(dim=1, keepdim=True)
 
 
 def _inverse_hessian(
     gradient: Tensor, preconditioner: Preconditioner, history: deque[tuple[Tensor, Tensor, float]]
 ) -> Tensor:
-    """The two-loop recursion of L-BFGS (Nocedal and Wright, algorithm 7.4)."""
+    """Two-loop recursion of L-BFGS (Nocedal and Wright, algorithm 7.4)."""
     result = gradient.clone()
     shares = []
     for move, change, curvature in reversed(history):

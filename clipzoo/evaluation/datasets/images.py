@@ -1,0 +1,116 @@
+"""Images of evaluation datasets: files, members of tar archives, or arrays of pixels."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from PIL import Image
+
+from clipzoo.errors import ConfigError
+
+EXTENSIONS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
+"""First bytes of the encodings that the tar layout stores unchanged -> file extension."""
+
+
+class ImageFile(NamedTuple):
+    """An encoded image: a whole file, or a member of a tar archive. key: name of the sample in messages."""
+
+    path: Path
+    offset: int = 0
+    size: int = -1
+    key: str = ""
+
+
+class EncodedImages(Protocol):
+    """RGB images that can also be written unchanged to a tar archive."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Image.Image: ...
+
+    def encoded(self, index: int) -> bytes:
+        """JPEG, PNG or WebP file with exactly these pixels; the original file where it is one of these."""
+
+
+class ImageFiles:
+    """Decode images from files on access. Safe to use in forked or spawned worker processes."""
+
+    def __init__(self, files: Sequence[ImageFile]) -> None:
+        # Arrays, not objects: worker processes share their memory.
+        self._paths = sorted({file.path for file in files})
+        numbers = {path: number for number, path in enumerate(self._paths)}
+        self._keys = np.array([file.key for file in files])
+        members = [(numbers[path], offset, size) for path, offset, size, _ in files]
+        self._members = np.array(members, np.int64).reshape(-1, 3)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        try:
+            return Image.open(io.BytesIO(self._read(index))).convert("RGB")
+        # Damaged bytes end in OSError, SyntaxError, ValueError, struct.error, DecompressionBombError and more.
+        except Exception as error:
+            key = self._keys[index]
+            raise ConfigError(f"{self.path(index)}:{key and ' '}{key} cannot be decoded: {error}") from error
+
+    def path(self, index: int) -> Path:
+        """File that holds the image."""
+        return self._paths[self._members[index, 0]]
+
+    def encoded(self, index: int) -> bytes:
+        content = self._read(index)
+        return content if content.startswith(tuple(EXTENSIONS)) else _png(self[index])
+
+    def _read(self, index: int) -> bytes:
+        _, offset, size = self._members[index].tolist()
+        return read_range(self.path(index), offset, size)
+
+
+class PixelArrays:
+    """Images in memory: uint8 pixels [n, H, W, 3]."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self._pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return Image.fromarray(self._pixels[index])
+
+    def encoded(self, index: int) -> bytes:
+        return _png(self[index])
+
+
+class LabelledSplit:
+    """One split of a classification dataset: index -> (RGB image, label)."""
+
+    def __init__(self, images: EncodedImages, labels: Sequence[int]) -> None:
+        self.images = images
+        self.labels = [int(label) for label in labels]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return self.images[index], self.labels[index]
+
+
+def read_range(path: Path, offset: int, size: int) -> bytes:
+    """Read `size` bytes from `offset`; -1 reads to the end of the file."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(size)
+
+
+def _png(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
