@@ -140,8 +140,8 @@ def difference(shards: str, size: int) -> dict[str, float]:
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import resized_crop
 
-    from clipzoo.data.images.augmentation import random_crop
-    from clipzoo.data.images.crops import ImageReader
+    from clipzoo.data.images.crops import random_crop
+    from clipzoo.data.images.transform import ImageTransform
     from clipzoo.data.plan.randomness import generator
 
     with tarfile.open(shards.replace(f"{{00000..{SHARDS - 1:05d}}}", "00000")) as archive:
@@ -154,10 +154,10 @@ def difference(shards: str, size: int) -> dict[str, float]:
     for number, encoded in enumerate(images):
         image = Image.open(io.BytesIO(encoded)).convert("RGB")
         for decode, values in found.items():
-            reader = ImageReader(size, [0.5, 1.0], "bicubic", 0.0, None, decode, 10**9)  # type: ignore[arg-type]
-            ours, _ = reader(encoded, generator("augment", 0, 0, number))
+            transform = ImageTransform(size, [0.5, 1.0], "bicubic", 0.0, None, decode, 10**9)  # type: ignore[arg-type]
+            ours, _ = transform(encoded, generator("augment", 0, 0, number))
             box = random_crop(image.height, image.width, [0.5, 1.0], generator("augment", 0, 0, number))
-            grid = reader.reduction(box)
+            grid = transform.reduction(box)
             top, left, tall, wide = (edge // grid * grid for edge in (box.top, box.left, box.height, box.width))
             theirs = resized_crop(image, top, left, tall, wide, [size, size], InterpolationMode.BICUBIC)
             values.append(float(np.abs(ours.permute(1, 2, 0).numpy().astype(int) - np.asarray(theirs)).mean()))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from clipzoo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from clipzoo.data.shards.files import ShardFiles
+    from clipzoo.data.shards.cache import ShardCache
     from clipzoo.data.shards.index import ShardIndex
 
 MAKE = """Pack images and captions into shards.
@@ -45,14 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make(options: argparse.Namespace) -> None:
-    from clipzoo.data.shards.writer import pairs_of_folder, pairs_of_karpathy, pairs_of_table, write_shards
+    from clipzoo.data.shards.writer import pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 
     if options.source.is_dir():
-        pairs = pairs_of_folder(options.source)
+        pairs = pairs_from_folder(options.source)
     elif options.source.suffix == ".json":
-        pairs = pairs_of_karpathy(options.source, options.images, options.splits)
+        pairs = pairs_from_karpathy(options.source, options.images, options.splits)
     elif options.source.is_file():
-        pairs = pairs_of_table(options.source, options.image, options.caption)
+        pairs = pairs_from_table(options.source, options.image, options.caption)
     else:
         raise ConfigError(f"{options.source} does not exist")
     left_out = 0
@@ -70,10 +70,10 @@ def make(options: argparse.Namespace) -> None:
 
 
 def index(options: argparse.Namespace) -> None:
-    from clipzoo.data.shards.files import ShardFiles
+    from clipzoo.data.shards.cache import ShardCache
 
     start = time.perf_counter()
-    index = _load_index(options, ShardFiles(options.cache_folder, options.cache_gigabytes))
+    index = _load_index(options, ShardCache(options.cache_folder, options.cache_gigabytes))
     seconds = time.perf_counter() - start
     print(f"{index.samples:,} samples in {len(index.shards)} shards, {seconds:.1f} s: {index.data}")
     for shard in index.shards:
@@ -84,28 +84,29 @@ def index(options: argparse.Namespace) -> None:
 
 
 def inspect(options: argparse.Namespace) -> None:
-    from clipzoo.data.shards.files import ShardFiles
-    from clipzoo.data.shards.inspection import contact_sheet, describe, glance
+    from clipzoo.data.shards.cache import ShardCache
+    from clipzoo.data.shards.inspection import contact_sheet, describe, sample_statistics
 
-    files = ShardFiles(None, 50.0)
-    index = _load_index(options, files)
-    inspection = glance(index, files, options.caption_key, options.samples, options.images, options.seed)
-    print(describe([index], [inspection]))
-    if options.sheet and inspection.tiles:
-        contact_sheet(inspection.tiles, options.sheet)
+    cache = ShardCache(None, 50.0)
+    index = _load_index(options, cache)
+    statistics = sample_statistics(index, cache, options.caption_key, options.samples, options.images, options.seed)
+    print(describe(index, statistics))
+    if options.sheet and statistics.tiles:
+        contact_sheet(statistics.tiles, options.sheet)
         print(f"contact sheet      {options.sheet}")
 
 
-def _load_index(options: argparse.Namespace, files: ShardFiles) -> ShardIndex:
+def _load_index(options: argparse.Namespace, cache: ShardCache) -> ShardIndex:
     from clipzoo.data.shards.index import FOLDER
-    from clipzoo.data.shards.indexing import load_or_build
-    from clipzoo.data.shards.sources import is_remote, parse_sources
+    from clipzoo.data.shards.index_builder import load_or_build
+    from clipzoo.data.shards.locations import is_remote
+    from clipzoo.data.shards.sources import parse_sources
 
     (source,) = parse_sources(options.shards)
     if options.index_folder is None and is_remote(source.shards[0]):
         raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
     folder = options.index_folder or Path(source.shards[0]).parent / FOLDER
-    return load_or_build(source.shards, files, [folder], options.processes)
+    return load_or_build(source.shards, cache, [folder], options.processes)
 
 
 def _make_arguments(parser: argparse.ArgumentParser) -> None:

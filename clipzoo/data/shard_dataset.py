@@ -7,23 +7,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from clipzoo.data.images.crops import ImageReader
+from clipzoo.data.faults import Fault, FaultLog
+from clipzoo.data.images.transform import ImageTransform
 from clipzoo.data.plan.plan import Plan
+from clipzoo.data.rank_batches import RankBatches, rank_rows
 from clipzoo.data.samples import SampleReader
-from clipzoo.data.shards.faults import Finding, Health
-from clipzoo.data.shards.files import ShardFiles
+from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data.shards.damage import check_shards
 from clipzoo.data.shards.index import FOLDER, ShardIndex
-from clipzoo.data.shards.indexing import load_or_build
-from clipzoo.data.shards.missing import check_shards
-from clipzoo.data.shards.prefetch import Ahead
-from clipzoo.data.shards.sources import is_remote, parse_sources
-from clipzoo.data.steps import Steps
+from clipzoo.data.shards.index_builder import load_or_build
+from clipzoo.data.shards.locations import is_remote
+from clipzoo.data.shards.prefetch import Prefetcher
+from clipzoo.data.shards.sources import parse_sources
 from clipzoo.data.tokenizer import Tokenizer
-from clipzoo.data.workers import iterate, start_worker
+from clipzoo.data.workers import iterate
 from clipzoo.distributed import collectives as distributed
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch
@@ -40,7 +39,7 @@ class ShardData:
     shuffle_window: samples are shuffled among this many shards at a time. max_bad_fraction: of the samples seen.
     workers: processes that decode, on each rank; 0 decodes in the training process. prefetch: batches a worker
     prepares ahead. index_folder: where the index is kept; null for beside the shards, or else the run's folder.
-    cache_folder, cache_gigabytes: of remote shards, see `files.ShardFiles`; it should hold two windows.
+    cache_folder, cache_gigabytes: of remote shards, see `cache.ShardCache`; it should hold two windows.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class ShardData:
         _require(prefetch >= 1, "prefetch", prefetch, "at least 1")
         self._sources = parse_sources(shards)
         self._tokenizer = tokenizer
-        self._images = ImageReader(
+        self._transform = ImageTransform(
             image_size,
             list(crop_scale),
             interpolation,
@@ -87,7 +86,7 @@ class ShardData:
         self._max_bad_fraction = max_bad_fraction
         self._workers, self._prefetch = workers, prefetch
         self._index_folder = index_folder
-        self._files = ShardFiles(cache_folder, cache_gigabytes)
+        self._cache = ShardCache(cache_folder, cache_gigabytes)
         self._run: Path | None = None
         self._indexes: list[ShardIndex] = []
         self.samples = 0
@@ -95,7 +94,7 @@ class ShardData:
     def open(self, cache: Path | None) -> None:
         """Load the index, or build it on the first rank: beside the shards, or under `cache`, the run's folder."""
         self._run = cache
-        indexes, findings = distributed.first_rank_does(self._load_and_check)
+        indexes, faults = distributed.first_rank_does(self._load_and_check)
         # A node that keeps shards and index on a disk of its own has to build its own index.
         if not all(index.data.is_file() for index in indexes):
             self._indexes = self._load()
@@ -105,10 +104,10 @@ class ShardData:
         if len(set(fingerprints)) > 1:
             raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
         self.samples = sum(index.samples for index in self._indexes)
-        self._health = Health(self.samples, self._max_bad_fraction)
+        self._faults = FaultLog(self.samples, self._max_bad_fraction)
         if distributed.is_first():
-            self._write_findings(0)
-            self._health.record(0, findings)
+            self._open_fault_log(0)
+            self._faults.record(0, faults)
 
     @property
     def fingerprint(self) -> str:
@@ -118,7 +117,7 @@ class ShardData:
 
     def counters(self) -> dict[str, int]:
         """Samples that could not be used or had to be converted, by kind, as seen by this rank since it started."""
-        return dict(self._health.counts)
+        return dict(self._faults.counts)
 
     def plan(self, seed: int, global_batch: int) -> Plan:
         """Which samples come in which step. Raises where a batch would hold a sample twice."""
@@ -140,58 +139,44 @@ class ShardData:
 
         trim_text: cut the padding that all captions of the batch share (the width stays a multiple of 8).
         """
-        if global_batch % world_size:
-            raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world_size} ranks")
-        self._write_findings(rank)
+        rows = rank_rows(global_batch, rank, world_size)
+        self._open_fault_log(rank)
         plan = self.plan(seed, global_batch)
-        reader = SampleReader(self._indexes, self._files, self._images, self._caption_key, seed)
-        local = global_batch // world_size
-        steps = Steps(plan, reader, self._tokenizer, slice(rank * local, (rank + 1) * local), trim_text)
-        loader = DataLoader(
-            steps,
-            batch_size=None,
-            sampler=range(start_step, stop_step),
-            num_workers=self._workers,
-            prefetch_factor=self._prefetch if self._workers else None,
-            pin_memory=torch.cuda.is_available(),
-            multiprocessing_context="fork" if self._workers else None,
-            worker_init_fn=start_worker,
-            # Its own: the loader would draw a seed from the generator that training uses.
-            generator=torch.Generator(),
-        )
-        # Whatever it loads late is loaded before the workers are forked, so that they share it.
+        reader = SampleReader(self._indexes, self._cache, self._transform, self._caption_key, seed)
+        dataset = RankBatches(plan, reader, self._tokenizer, rows, trim_text)
+        # Loaded before the workers are forked, so that they share the vocabulary.
         self._tokenizer([""])
-        items = iterate(loader)
-        # Its threads begin when the workers are forked: a process forked among threads inherits the locks they hold.
-        ahead = Ahead(plan, self._indexes, self._files)
-        ahead.reached(start_step)
+        items = iterate(dataset, range(start_step, stop_step), self._workers, self._prefetch)
+        # The threads start after the fork: a process forked among threads inherits the locks that they hold.
+        prefetcher = Prefetcher(plan, self._indexes, self._cache)
+        prefetcher.advance(start_step)
         try:
-            for step, (batch, findings, failure) in enumerate(items, start_step):
-                if failure is not None:
-                    raise ConfigError(failure)
-                self._health.record(len(batch), findings)
-                ahead.reached(step)
+            for step, (batch, faults, error) in enumerate(items, start_step):
+                if batch is None:
+                    raise ConfigError(str(error))
+                self._faults.record(len(batch), faults)
+                prefetcher.advance(step)
                 yield batch
         finally:
             items.close()
-            ahead.close()
+            prefetcher.close()
 
     def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
         """Picture, uint8 [3, S, S], and caption of these samples, as training sees them in its first epoch."""
-        reader = SampleReader(self._indexes, self._files, self._images, self._caption_key, 0)
-        rows = [reader.row(each, 0) for each in sample_ids]
+        reader = SampleReader(self._indexes, self._cache, self._transform, self._caption_key, 0)
+        rows = [reader.read(sample_id, 0) for sample_id in sample_ids]
         return [(row.image, row.caption) for row in rows]
 
-    def _write_findings(self, rank: int) -> None:
+    def _open_fault_log(self, rank: int) -> None:
         if self._run is not None:
-            self._health.write_to(self._run / f"bad_samples.rank{rank}.jsonl")
+            self._faults.write_to(self._run / f"bad_samples.rank{rank}.jsonl")
 
-    def _load_and_check(self) -> tuple[list[ShardIndex], list[Finding]]:
+    def _load_and_check(self) -> tuple[list[ShardIndex], list[Fault]]:
         indexes = self._load()
         return indexes, check_shards(indexes, self._max_bad_fraction)
 
     def _load(self) -> list[ShardIndex]:
-        return [load_or_build(source.shards, self._files, self._folders(source.shards)) for source in self._sources]
+        return [load_or_build(source.shards, self._cache, self._folders(source.shards)) for source in self._sources]
 
     def _folders(self, shards: tuple[str, ...]) -> list[Path]:
         if self._index_folder is not None:

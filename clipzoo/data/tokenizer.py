@@ -1,20 +1,24 @@
-"""Captions to token ids, with CLIP's byte-pair vocabulary."""
+"""Tokenizer of captions with CLIP's byte-pair vocabulary."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from open_clip.tokenizer import SimpleTokenizer
+    from regex import Pattern
 
 _PLAIN = re.compile(r"[ -%'-~\t\n]*")
 _CACHED_WORDS = 100_000
 
 
 class Tokenizer(Protocol):
-    """What the data layer asks of a tokenizer: ids [n, context_length] int64, each row ended by `end_token`."""
+    """Maps captions to token ids, int64 [n, context_length]; every row ends with `end_token`, then padding."""
 
     context_length: int
     end_token: int
@@ -23,11 +27,10 @@ class Tokenizer(Protocol):
 
 
 class ClipTokenizer:
-    """CLIP's tokenizer (open_clip's vocabulary and merges): captions -> [n, context_length] int64, padded with 0.
+    """CLIP's tokenizer with open_clip's vocabulary and merges: captions -> int64 [n, context_length], padded with 0.
 
     A caption that is too long keeps its first tokens and still ends with end-of-text. Text that spells a control
-    token, such as "<end_of_text>", stays text: its letters are encoded like any other (in open_clip it would end the
-    caption there).
+    token, such as "<end_of_text>", is encoded as ordinary text (in open_clip it would end the caption).
     """
 
     start_token = 49406
@@ -36,8 +39,7 @@ class ClipTokenizer:
 
     def __init__(self, context_length: int) -> None:
         self.context_length = context_length
-        self._vocabulary: Any = None
-        self._pattern: Any = None
+        self._loaded: tuple[SimpleTokenizer, Pattern[str]] | None = None
         self._words: dict[str, list[int]] = {}
 
     def __call__(self, captions: list[str]) -> Tensor:
@@ -48,59 +50,56 @@ class ClipTokenizer:
         return torch.from_numpy(ids)
 
     def encode(self, caption: str) -> list[int]:
-        """The ids of the words alone, however many."""
-        if self._vocabulary is None:
-            self._load()
+        """Return the ids of all words, without control tokens and without a limit."""
+        if self._loaded is None:
+            self._loaded = _load()
         if len(self._words) > _CACHED_WORDS:
             self._words.clear()
+        source, pattern = self._loaded
         tokens: list[int] = []
-        for word in self._pattern.findall(self._clean(caption)):
-            known = self._words.get(word)
-            if known is None:
-                known = self._words[word] = self._encode_word(word)
-            tokens += known
+        for word in pattern.findall(_clean(source, caption)):
+            if word not in self._words:
+                self._words[word] = _encode_word(source, word)
+            tokens += self._words[word]
         return tokens
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"context_length": self.context_length}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
-    def _load(self) -> None:
-        import regex
-        from open_clip.tokenizer import SimpleTokenizer  # 1.4 s, hence not at the top
-
-        self._vocabulary = SimpleTokenizer()
-        control, pattern = "<start_of_text>|<end_of_text>|", self._vocabulary.pat.pattern
-        assert pattern.startswith(control), pattern
-        self._pattern = regex.compile(pattern.removeprefix(control), regex.IGNORECASE)
-
-    def _clean(self, caption: str) -> str:
-        # Printable ASCII without "&" is a fixed point of the repair of broken encodings and of HTML entities,
-        # which costs more than all the rest.
-        if _PLAIN.fullmatch(caption):
-            return caption.lower()
-        return self._vocabulary.clean_fn(caption)
-
-    def _encode_word(self, word: str) -> list[int]:
-        source = self._vocabulary
-        symbols = "".join(source.byte_encoder[byte] for byte in word.encode("utf-8"))
-        pieces = source.bpe(symbols)
-        # Its own cache never forgets; ours above is enough.
-        source.cache.clear()
-        return [source.encoder[piece] for piece in pieces.split(" ")]
+    def __reduce__(self) -> tuple[type[ClipTokenizer], tuple[int]]:
+        return ClipTokenizer, (self.context_length,)
 
 
 def caption_lengths(ids: Tensor, end_token: int) -> Tensor:
-    """[b, L] -> [b], tokens up to and including the first end-of-text."""
+    """Return the number of tokens [b] of captions [b, L], up to and including the first end-of-text."""
     return (ids == end_token).int().argmax(1) + 1
 
 
-def trimmed(ids: Tensor, end_token: int) -> Tensor:
-    """[b, L] -> [b, L'] without the columns that are padding in every row; L' is a multiple of 8, or L.
+def trim_padding(ids: Tensor, end_token: int) -> Tensor:
+    """Cut the columns that are padding in all rows: [b, L] -> [b, L'], where L' is a multiple of 8 or equals L.
 
-    A multiple, so that few shapes occur.
+    Multiples of 8 keep the number of different shapes small.
     """
     longest = int(caption_lengths(ids, end_token).max())
     return ids[:, : min(-(-longest // 8) * 8, ids.shape[1])].contiguous()
+
+
+def _load() -> tuple[SimpleTokenizer, Pattern[str]]:
+    import regex
+    from open_clip.tokenizer import SimpleTokenizer  # takes 1.4 s
+
+    source = SimpleTokenizer()
+    control, pattern = "<start_of_text>|<end_of_text>|", source.pat.pattern
+    assert pattern.startswith(control), pattern
+    return source, regex.compile(pattern.removeprefix(control), regex.IGNORECASE)
+
+
+def _clean(source: SimpleTokenizer, caption: str) -> str:
+    # Repairing broken encodings and HTML entities costs more than all the rest, and leaves printable ASCII without
+    # "&" unchanged.
+    return caption.lower() if _PLAIN.fullmatch(caption) else source.clean_fn(caption)
+
+
+def _encode_word(source: SimpleTokenizer, word: str) -> list[int]:
+    symbols = "".join(source.byte_encoder[byte] for byte in word.encode("utf-8"))
+    pieces = source.bpe(symbols)
+    # open_clip's cache grows without limit; the one of ClipTokenizer suffices.
+    source.cache.clear()
+    return [source.encoder[piece] for piece in pieces.split(" ")]

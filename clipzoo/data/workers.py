@@ -1,4 +1,4 @@
-"""Loader processes that outlive neither their iterator nor the run."""
+"""Loader processes that end with their iterator, and at the latest with the run."""
 
 from __future__ import annotations
 
@@ -6,39 +6,56 @@ import atexit
 import signal
 import weakref
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TypeVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-_running: weakref.WeakSet[Any] = weakref.WeakSet()
+Item = TypeVar("Item")
+_running: weakref.WeakSet[Iterator] = weakref.WeakSet()
 
 
-def iterate(loader: DataLoader) -> Generator[Any, None, None]:
-    """The loader's items. Its workers start now; they are gone when this ends, is closed, or the interpreter exits."""
+def iterate(dataset: Dataset[Item], steps: range, workers: int, prefetch: int) -> Generator[Item, None, None]:
+    """Yield the items of `steps` in order, computed by `workers` processes, `prefetch` items ahead each.
+
+    The workers start at once. They end when the generator ends or is closed, or when the interpreter exits. With 0
+    workers the items are computed in this process.
+    """
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=steps,
+        num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
+        pin_memory=torch.cuda.is_available(),
+        multiprocessing_context="fork" if workers else None,
+        worker_init_fn=_start_worker,
+        # Without its own generator, the loader would draw a seed from the one that training uses.
+        generator=torch.Generator(),
+    )
     iterator = iter(loader)
     _running.add(iterator)
     return _items(iterator)
 
 
-def start_worker(_: int) -> None:
-    """The `worker_init_fn`: a scheduler signals every process of a job, but only the training process shall act."""
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(each, signal.SIG_IGN)
+def _start_worker(_: int) -> None:
+    # Schedulers signal every process of a job; only the training process reacts.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
-def _items(iterator: Iterator[Any]) -> Generator[Any, None, None]:
+def _items(iterator: Iterator[Item]) -> Generator[Item, None, None]:
     try:
         yield from iterator
     finally:
         _stop(iterator)
 
 
-def _stop(iterator: Any) -> None:
-    # Workers ignore SIGTERM, with which multiprocessing would end them as the interpreter exits, and then wait.
-    # torch has no public way to end an iterator that something still refers to, such as a traceback.
-    if hasattr(iterator, "_shutdown_workers"):
+def _stop(iterator: Iterator) -> None:
+    # At exit, multiprocessing sends SIGTERM to the workers, which ignore it, and waits for them. torch has no public
+    # method that ends an iterator while something, such as a traceback, still refers to it.
+    if hasattr(iterator, "_shutdown_workers") and hasattr(iterator, "_workers"):
         iterator._shutdown_workers()
         for worker in iterator._workers:
             worker.kill()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from clipzoo.data.tokenizer import Tokenizer, trimmed
+from clipzoo.data.tokenizer import Tokenizer, trim_padding
 from clipzoo.distributed import collectives as distributed
 from clipzoo.evaluation.ranking import exact_products
 from clipzoo.evaluation.transform import Transform
@@ -78,7 +78,7 @@ class Encoding:
         for start in range(0, len(captions), self.batch_size):
             tokens = self.tokenizer(list(captions[start : start + self.batch_size]))
             if not model.head.needs_padding:
-                tokens = trimmed(tokens, self.tokenizer.end_token)
+                tokens = trim_padding(tokens, self.tokenizer.end_token)
             with self._autocast(model):
                 features = model.text_features(tokens)
             parts.append(_apart(model, partial(in_draws, model, draws, model.head.embed_text, features)))

@@ -7,7 +7,7 @@ import sys
 import pytest
 from PIL import Image
 
-from clipzoo.data.shards.writer import pairs_of_folder, pairs_of_karpathy, pairs_of_table, write_shards
+from clipzoo.data.shards.writer import pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 from clipzoo.errors import ConfigError
 from tests.support.paths import ROOT
 from tests.support.shards import picture, shard_data, write_numbered
@@ -59,7 +59,7 @@ def test_scripts_say_what_is_wrong(tmp_path):
     write_numbered(tmp_path / "s", [4, 4])
     (tmp_path / "s" / "00001.tar").write_bytes((tmp_path / "s" / "00001.tar").read_bytes()[:5000])
     assert "00001.tar: 2 samples, truncated" in script("index_shards.py", tmp_path / "s")
-    assert "flawed shards      1: 00001.tar" in script("inspect_shards.py", tmp_path / "s")
+    assert "damaged shards     1: 00001.tar" in script("inspect_shards.py", tmp_path / "s")
     assert "holds no *.tar" in script("index_shards.py", tmp_path, code=2)
     assert "the shards hold no sample" in script("index_shards.py", tmp_path / "nowhere.tar", code=2)
 
@@ -69,26 +69,26 @@ def test_rows_of_a_table_with_one_image_are_captions_of_one_sample(tmp_path):
     rows = [("images/p0.png", "number 0"), ("images/p1.png", "number 1"), ("images/p0.png", "number 20")]
     table = tmp_path / "pairs.tsv"
     table.write_text("\n".join("\t".join(row) for row in [("filepath", "title"), *rows]))
-    pairs = pairs_of_table(table, "filepath", "title")
+    pairs = pairs_from_table(table, "filepath", "title")
     assert list(write_shards(pairs, tmp_path / "out", samples_a_shard=10, shuffle_seed=None, shortest_side=None)) == []
     assert captions_of(tmp_path / "out") == [0, 1]
     assert captions_of(tmp_path / "out", caption_key="captions") in ([0, 1], [1, 20])
     assert json.loads((tmp_path / "out" / "00000_stats.json").read_text()) == {"successes": 2}
     with pytest.raises(ConfigError, match="no column 'url', but: filepath, title"):
-        pairs_of_table(table, "url", "title")
+        pairs_from_table(table, "url", "title")
 
 
 def test_original_bytes_are_kept_and_large_images_scaled_where_asked(tmp_path):
-    from clipzoo.data.shards.files import ShardFiles
-    from clipzoo.data.shards.indexing import load_or_build
-    from clipzoo.data.shards.reading import RawReader
+    from clipzoo.data.shards.cache import ShardCache
+    from clipzoo.data.shards.index_builder import load_or_build
+    from clipzoo.data.shards.reader import ShardReader
 
-    pairs = pairs_of_folder(pictures(tmp_path / "in", 1))
+    pairs = pairs_from_folder(pictures(tmp_path / "in", 1))
     for side, name in ((None, "whole"), (100, "scaled")):
         assert not list(write_shards(pairs, tmp_path / name, samples_a_shard=9, shuffle_seed=0, shortest_side=side))
-        files = ShardFiles(None, 1.0)
+        files = ShardCache(None, 1.0)
         index = load_or_build([str(tmp_path / name / "00000.tar")], files, [tmp_path / "index"])
-        _, encoded = RawReader(files, None).read(index, 0, 0)
+        _, encoded = ShardReader(files, None).read(index, 0, 0)
         if side is None:
             assert encoded == picture(0, (300, 200))
         else:
@@ -99,10 +99,10 @@ def test_original_bytes_are_kept_and_large_images_scaled_where_asked(tmp_path):
 
 def test_shards_are_never_overwritten(tmp_path):
     write_numbered(tmp_path / "out", [1])
-    with pytest.raises(ConfigError, match="has shards already"):
+    with pytest.raises(ConfigError, match="already has shards"):
         list(
             write_shards(
-                pairs_of_folder(pictures(tmp_path / "in", 1)),
+                pairs_from_folder(pictures(tmp_path / "in", 1)),
                 tmp_path / "out",
                 samples_a_shard=1,
                 shuffle_seed=0,
@@ -110,7 +110,7 @@ def test_shards_are_never_overwritten(tmp_path):
             )
         )
     with pytest.raises(ConfigError, match="none of 0 images has a caption"):
-        pairs_of_folder(tmp_path / "out")
+        pairs_from_folder(tmp_path / "out")
 
 
 def test_karpathys_splits_keep_all_captions(tmp_path):
@@ -125,9 +125,9 @@ def test_karpathys_splits_keep_all_captions(tmp_path):
         for number, split in enumerate(["train", "restval", "val", "train"])
     ]
     (tmp_path / "split.json").write_text(json.dumps({"images": entries}))
-    pairs = pairs_of_karpathy(tmp_path / "split.json", tmp_path / "coco", ["train", "restval"])
+    pairs = pairs_from_karpathy(tmp_path / "split.json", tmp_path / "coco", ["train", "restval"])
     assert not list(write_shards(pairs, tmp_path / "out", samples_a_shard=10, shuffle_seed=0, shortest_side=None))
     assert captions_of(tmp_path / "out") == [0, 1, 3]
     assert {number % 20 for number in captions_of(tmp_path / "out", caption_key="captions")} == {0, 1, 3}
     with pytest.raises(ConfigError, match="no split 'rest', but: restval, train, val"):
-        pairs_of_karpathy(tmp_path / "split.json", tmp_path / "coco", ["rest"])
+        pairs_from_karpathy(tmp_path / "split.json", tmp_path / "coco", ["rest"])

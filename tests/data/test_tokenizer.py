@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from clipzoo.data.tokenizer import ClipTokenizer, caption_lengths, trimmed
+from clipzoo.data.tokenizer import ClipTokenizer, caption_lengths, trim_padding
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_it_travels_to_other_processes(tokenizer):
 
 def test_trimming_drops_padding_alone(tokenizer):
     ids = tokenizer(["a cat", "a somewhat longer caption about a dog in a park"])
-    short = trimmed(ids, tokenizer.end_token)
+    short = trim_padding(ids, tokenizer.end_token)
     assert short.shape == (2, 16)
     assert (ids[:, 16:] == 0).all() and torch.equal(short, ids[:, :16])
-    assert trimmed(tokenizer(["word " * 100]), tokenizer.end_token).shape == (1, 77)
+    assert trim_padding(tokenizer(["word " * 100]), tokenizer.end_token).shape == (1, 77)

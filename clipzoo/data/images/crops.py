@@ -1,56 +1,43 @@
-"""Encoded images to augmented crops."""
+"""Random resized crop."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
 
-from clipzoo.data.images.augmentation import Box, rand_augment, random_crop
-from clipzoo.data.images.decoding import read_header
-
-_REDUCTIONS = (8, 4, 2)
+_ASPECT = (math.log(3 / 4), math.log(4 / 3))
+_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
-class ImageReader:
-    """Bytes -> [3, S, S] uint8: decoded, cropped, resized, flipped, augmented. Arguments as in ShardData."""
+class Box:
+    """A crop in pixels."""
 
-    image_size: int
-    crop_scale: list[float]
-    interpolation: Literal["bicubic", "bilinear"]
-    flip: float
-    rand_augment: list[int] | None
-    decode: Literal["exact", "fast"]
-    max_pixels: int
+    top: int
+    left: int
+    height: int
+    width: int
 
-    def __call__(self, encoded: bytes, random: np.random.Generator) -> tuple[Tensor, list[str]]:
-        """The crop, and what made the image other than plain (kinds for the counters). Raises BadSampleError."""
-        image = read_header(encoded, self.max_pixels)
-        box = random_crop(image.height, image.width, self.crop_scale, random)
-        reduction = self.reduction(box) if image.scalable else 1
-        pixels = image.decode(reduction)
-        # A crop off the grid of the reduced pixels made most of the difference from a full decoding.
-        top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
-        crop = functional.interpolate(
-            torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None],
-            (self.image_size, self.image_size),
-            mode=self.interpolation,
-            antialias=True,
-            align_corners=False,
-        )[0]
-        if random.random() < self.flip:
-            crop = crop.flip(-1)
-        if self.rand_augment is not None:
-            crop = rand_augment(crop, self.rand_augment[0], self.rand_augment[1], random)
-        return crop, image.notes
 
-    def reduction(self, box: Box) -> int:
-        """By how much a decoder may scale down, so that the crop keeps S pixels a side."""
-        if self.decode == "exact":
-            return 1
-        return next((each for each in _REDUCTIONS if min(box.height, box.width) >= each * self.image_size), 1)
+def random_crop(height: int, width: int, scale: list[float], random: np.random.Generator) -> Box:
+    """Return the box of a random resized crop: `scale` of the area, aspect ratio 3/4 to 4/3.
+
+    If none of ten attempts fits, the box is the largest central crop within those aspect ratios. The number of random
+    values drawn does not depend on the size of the image.
+
+    Source: Szegedy et al. 2015, as implemented in torchvision.
+    """
+    areas = random.uniform(scale[0], scale[1], _ATTEMPTS) * height * width
+    ratios = np.exp(random.uniform(*_ASPECT, _ATTEMPTS))
+    place = random.random(2)
+    for area, ratio in zip(areas, ratios, strict=True):
+        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top = int(place[0] * (height - crop_height + 1))
+            left = int(place[1] * (width - crop_width + 1))
+            return Box(top, left, crop_height, crop_width)
+    crop_width = min(width, max(1, round(height * math.exp(_ASPECT[1]))))
+    crop_height = min(height, max(1, round(width / math.exp(_ASPECT[0]))))
+    return Box((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width)

@@ -1,7 +1,7 @@
-"""Encoded images to RGB pixels of 8 bits.
+"""Encoded images to 8-bit RGB pixels.
 
-JPEGs go through simplejpeg where it is installed (the extra "fast"): the same libjpeg-turbo as PIL's, hence the same
-pixels, in half the time. PIL has the last word on what it refuses.
+JPEGs are decoded by simplejpeg if it is installed (the extra "fast"): the same libjpeg-turbo as in PIL, so the same
+pixels, in half the time. PIL decodes everything else, and the JPEGs that simplejpeg refuses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clipzoo.data.shards.faults import BadSampleError
+from clipzoo.data.faults import BadSampleError
 
 try:
     import simplejpeg
@@ -32,46 +32,46 @@ _PLAIN_JPEGS = ("YCbCr", "Gray")
 class EncodedImage(Protocol):
     """An image of which only the header has been read.
 
-    scalable: whether it can be decoded at a half, quarter or eighth. notes: kinds for the counters, of images that
-    are not plain RGB, grey or the like.
+    scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size. conversions: kinds of conversion to RGB that
+    are counted (CMYK, palette, 16 bits, transparency, animation); empty for a plain RGB or grey image.
     """
 
     height: int
     width: int
     scalable: bool
-    notes: list[str]
+    conversions: list[str]
 
     def decode(self, reduction: int) -> Pixels:
-        """[ceil(height / reduction), ceil(width / reduction), 3]. Raises BadSampleError."""
+        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3]. Raises BadSampleError."""
 
 
 def read_header(encoded: bytes, max_pixels: int) -> EncodedImage:
-    """Raises BadSampleError for what is no image, and for one that says it has more than `max_pixels`."""
+    """Read the header of an image. Raises BadSampleError if it is no image or states more than `max_pixels`."""
     if not encoded:
         raise BadSampleError("empty_image", "the image has no bytes")
-    image = _turbo(encoded) or _PilImage(encoded)
+    image = _open_with_simplejpeg(encoded) or _PilImage(encoded)
     if image.height * image.width > max_pixels:
         size = f"{image.width} x {image.height} pixels"
         raise BadSampleError("enormous_image", f"{size}, more than data.max_pixels {max_pixels}")
     return image
 
 
-def _turbo(encoded: bytes) -> EncodedImage | None:
+def _open_with_simplejpeg(encoded: bytes) -> EncodedImage | None:
     if simplejpeg is None or not encoded.startswith(_JPEG):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
     except ValueError:
         return None
-    return _TurboImage(encoded, height, width) if colours in _PLAIN_JPEGS else None
+    return _SimpleJpegImage(encoded, height, width) if colours in _PLAIN_JPEGS else None
 
 
-class _TurboImage:
+class _SimpleJpegImage:
     scalable = True
 
     def __init__(self, encoded: bytes, height: int, width: int) -> None:
         self._encoded, self.height, self.width = encoded, height, width
-        self.notes: list[str] = []
+        self.conversions: list[str] = []
 
     def decode(self, reduction: int) -> Pixels:
         height, width = -(-self.height // reduction), -(-self.width // reduction)
@@ -87,7 +87,8 @@ class _PilImage:
             self._image = Image.open(io.BytesIO(encoded), formats=_FORMATS)
             self.width, self.height = self._image.size
             self.scalable = self._image.format == "JPEG"
-            self.notes = [] if self._image.mode in ("RGB", "L") and self.scalable else _notes(self._image)
+            plain = self._image.mode in ("RGB", "L") and self.scalable
+            self.conversions = [] if plain else _conversions(self._image)
 
     def decode(self, reduction: int) -> Pixels:
         with _pil_errors():
@@ -98,7 +99,7 @@ class _PilImage:
 
 @contextmanager
 def _pil_errors() -> Iterator[None]:
-    """PIL's many exceptions as BadSampleError, without its warnings (of damaged metadata, above all)."""
+    """Turn PIL's exceptions into BadSampleError and silence its warnings, mostly about damaged metadata."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -107,12 +108,12 @@ def _pil_errors() -> Iterator[None]:
             raise
         except Image.DecompressionBombError as error:
             raise BadSampleError("enormous_image", str(error)) from error
-        # Damaged bytes end in OSError, SyntaxError, ValueError, struct.error, EOFError, MemoryError and more.
+        # Damaged bytes raise OSError, SyntaxError, ValueError, struct.error, EOFError, MemoryError and others.
         except Exception as error:
             raise BadSampleError("undecodable_image", f"{type(error).__name__}: {error}") from error
 
 
-def _notes(image: Image.Image) -> list[str]:
+def _conversions(image: Image.Image) -> list[str]:
     checks = {
         "cmyk_image": image.mode == "CMYK",
         "palette_image": image.mode in ("P", "PA"),
@@ -120,11 +121,11 @@ def _notes(image: Image.Image) -> list[str]:
         "transparent_image": image.has_transparency_data,
         "animated_image": image.format != "JPEG" and getattr(image, "n_frames", 1) > 1,
     }
-    return [kind for kind, holds in checks.items() if holds]
+    return [kind for kind, applies in checks.items() if applies]
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Of the first frame: transparency over white, 16 bits by their upper 8, the rest by PIL's conversion."""
+    """Convert the first frame to RGB: transparency over white, the upper 8 of 16 bits, other modes as PIL does."""
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:

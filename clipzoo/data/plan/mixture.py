@@ -1,40 +1,35 @@
-"""How the rows of a run are shared among sources."""
+"""Assignment of the rows of a run to its sources."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 
 
 class Mixture:
-    """Deals the rows of the whole run to sources in proportion to their integer `shares`.
+    """Assigns every row of the run to one of the sources, in proportion to their integer `shares`.
 
-    Source i's item t is due at (2 t + 1) / (2 share_i); rows take items as they fall due, the lower source first in a
-    tie. Exact integers, so that the millionth step is dealt as the first.
+    Item t of source i is due at (2 t + 1) / (2 share_i). Rows take items in the order in which they are due; ties go
+    to the source that comes first. The arithmetic is exact, so the millionth step is assigned like the first.
     """
 
     def __init__(self, shares: Sequence[int]) -> None:
         self.shares = list(shares)
 
     def row(self, source: int, item: int) -> int:
-        """The row of the run that holds item `item` of the source."""
-        mine = self.shares[source]
+        """Return the row of the run that holds item `item` of the source."""
+        share = self.shares[source]
         row = item
-        for other, theirs in enumerate(self.shares):
+        for other, other_share in enumerate(self.shares):
             if other < source:
-                row += ((2 * item + 1) * theirs - mine) // (2 * mine) + 1
+                row += ((2 * item + 1) * other_share - share) // (2 * share) + 1
             elif other > source:
-                row += -((mine - (2 * item + 1) * theirs) // (2 * mine))
+                row += -((share - (2 * item + 1) * other_share) // (2 * share))
         return row
 
-    def taken(self, source: int, rows: int) -> int:
-        """How many items of the source are among the first `rows` rows."""
+    def count(self, source: int, rows: int) -> int:
+        """Return how many items of the source are among the first `rows` rows."""
         if len(self.shares) == 1:
             return rows
-        low, high = 0, rows
-        while low < high:
-            middle = (low + high) // 2
-            if self.row(source, middle) < rows:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(rows), rows, key=partial(self.row, source))

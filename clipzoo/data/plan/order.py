@@ -1,4 +1,4 @@
-"""The order of one source's samples, epoch after epoch."""
+"""Order of one source's samples over all epochs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Rows:
-    """Consecutive rows. sample_id [k]; epoch [k]: how often the sample's source had been gone through before."""
+    """Consecutive rows of a run. sample_id, epoch: [k] each; epoch counts the completed passes over the source."""
 
     sample_id: Ids
     epoch: Ids
 
 
 class EpochOrder:
-    """order(epoch) of one source: shards shuffled, then samples shuffled within windows of `shuffle_window` shards.
+    """order(epoch) of one source: shards are shuffled, then samples within windows of `shuffle_window` shards.
 
-    A window is permuted only when it is asked for, so memory and the cost of resuming do not grow with n.
+    A window is permuted when it is first read, so memory and the cost of resuming do not grow with n.
     """
 
     def __init__(self, counts: Sequence[int], first_id: int, seed: int, source: int, shuffle_window: int) -> None:
@@ -38,8 +38,8 @@ class EpochOrder:
         self._shards = lru_cache(maxsize=2)(self._shuffle_shards)
         self._window = lru_cache(maxsize=3)(self._shuffle_window)
 
-    def part(self, epoch: int, start: int, stop: int) -> Ids:
-        """[stop - start] sample ids: positions [start, stop) of the epoch."""
+    def ids(self, epoch: int, start: int, stop: int) -> Ids:
+        """Return the sample ids [stop - start] at positions start .. stop - 1 of the epoch."""
         _, starts = self._shards(epoch)
         parts = []
         window = int(np.searchsorted(starts, start, side="right")) - 1
@@ -52,29 +52,17 @@ class EpochOrder:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def upcoming_shards(self, item: int) -> list[int]:
-        """Of item `item` of the stream: the shards of its window and of the next."""
+        """Return the shards of the window that holds item `item` of the stream, and of the next window."""
         epoch, position = divmod(item, self.samples)
         shards, starts = self._shards(epoch)
         window = int(np.searchsorted(starts, position, side="right")) - 1
-        first = shards[window * self._width : (window + 2) * self._width]
+        upcoming = shards[window * self._width : (window + 2) * self._width]
         if (window + 1) * self._width >= len(shards):
-            first = np.concatenate([first, self._shards(epoch + 1)[0][: self._width]])
-        return first.tolist()
-
-    def __getstate__(self) -> tuple:
-        return (
-            self._counts,
-            int(self._first_ids[0]) if len(self._first_ids) else 0,
-            self._seed,
-            self._source,
-            self._width,
-        )
-
-    def __setstate__(self, state: tuple) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+            upcoming = np.concatenate([upcoming, self._shards(epoch + 1)[0][: self._width]])
+        return upcoming.tolist()
 
     def _shuffle_shards(self, epoch: int) -> tuple[Ids, Ids]:
-        """The shards' order, and the position at which each window starts, with n at the end."""
+        """Return the order of the shards and the first position of each window, followed by n."""
         shards = generator("shards", self._seed, epoch, self._source).permutation(len(self._counts))
         ends = np.cumsum(self._counts[shards])
         return shards, np.concatenate([[0], ends[self._width - 1 : -1 : self._width], ends[-1:]])
@@ -87,11 +75,12 @@ class EpochOrder:
 
 
 class Stream:
-    """order(0), order(1), ... end to end, with no sample twice in a step.
+    """order(0), order(1), ... of one source end to end, without repeating a sample within a step.
 
-    Where a step takes the last r entries of one epoch and the first h of the next, entries of the next order that are
-    among those r move right behind its first h others. For n >= 2 (r + h) that touches no epoch's tail, so an order
-    depends on its own and its predecessor's raw permutation alone; below that it is worked out from epoch 0 on.
+    If a step takes the last r entries of one epoch and the first h of the next, entries of the next order that are
+    among those r move directly behind the first h other entries. With n >= 2 (r + h) this never changes the end of an
+    epoch, so an order depends only on its own and its predecessor's permutation. With fewer samples the orders are
+    computed from epoch 0 on.
     """
 
     def __init__(self, order: EpochOrder, source: int, mixture: Mixture, global_batch: int) -> None:
@@ -101,61 +90,60 @@ class Stream:
         self._most = min(rows, global_batch)
         if order.samples < self._most:
             raise ConfigError(
-                f"a batch takes up to {self._most} samples of a source that has {order.samples}, so it would hold one "
-                "twice: lower trainer.global_batch, or add to data.shards"
+                f"a batch takes up to {self._most} samples of a source that has only {order.samples}, so it would "
+                "repeat a sample: lower trainer.global_batch, or add shards to data.shards"
             )
         self._small: tuple[int, Ids] | None = None
 
-    def take(self, start: int, stop: int) -> Rows:
-        """Items [start, stop) of the stream."""
+    def rows(self, start: int, stop: int) -> Rows:
+        """Return items start .. stop - 1 of the stream."""
         n = self.order.samples
-        ids, epochs = [], []
+        ids, epochs = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         while start < stop:
             epoch, position = divmod(start, n)
             end = min(n, position + stop - start)
-            ids.append(self._part(epoch, position, end))
+            ids.append(self._ids(epoch, position, end))
             epochs.append(np.full(end - position, epoch, dtype=np.int64))
             start += end - position
-        empty = [np.empty(0, dtype=np.int64)]
-        return Rows(np.concatenate(ids or empty), np.concatenate(epochs or empty))
+        return Rows(np.concatenate(ids), np.concatenate(epochs))
 
-    def _part(self, epoch: int, start: int, stop: int) -> Ids:
+    def _ids(self, epoch: int, start: int, stop: int) -> Ids:
         if self.order.samples < 2 * self._most:
             return self._small_order(epoch)[start:stop]
-        tail, head = self._split(epoch)
+        tail, head = self._boundary(epoch)
         zone = tail + head
         if start >= zone or not tail:
-            return self.order.part(epoch, start, stop)
+            return self.order.ids(epoch, start, stop)
         n = self.order.samples
-        first = _without_repeats(self.order.part(epoch, 0, zone), self.order.part(epoch - 1, n - tail, n), head)
-        return np.concatenate([first[start:stop], self.order.part(epoch, zone, max(stop, zone))])
+        first = _without_repeats(self.order.ids(epoch, 0, zone), self.order.ids(epoch - 1, n - tail, n), head)
+        return np.concatenate([first[start:stop], self.order.ids(epoch, zone, max(stop, zone))])
 
-    def _split(self, epoch: int) -> tuple[int, int]:
-        """(r, h) of the step that ends the epoch before and starts this one; (0, 0) if no step holds both."""
+    def _boundary(self, epoch: int) -> tuple[int, int]:
+        """Return (r, h) of the step that ends the previous epoch and starts this one; (0, 0) if there is none."""
         boundary = epoch * self.order.samples
         if boundary == 0:
             return 0, 0
         step = self._mixture.row(self._source, boundary - 1) // self._global_batch
-        start = self._mixture.taken(self._source, step * self._global_batch)
-        stop = self._mixture.taken(self._source, (step + 1) * self._global_batch)
+        start = self._mixture.count(self._source, step * self._global_batch)
+        stop = self._mixture.count(self._source, (step + 1) * self._global_batch)
         return (boundary - start, stop - boundary) if stop > boundary else (0, 0)
 
     def _small_order(self, epoch: int) -> Ids:
         n = self.order.samples
         if self._small is None or self._small[0] > epoch:
-            self._small = 0, self.order.part(0, 0, n)
-        known, order = self._small
-        while known < epoch:
-            known += 1
-            tail, head = self._split(known)
-            raw = self.order.part(known, 0, n)
-            order = _without_repeats(raw, order[n - tail :], head) if tail else raw
-        self._small = known, order
+            self._small = 0, self.order.ids(0, 0, n)
+        current, order = self._small
+        while current < epoch:
+            current += 1
+            tail, head = self._boundary(current)
+            permutation = self.order.ids(current, 0, n)
+            order = _without_repeats(permutation, order[n - tail :], head) if tail else permutation
+        self._small = current, order
         return order
 
 
 def _without_repeats(order: Ids, tail: Ids, head: int) -> Ids:
-    """`order` with its first `head` entries outside `tail` in front, then those of `tail` met on the way, the rest."""
+    """Return `order` rearranged: its first `head` entries outside `tail`, the skipped entries, then the rest."""
     repeated = np.isin(order, tail)
     scanned = int(np.searchsorted(np.cumsum(~repeated), head)) + 1
     front, conflicts = order[:scanned], repeated[:scanned]

@@ -1,7 +1,7 @@
-"""Which sample stands in which row of which step: a pure function of the seed, known to every rank and worker.
+"""Sample in every row of every step: a pure function of the seed, known to all ranks and workers.
 
-A source's stream is epoch after epoch of all its samples, order(0), order(1), ...; steps cut the streams without
-regard to where an epoch ends ("carry"), so every sample comes exactly once an epoch and no batch is short.
+The stream of a source is order(0), order(1), ..., epoch after epoch of all its samples. Steps cut the streams
+regardless of where an epoch ends, so every sample comes exactly once an epoch and every batch is full.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from clipzoo.data.plan.order import EpochOrder, Rows, Stream
 
 
 class Plan:
-    """The rows of every step.
+    """Rows of every step.
 
-    counts: for each source its shards' numbers of samples. Sample ids run through the shards in order, 0 .. n - 1.
-    weights: how often a sample of the source comes, relative to the others. With one source, and with equal weights,
-    n rows hold every sample once. Otherwise each source goes through its own epochs, each exactly once, at its own
-    pace; the rows of a step are spread over the sources as evenly as whole numbers allow.
+    counts: number of samples of every shard, for each source. Sample ids run through the shards in order, 0 .. n - 1.
+    weights: how often a sample of the source comes, relative to other sources. With one source, and with equal
+    weights, n rows hold every sample once. Otherwise each source passes through its own epochs at its own pace, every
+    sample once an epoch; each step spreads its rows over the sources as evenly as whole numbers allow.
+
+    Raises ConfigError if a batch would hold a sample twice.
     """
 
     def __init__(
@@ -33,7 +35,7 @@ class Plan:
     ) -> None:
         self.global_batch = global_batch
         self._mixture = Mixture(
-            [round(weight * 1_000_000) * sum(each) for weight, each in zip(weights, counts, strict=True)]
+            [round(weight * 1_000_000) * sum(sizes) for weight, sizes in zip(weights, counts, strict=True)]
         )
         self._streams = []
         first_id = 0
@@ -44,11 +46,12 @@ class Plan:
         self.samples = first_id
 
     def rows(self, step: int) -> Rows:
+        """Return the rows [global_batch] of a step."""
         first, last = step * self.global_batch, (step + 1) * self.global_batch
         parts, times = [], []
         for source, stream in enumerate(self._streams):
-            start, stop = self._mixture.taken(source, first), self._mixture.taken(source, last)
-            parts.append(stream.take(start, stop))
+            start, stop = self._mixture.count(source, first), self._mixture.count(source, last)
+            parts.append(stream.rows(start, stop))
             times.append((2 * np.arange(start, stop) + 1) / self._mixture.shares[source])
         arrangement = np.argsort(np.concatenate(times), kind="stable")
         return Rows(
@@ -57,10 +60,10 @@ class Plan:
         )
 
     def upcoming_shards(self, step: int) -> list[tuple[int, int]]:
-        """(source, shard) of the windows that the step ends in, and of those that follow."""
+        """Return (source, shard) of the windows in which the step ends, and of the windows after them."""
         rows = (step + 1) * self.global_batch
         return [
             (source, shard)
             for source, stream in enumerate(self._streams)
-            for shard in stream.order.upcoming_shards(max(0, self._mixture.taken(source, rows) - 1))
+            for shard in stream.order.upcoming_shards(max(0, self._mixture.count(source, rows) - 1))
         ]

@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of where they are used: no state to keep, none to restore."""
+"""Random generators as a pure function of where they are used: no state to save or restore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORD = 2**64
 def generator(
     purpose: Literal["shards", "window", "augment", "caption"], seed: int, epoch: int, index: int
 ) -> np.random.Generator:
-    """Philox at (purpose, seed, epoch, index): the same numbers on every rank, worker and resume."""
+    """Return Philox keyed by (purpose, seed, epoch, index): the same numbers on every rank, worker and resume."""
     key = np.array([seed % _WORD, _PURPOSES[purpose]], dtype=np.uint64)
     counter = np.array([0, 0, index, epoch], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))

@@ -1,7 +1,7 @@
-"""The index of a source: how many samples each shard has and where their bytes lie.
+"""Index of a source: number of samples of every shard, and the position of their bytes.
 
-Two files: `<digest>.json`, a table of the shards, and the `.bin` that it names: records, then keys.
-A sample's id is its source's first id + its shard's start + its position in the shard.
+The index is two files: `<digest>.json`, a table of the shards, and the `.bin` named in it, which holds records and
+then keys. The id of a sample is the first id of its source + the start of its shard + its position in the shard.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from clipzoo.data.shards.scan import RECORD, split_keys
 
 FOLDER = "clipzoo_index"
 VERSION = 1
-_SHARDS_NAMED = 8
+_CACHED_SHARDS = 8
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A row of the table.
+    """A row of the table of shards.
 
-    bytes: the archive's size as its samples were listed. state: the file's size and time of change when last looked
-    at; a size below `bytes` means that it has been cut since (-1: gone), and its samples keep their ids all the same.
-    key_start, key_bytes: its keys among all keys. digest: of keys, offsets and sizes. flaw: what stopped the listing.
+    bytes: size of the archive when its samples were listed. state: size and modification time of the file when it was
+    last checked; a size below `bytes` means that the shard was cut since then (-1: deleted). Its samples keep their
+    ids. key_start, key_bytes: position of its keys among all keys. digest: of keys, offsets and sizes. flaw: why the
+    list of samples may be incomplete.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Shard:
 
 
 class ShardIndex:
-    """The index of one source's shards, in their order."""
+    """Index of the shards of one source, in their order."""
 
     def __init__(self, shards: Sequence[Shard], locations: Sequence[str], data: Path) -> None:
         self.shards, self.locations, self.data = list(shards), list(locations), data
@@ -52,11 +53,11 @@ class ShardIndex:
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
         self._records: np.ndarray | None = None
-        self._keys = lru_cache(_SHARDS_NAMED)(partial(_read_keys, self))
+        self._keys = lru_cache(_CACHED_SHARDS)(partial(_read_keys, self))
 
     @property
     def records(self) -> np.ndarray:
-        """[n] of RECORD, memory-mapped when first asked for, so in the process that reads."""
+        """[n] of RECORD. Memory-mapped on first use, in the process that reads."""
         if self._records is None:
             self._records = (
                 np.memmap(self.data, RECORD, mode="r", shape=(self.samples,)) if self.samples else np.empty(0, RECORD)
@@ -64,35 +65,32 @@ class ShardIndex:
         return self._records
 
     def records_of(self, shard: int) -> np.ndarray:
-        """[count] of RECORD."""
+        """Return the records [count] of a shard."""
         return self.records[self.starts[shard] : self.starts[shard + 1]]
 
     def keys(self, shard: int) -> list[str]:
-        """The names of a shard's samples."""
+        """Return the keys of a shard's samples."""
         return self._keys(shard)
 
-    def locate(self, position: int) -> tuple[int, int]:
-        """A sample's number in the source -> (shard, position in it)."""
-        shard = int(np.searchsorted(self.starts, position, side="right")) - 1
-        return shard, position - int(self.starts[shard])
+    def locate(self, sample: int) -> tuple[int, int]:
+        """Return (shard, position in the shard) of sample 0 .. n - 1 of the source."""
+        shard = int(np.searchsorted(self.starts, sample, side="right")) - 1
+        return shard, sample - int(self.starts[shard])
 
     @property
     def fingerprint(self) -> str:
-        """Of the shards' names, order, sizes and samples."""
+        """Digest of the names, order, sizes and samples of the shards."""
         facts = [(shard.name, shard.count, shard.bytes, shard.digest) for shard in self.shards]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def __getstate__(self) -> tuple:
-        return self.shards, self.locations, self.data
-
-    def __setstate__(self, state: tuple) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[ShardIndex], tuple[list[Shard], list[str], Path]]:
+        return ShardIndex, (self.shards, self.locations, self.data)
 
 
 def load(locations: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
-    """The index as it was written last, in the first of the folders that has one; the shards are not looked at."""
+    """Read the last written index from the first of the folders that has one; the shards are not checked."""
     for folder in folders:
-        path = folder / f"{set_digest(locations)}.json"
+        path = folder / f"{locations_digest(locations)}.json"
         if path.is_file():
             table = json.loads(path.read_text())
             if table["version"] == VERSION and (folder / table["data"]).is_file():
@@ -101,13 +99,13 @@ def load(locations: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None
     return None
 
 
-def set_digest(locations: Sequence[str]) -> str:
-    """What the index of these shards is called."""
+def locations_digest(locations: Sequence[str]) -> str:
+    """Return the file name, without suffix, of the index of these shards."""
     return hashlib.sha256("\0".join(relative_names(locations)).encode()).hexdigest()[:16]
 
 
 def relative_names(locations: Sequence[str]) -> list[str]:
-    """Relative to the shards' common folder, so that a set that has moved keeps its index and its fingerprint."""
+    """Return names relative to the common folder: index and fingerprint stay valid when the folder is moved."""
     if any(location.startswith("pipe:") for location in locations):
         return list(locations)
     folders = [location.rpartition("/")[0] + "/" for location in locations]
@@ -115,12 +113,12 @@ def relative_names(locations: Sequence[str]) -> list[str]:
     return [location.removeprefix(common) for location in locations]
 
 
-def read_key_bytes(index: ShardIndex, number: int) -> bytes:
-    """A shard's keys as they lie in the data file."""
+def read_key_bytes(index: ShardIndex, shard: int) -> bytes:
+    """Read the keys of a shard as they are stored in the data file."""
     with open(index.data, "rb") as file:
-        file.seek(index.samples * RECORD.itemsize + index.shards[number].key_start)
-        return file.read(index.shards[number].key_bytes)
+        file.seek(index.samples * RECORD.itemsize + index.shards[shard].key_start)
+        return file.read(index.shards[shard].key_bytes)
 
 
-def _read_keys(index: ShardIndex, number: int) -> list[str]:
-    return split_keys(read_key_bytes(index, number), index.shards[number].count)
+def _read_keys(index: ShardIndex, shard: int) -> list[str]:
+    return split_keys(read_key_bytes(index, shard), index.shards[shard].count)

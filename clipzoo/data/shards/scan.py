@@ -1,4 +1,4 @@
-"""One shard's samples: which members belong together, and where their bytes lie."""
+"""Samples of one shard: groups of members with the same key, and the position of their bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from clipzoo.data.shards.tar import Member, list_members
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm")
 ROLES = ("image", "txt", "json")
-# An offset of 0 means that the sample has no such member: there a header lies.
-RECORD = np.dtype([(f"{role}_{what}", kind) for role in ROLES for what, kind in (("offset", "<u8"), ("size", "<u4"))])
+# Offset 0 marks a missing member: the first header of the archive is there.
+RECORD = np.dtype([(f"{role}_{name}", kind) for role in ROLES for name, kind in (("offset", "<u8"), ("size", "<u4"))])
 
 
 @dataclass
 class Scan:
-    """records: [count] of RECORD, in the order of the archive. key_bytes: their names, joined by zero bytes.
-    duplicates: how many names were taken before. flaw: why there may have been more, or None."""
+    """Samples of a shard.
+
+    records: [count] of RECORD, in the order of the archive. key_bytes: the samples' keys, joined by zero bytes.
+    bytes: size of the archive, -1 if it cannot be read. duplicates: number of samples whose key occurred before.
+    flaw: why there may be more samples; None for an intact shard.
+    """
 
     records: NDArray[np.void]
     key_bytes: bytes
@@ -36,30 +40,32 @@ def split_keys(key_bytes: bytes, count: int) -> list[str]:
     return key_bytes.decode().split("\0") if count else []
 
 
-def scan_shard(path: str) -> Scan:
-    """Reads the headers alone. A shard that cannot be opened has no samples and says why.
+def unreadable_shard(flaw: str) -> Scan:
+    """Return the scan of a shard that cannot be opened: no samples."""
+    return Scan(np.empty(0, RECORD), b"", -1, flaw=flaw)
 
-    Members are joined by key (the name up to the first dot of its last part) wherever they stand in the shard. A key
-    that comes again with a member it has already is another sample of the same name. What has neither image nor
-    caption is no sample.
+
+def scan_shard(path: str) -> Scan:
+    """List the samples of a shard by reading its headers alone.
+
+    Members with the same key (the name up to the first dot of its last part) form a sample wherever they are in the
+    shard. If a key repeats a member, a second sample with that key begins. A key without image and caption is no
+    sample.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        with open(path, "rb", buffering=0) as file:
+            descriptor = file.fileno()
+            size = os.fstat(descriptor).st_size
+            contents = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
     except OSError as error:
-        return Scan(np.empty(0, RECORD), b"", -1, flaw=_reason(error))
-    try:
-        size = os.fstat(descriptor).st_size
-        contents = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
-    except OSError as error:
-        return Scan(np.empty(0, RECORD), b"", -1, flaw=_reason(error))
-    finally:
-        os.close(descriptor)
-    samples, duplicates = _join(contents.members)
+        missing = isinstance(error, FileNotFoundError)
+        return unreadable_shard("missing" if missing else f"unreadable: {error.strerror}")
+    samples, duplicates = _group_by_key(contents.members)
     records = np.zeros(len(samples), RECORD)
     for role in ROLES:
-        found = [sample.members.get(role) for sample in samples]
-        records[f"{role}_offset"] = [member.offset if member else 0 for member in found]
-        records[f"{role}_size"] = [min(member.size, 2**32 - 1) if member else 0 for member in found]
+        members = [sample.members.get(role) for sample in samples]
+        records[f"{role}_offset"] = [member.offset if member else 0 for member in members]
+        records[f"{role}_size"] = [min(member.size, 2**32 - 1) if member else 0 for member in members]
     keys = "\0".join(sample.key for sample in samples).encode()
     return Scan(records, keys, size, duplicates, contents.flaw)
 
@@ -71,9 +77,10 @@ class _Sample:
     extensions: set[str] = field(default_factory=set)
 
 
-def _join(members: list[Member]) -> tuple[list[_Sample], int]:
+def _group_by_key(members: list[Member]) -> tuple[list[_Sample], int]:
+    """Return the samples in the order of the archive, and how many of them repeat a key."""
     by_key: dict[str, list[_Sample]] = {}
-    ordered: list[_Sample] = []
+    samples: list[_Sample] = []
     for member in members:
         folder, _, name = member.name.rpartition("/")
         stem, _, extension = name.partition(".")
@@ -81,16 +88,13 @@ def _join(members: list[Member]) -> tuple[list[_Sample], int]:
         role = "image" if extension in IMAGE_EXTENSIONS else extension
         if not stem or role not in ROLES:
             continue
-        same_key = by_key.setdefault(f"{folder}/{stem}" if folder else stem, [])
-        sample = next((each for each in same_key if extension not in each.extensions), None)
+        key = f"{folder}/{stem}" if folder else stem
+        same_key = by_key.setdefault(key, [])
+        sample = next((sample for sample in same_key if extension not in sample.extensions), None)
         if sample is None:
-            sample = _Sample(f"{folder}/{stem}" if folder else stem)
+            sample = _Sample(key)
             same_key.append(sample)
-            ordered.append(sample)
+            samples.append(sample)
         sample.extensions.add(extension)
         sample.members.setdefault(role, member)
-    return ordered, sum(len(same_key) - 1 for same_key in by_key.values())
-
-
-def _reason(error: OSError) -> str:
-    return "missing" if isinstance(error, FileNotFoundError) else f"unreadable: {error.strerror}"
+    return samples, len(samples) - len(by_key)

@@ -1,6 +1,6 @@
-"""Where the members of a tar archive lie, from its headers alone.
+"""Positions of the members of a tar archive, from its headers alone.
 
-A member's name is only ever a label: nothing here or above opens a path that an archive names.
+Member names serve only as labels: no path named in an archive is ever opened.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _BLOCK = 512
-_AHEAD = 8192
+_READ_SIZE = 8192
 _ZEROS = bytes(_BLOCK)
 _REGULAR = b"0\0"
 _LONGEST_NAME = 1 << 20
@@ -18,7 +18,7 @@ UNTERMINATED = "no end-of-archive block"
 
 @dataclass(frozen=True)
 class Member:
-    """A regular file in the archive: its bytes are [offset, offset + size) of the archive."""
+    """A regular file in the archive: bytes [offset, offset + size) of the archive."""
 
     name: str
     offset: int
@@ -27,17 +27,17 @@ class Member:
 
 @dataclass
 class Contents:
-    """Every member that lies wholly in the archive; `flaw` says why there may have been more."""
+    """All complete members of an archive. flaw: why there may be more; None for an intact archive."""
 
     members: list[Member] = field(default_factory=list)
     flaw: str | None = None
 
 
 def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
-    """`read(length, offset)` gives bytes of an archive of `size` bytes (fewer only at its end).
+    """List the members of an archive of `size` bytes.
 
-    Archives that were simply joined end to end are read to the last. Nothing raises: what stops the reading is the
-    `flaw`.
+    read(length, offset) returns bytes of the archive, fewer only at its end. Archives joined end to end are read to
+    the last one. Damage raises nothing: it ends the list and is described by `flaw`.
     """
     contents = Contents()
     if 0 < size < _BLOCK:
@@ -54,22 +54,13 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
             ended = True
             position += _BLOCK
             continue
-        if not _is_header(header):
-            if position == 0:
-                contents.flaw = "not a tar archive" + _compression(header)
-            else:
-                contents.flaw = f"no tar header at byte {position}"
-            return contents
         ended = False
         length, kind = _length(header, pax), header[156:157]
-        if length is None or (kind in b"LxgK" and length > _LONGEST_NAME):
-            contents.flaw = f"damaged tar header at byte {position}"
+        contents.flaw = _header_flaw(header, position, length, kind, size)
+        if contents.flaw is not None or length is None:
             return contents
         start = position + _BLOCK
         position = start + -(-length // _BLOCK) * _BLOCK
-        if start + length > size:
-            contents.flaw = f"truncated: a member ends at byte {start + length} of {size}"
-            return contents
         if kind == b"L":
             long_name = read(length, start).rstrip(b"\0")
         elif kind == b"x":
@@ -86,7 +77,7 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
 
 
 class _Headers:
-    """Blocks of the archive, read a little ahead: captions are small, so several headers share one read."""
+    """Headers of the archive. Captions are small, so one read of several blocks often serves several headers."""
 
     def __init__(self, read: Callable[[int, int], bytes]) -> None:
         self._read = read
@@ -95,20 +86,32 @@ class _Headers:
     def at(self, position: int) -> bytes:
         begin = position - self._start
         if begin < 0 or begin + _BLOCK > len(self._buffer):
-            self._start, self._buffer, begin = position, self._read(_AHEAD, position), 0
+            self._start, self._buffer, begin = position, self._read(_READ_SIZE, position), 0
         return self._buffer[begin : begin + _BLOCK]
+
+
+def _header_flaw(header: bytes, position: int, length: int | None, kind: bytes, size: int) -> str | None:
+    if not _is_header(header):
+        return f"no tar header at byte {position}" if position else "not a tar archive" + _compression(header)
+    if length is None or (kind in b"LxgK" and length > _LONGEST_NAME):
+        return f"damaged tar header at byte {position}"
+    end = position + _BLOCK + length
+    return f"truncated: a member ends at byte {end} of {size}" if end > size else None
 
 
 def _is_header(header: bytes) -> bool:
     try:
-        stated = _number(header[148:156])
+        checksum = _number(header[148:156])
     except ValueError:
         return False
-    return len(header) == _BLOCK and stated == sum(header) - sum(header[148:156]) + 8 * ord(" ")
+    return len(header) == _BLOCK and checksum == sum(header) - sum(header[148:156]) + 8 * ord(" ")
 
 
 def _length(header: bytes, pax: Mapping[str, str]) -> int | None:
-    """A member's bytes; None where none are stated. With a negative number the reading would go round in circles."""
+    """Return the number of bytes of a member, or None if the header states none.
+
+    A negative number counts as none: it would lead back to earlier headers without end.
+    """
     try:
         length = int(pax["size"]) if "size" in pax else _number(header[124:136])
     except ValueError:
@@ -117,7 +120,7 @@ def _length(header: bytes, pax: Mapping[str, str]) -> int | None:
 
 
 def _number(digits: bytes) -> int:
-    """Octal text, or GNU's base 256 for what does not fit."""
+    """Parse octal text, or GNU's base 256 for larger numbers."""
     if digits[0] & 0x80:
         return int.from_bytes(bytes([digits[0] & 0x7F]) + digits[1:], "big")
     return int(digits.strip(b" \0") or b"0", 8)
@@ -132,7 +135,7 @@ def _name(header: bytes) -> bytes:
 
 
 def _pax_records(payload: bytes) -> dict[str, str]:
-    """Records "LENGTH KEY=VALUE\\n"; what does not parse is left out."""
+    """Parse records "LENGTH KEY=VALUE\\n"; stop at the first one that is malformed."""
     records = {}
     begin = 0
     while begin < len(payload):
@@ -152,8 +155,8 @@ def _text(name: bytes) -> str:
 
 
 def _compression(header: bytes) -> str:
-    known = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-    for magic, name in known.items():
+    formats = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+    for magic, name in formats.items():
         if header.startswith(magic):
-            return f" ({name} data: samples of a compressed archive cannot be read at random, decompress it first)"
+            return f" ({name} data: a compressed archive does not allow random access, decompress it first)"
     return ""

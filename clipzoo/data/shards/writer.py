@@ -1,4 +1,4 @@
-"""Images and captions on disk -> shards."""
+"""Packing of images and captions on disk into shards."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images.decoding import read_header
-from clipzoo.data.shards.faults import BadSampleError
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError
 
@@ -24,14 +24,14 @@ _MAX_PIXELS = 10**9
 
 @dataclass(frozen=True)
 class Pair:
-    """An image file and its captions, one or several."""
+    """An image file and one or several captions."""
 
     image: Path
     captions: list[str]
 
 
-def pairs_of_folder(folder: Path) -> list[Pair]:
-    """Every image below the folder that has a caption beside it: the same name with .txt."""
+def pairs_from_folder(folder: Path) -> list[Pair]:
+    """Return all images below the folder that have a caption beside them: the same name with .txt."""
     images = sorted(path for path in folder.rglob("*") if path.suffix[1:].lower() in IMAGE_EXTENSIONS)
     pairs = [
         Pair(path, [_read_text(path.with_suffix(".txt"))]) for path in images if path.with_suffix(".txt").is_file()
@@ -41,8 +41,8 @@ def pairs_of_folder(folder: Path) -> list[Pair]:
     return pairs
 
 
-def pairs_of_table(table: Path, image_column: str, caption_column: str) -> list[Pair]:
-    """Rows of a CSV or TSV. Paths are relative to the table; rows with the same image are captions of one sample."""
+def pairs_from_table(table: Path, image_column: str, caption_column: str) -> list[Pair]:
+    """Return the pairs of a CSV or TSV. Paths are relative to the table; rows with the same image become one pair."""
     with open(table, newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, delimiter="\t" if table.suffix == ".tsv" else ",")
         missing = {image_column, caption_column} - set(rows.fieldnames or [])
@@ -54,14 +54,16 @@ def pairs_of_table(table: Path, image_column: str, caption_column: str) -> list[
     return [Pair(table.parent / image, texts) for image, texts in captions.items()]
 
 
-def pairs_of_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
-    """Karpathy's dataset_coco.json or dataset_flickr30k.json: the images of these splits with all their captions."""
+def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
+    """Return the images of some splits of Karpathy's dataset_coco.json or dataset_flickr30k.json, with all captions."""
     entries = json.loads(split_file.read_text())["images"]
     known = sorted({entry["split"] for entry in entries})
     if set(splits) - set(known):
         raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")
     return [
-        Pair(images / entry.get("filepath", "") / entry["filename"], [each["raw"] for each in entry["sentences"]])
+        Pair(
+            images / entry.get("filepath", "") / entry["filename"], [sentence["raw"] for sentence in entry["sentences"]]
+        )
         for entry in entries
         if entry["split"] in splits
     ]
@@ -70,14 +72,14 @@ def pairs_of_karpathy(split_file: Path, images: Path, splits: list[str]) -> list
 def write_shards(
     pairs: list[Pair], folder: Path, *, samples_a_shard: int, shuffle_seed: int | None, shortest_side: int | None
 ) -> Iterator[str]:
-    """Write `folder`/00000.tar, ... with NAME.jpg, .txt and .json, and say of each pair that is left out why.
+    """Write `folder`/00000.tar, ... with NAME.jpg, .txt and .json, and yield a sentence on every omitted pair.
 
-    Original bytes are kept, unless `shortest_side` is given and the image is larger: then it becomes a JPEG of that
-    size. shuffle_seed: order the samples at random; a shard of one class or album makes poor batches.
+    shuffle_seed: shuffle the samples, because a shard of one class or album makes poor batches; None for the given
+    order. shortest_side: scale larger images down to it, as JPEG; None to write the original bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob("*.tar")):
-        raise ConfigError(f"{folder} has shards already: give an empty folder")
+        raise ConfigError(f"{folder} already has shards: give an empty folder")
     order: Iterable[int] = range(len(pairs))
     if shuffle_seed is not None:
         order = np.random.default_rng(shuffle_seed).permutation(len(pairs)).tolist()
@@ -108,7 +110,7 @@ def write_shards(
 
 
 class _Shard:
-    """Written under another name until it is whole."""
+    """A shard that has a temporary name until it is complete."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._path = folder / f"{number:05d}.tar"

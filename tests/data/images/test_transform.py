@@ -10,9 +10,10 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as torchvision
 
 from clipzoo.data.images import decoding
-from clipzoo.data.images.augmentation import _OPERATIONS, rand_augment, random_crop
-from clipzoo.data.images.crops import ImageReader
+from clipzoo.data.images.crops import random_crop
 from clipzoo.data.images.decoding import read_header
+from clipzoo.data.images.rand_augment import _OPERATIONS, rand_augment
+from clipzoo.data.images.transform import ImageTransform
 from clipzoo.data.plan.randomness import generator
 
 GENEROUS = 10**8
@@ -42,7 +43,7 @@ def reader(size=64, **changes):
         "rand_augment": None,
         "decode": "exact",
     }
-    return ImageReader(image_size=size, max_pixels=GENEROUS, **(arguments | changes))
+    return ImageTransform(image_size=size, max_pixels=GENEROUS, **(arguments | changes))
 
 
 def at(index):
@@ -136,7 +137,7 @@ def test_a_flip_mirrors_the_same_crop():
 def test_rand_augment_applies_each_kind_equally_often_and_half_of_the_time(monkeypatch):
     seen = []
     spies = tuple(lambda image, level, sign, kind=k: seen.append((kind, level, sign)) or image for k in range(10))
-    monkeypatch.setattr("clipzoo.data.images.augmentation._OPERATIONS", spies)
+    monkeypatch.setattr("clipzoo.data.images.rand_augment._OPERATIONS", spies)
     image = torch.zeros(3, 4, 4, dtype=torch.uint8)
     for i in range(4000):
         rand_augment(image, 2, 7, at(i))

@@ -12,7 +12,8 @@ import fsspec
 import pytest
 import torch
 
-from clipzoo.data.shards.files import MISSING, ShardFiles
+from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data.shards.locations import MISSING, states
 from clipzoo.errors import ConfigError
 from tests.support.shards import shard_data, write_numbered
 
@@ -80,7 +81,7 @@ def test_an_unknown_protocol_is_named(tmp_path):
 
 def test_the_cache_keeps_to_its_size_and_drops_what_was_used_longest_ago(bucket, tmp_path):
     sizes = [os.path.getsize(bucket / f"{i:05d}.tar") for i in range(3)]
-    files = ShardFiles(str(tmp_path / "cache"), (sum(sizes) - 1) / 1e9)
+    files = ShardCache(str(tmp_path / "cache"), (sum(sizes) - 1) / 1e9)
     urls = [f"memory://bucket/{i:05d}.tar" for i in range(3)]
     first, second = files.path(urls[0]), files.path(urls[1])
     os.utime(first, (1, 1))
@@ -97,17 +98,17 @@ def test_the_cache_keeps_to_its_size_and_drops_what_was_used_longest_ago(bucket,
 
 def test_the_cache_in_the_temporary_folder_is_for_its_user_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    kept = Path(ShardFiles(None, 1.0).path("pipe:printf shard"))
+    kept = Path(ShardCache(None, 1.0).path("pipe:printf shard"))
     assert kept.read_text() == "shard" and kept.parent.stat().st_mode & 0o777 == 0o700
     kept.parent.rename(tmp_path / "elsewhere")
     kept.parent.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="belongs to another user: set data.cache_folder"):
-        ShardFiles(None, 1.0).path("pipe:printf shard")
+        ShardCache(None, 1.0).path("pipe:printf shard")
 
 
 def test_a_shard_is_fetched_once_by_all_who_want_it(tmp_path):
     (tmp_path / "s.tar").write_bytes(b"x")
-    files = ShardFiles(str(tmp_path / "cache"), 1.0)
+    files = ShardCache(str(tmp_path / "cache"), 1.0)
     location = f"pipe:echo fetched >> {tmp_path}/log; sleep 0.2; cat {tmp_path}/s.tar"
     threads = [threading.Thread(target=files.path, args=(location,), kwargs={"size": 1}) for _ in range(4)]
     for thread in threads:
@@ -120,7 +121,7 @@ def test_a_shard_is_fetched_once_by_all_who_want_it(tmp_path):
 def test_a_process_forked_during_a_fetch_does_not_keep_its_lock(tmp_path):
     started, go_on = tmp_path / "started", tmp_path / "go_on"
     waiting = f"touch {started}; until test -e {go_on}; do sleep 0.01; done"
-    files, location = ShardFiles(str(tmp_path / "cache"), 1), f"pipe:{waiting}; printf shard"
+    files, location = ShardCache(str(tmp_path / "cache"), 1), f"pipe:{waiting}; printf shard"
     fetching = threading.Thread(target=files.path, args=(location,))
     fetching.start()
     while not started.exists():
@@ -139,8 +140,8 @@ def test_a_process_forked_during_a_fetch_does_not_keep_its_lock(tmp_path):
 
 def test_a_fetch_that_dies_leaves_nothing_that_looks_whole(tmp_path):
     code = (
-        "from clipzoo.data.shards.files import ShardFiles; import sys;"
-        "ShardFiles(sys.argv[1], 1.0).path('pipe:echo half; sleep 60')"
+        "from clipzoo.data.shards.cache import ShardCache; import sys;"
+        "ShardCache(sys.argv[1], 1.0).path('pipe:echo half; sleep 60')"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "cache")])
     deadline = time.monotonic() + 30
@@ -152,8 +153,7 @@ def test_a_fetch_that_dies_leaves_nothing_that_looks_whole(tmp_path):
 
 
 def test_states_tell_shards_apart_and_say_what_is_missing(bucket, tmp_path):
-    files = ShardFiles(str(tmp_path / "cache"), 1.0)
-    local, gone, remote, remote_gone, pipe = files.states(
+    local, gone, remote, remote_gone, pipe = states(
         [
             str(bucket / "00000.tar"),
             str(bucket / "x.tar"),

@@ -1,4 +1,4 @@
-"""The bytes of a sample's image and its caption."""
+"""Reading of a sample's caption and encoded image from its shard."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clipzoo.data.shards.faults import BadSampleError
-from clipzoo.data.shards.files import ShardFiles
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index import ShardIndex
 
 _OPEN_SHARDS = 64
 
 
-class RawReader:
-    """Samples as they lie in the shards. caption_key: of the .json; None for the .txt."""
+class ShardReader:
+    """Reads samples at random. caption_key: key of the .json that holds the caption; None for the .txt."""
 
-    def __init__(self, files: ShardFiles, caption_key: str | None) -> None:
-        self._open = _OpenShards(files)
+    def __init__(self, cache: ShardCache, caption_key: str | None) -> None:
+        self._open = _OpenShards(cache)
         self._caption_key = caption_key
 
     def read(
         self, index: ShardIndex, shard: int, position: int, pick: Callable[[int], int] = lambda count: 0
     ) -> tuple[str, bytes]:
-        """Caption and encoded image. pick: chooses among several captions. Raises BadSampleError."""
+        """Return caption and encoded image of a sample.
+
+        pick(count) chooses one of several captions. Raises BadSampleError.
+        """
         descriptor = self._open(index, shard)
         record = index.records[index.starts[shard] + position]
         if self._caption_key is None:
-            captions = [_text(_read(descriptor, record, "txt"))]
+            captions = [_decode(_read(descriptor, record, "txt"))]
         else:
-            captions = _captions(_text(_read(descriptor, record, "json")), self._caption_key)
+            captions = _captions(_decode(_read(descriptor, record, "json")), self._caption_key)
         captions = [caption for caption in captions if caption.strip()]
         if not captions:
             raise BadSampleError("empty_caption", "the caption is empty")
@@ -41,25 +44,25 @@ class RawReader:
 
 
 class _OpenShards:
-    """File descriptors of the shards used last."""
+    """File descriptors of the most recently used shards."""
 
-    def __init__(self, files: ShardFiles) -> None:
-        self._files = files
+    def __init__(self, cache: ShardCache) -> None:
+        self._cache = cache
         self._descriptors: OrderedDict[str, int] = OrderedDict()
 
     def __call__(self, index: ShardIndex, shard: int) -> int:
-        """Raises BadSampleError for a shard that is gone or is not the one indexed."""
+        """Return a descriptor of the shard. Raises BadSampleError if it is missing or differs from the index."""
         location = index.locations[shard]
         if location in self._descriptors:
             self._descriptors.move_to_end(location)
             return self._descriptors[location]
         entry = index.shards[shard]
         try:
-            descriptor = os.open(self._files.path(location, size=entry.bytes), os.O_RDONLY)
+            descriptor = os.open(self._cache.path(location, size=entry.bytes), os.O_RDONLY)
         except OSError as error:
             raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
         size = os.fstat(descriptor).st_size
-        # Cut, and known to be: what is left of it is still good.
+        # A shard that the index knows to be cut is read as far as it goes.
         if size not in (entry.bytes, entry.state[0]):
             os.close(descriptor)
             raise BadSampleError("shard_changed", f"{location} has {size} bytes, {entry.bytes} when it was indexed")
@@ -67,12 +70,6 @@ class _OpenShards:
         if len(self._descriptors) > _OPEN_SHARDS:
             os.close(self._descriptors.popitem(last=False)[1])
         return descriptor
-
-    def __getstate__(self) -> ShardFiles:
-        return self._files
-
-    def __setstate__(self, files: ShardFiles) -> None:
-        self.__init__(files)  # type: ignore[misc]
 
 
 def _read(descriptor: int, record: np.void, role: str) -> bytes:
@@ -96,8 +93,8 @@ def _captions(text: str, key: str) -> list[str]:
     except ValueError as error:
         raise BadSampleError("bad_json", f"json: {error}") from error
     if not isinstance(entry, dict) or entry.get(key) is None:
-        has = ", ".join(list(entry)[:8]) if isinstance(entry, dict) else type(entry).__name__
-        raise BadSampleError("missing_caption", f"json has no data.caption_key {key!r}, but: {has}")
+        present = ", ".join(list(entry)[:8]) if isinstance(entry, dict) else type(entry).__name__
+        raise BadSampleError("missing_caption", f"json has no data.caption_key {key!r}, but: {present}")
     value = entry[key]
     captions = value if isinstance(value, list) else [value]
     if not all(isinstance(caption, str) for caption in captions):
@@ -105,7 +102,7 @@ def _captions(text: str, key: str) -> list[str]:
     return captions
 
 
-def _text(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipzoo.data.shards.files import ShardFiles
+from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index import load
-from clipzoo.data.shards.indexing import load_or_build
+from clipzoo.data.shards.index_builder import load_or_build
 from clipzoo.data.shards.scan import scan_shard
 from clipzoo.data.shards.sources import parse_sources
 from clipzoo.errors import ConfigError
 from tests.support.ranks import run_ranks
 from tests.support.shards import numbered, picture, shard_data, write_numbered, write_shard
 
-FILES = ShardFiles(None, 1.0)
+CACHE = ShardCache(None, 1.0)
 
 
 def build(folder, at=None):
     shards = parse_sources(str(folder))[0].shards
-    return load_or_build(shards, FILES, [at or Path(folder) / "index"])
+    return load_or_build(shards, CACHE, [at or Path(folder) / "index"])
 
 
 def test_ids_name_bytes_and_keys(tmp_path):
@@ -44,7 +44,7 @@ def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
     first = build(folder)
     read = []
     monkeypatch.setattr(
-        "clipzoo.data.shards.indexing.scan_shard", lambda path: read.append(Path(path).name) or scan_shard(path)
+        "clipzoo.data.shards.index_builder.scan_shard", lambda path: read.append(Path(path).name) or scan_shard(path)
     )
     assert build(folder).fingerprint == first.fingerprint and read == []
     write_shard(folder / "00001.tar", numbered(50, 6))
@@ -75,7 +75,7 @@ def test_shards_lost_after_indexing_keep_their_ids_and_come_back(tmp_path):
         if left is None:
             (folder / "00001.tar").unlink()
             shards = [str(folder / f"{i:05d}.tar") for i in range(3)]
-            index = load_or_build(shards, FILES, [folder / "index"])
+            index = load_or_build(shards, CACHE, [folder / "index"])
         else:
             (folder / "00001.tar").write_bytes(left)
             index = build(folder)
@@ -88,9 +88,9 @@ def test_shards_lost_after_indexing_keep_their_ids_and_come_back(tmp_path):
 def test_many_shards_are_read_by_several_processes(tmp_path):
     folder = write_numbered(tmp_path, [1, 2] * 9)
     shards = parse_sources(str(folder))[0].shards
-    parallel = load_or_build(shards, FILES, [tmp_path / "p"], processes=2)
+    parallel = load_or_build(shards, CACHE, [tmp_path / "p"], processes=2)
     assert parallel.counts.tolist() == [1, 2] * 9
-    assert parallel.fingerprint == load_or_build(shards, FILES, [tmp_path / "s"], processes=1).fingerprint
+    assert parallel.fingerprint == load_or_build(shards, CACHE, [tmp_path / "s"], processes=1).fingerprint
 
 
 def test_the_index_lies_beside_the_shards_or_in_the_run_where_those_cannot_be_written(tmp_path):
@@ -215,7 +215,7 @@ def test_a_folder_without_shards_and_a_glob_without_match_are_errors(tmp_path):
 
 
 def test_indexing_needs_no_torch():
-    code = "import sys, clipzoo.data.shards.indexing; sys.exit('torch' in sys.modules)"
+    code = "import sys, clipzoo.data.shards.index_builder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""Making an index and keeping it up to date."""
+"""Building an index and keeping it up to date."""
 
 from __future__ import annotations
 
@@ -17,72 +17,74 @@ from typing import IO
 
 import numpy as np
 
-from clipzoo.data.shards.files import MISSING, ShardFiles
-from clipzoo.data.shards.index import VERSION, Shard, ShardIndex, load, read_key_bytes, relative_names, set_digest
-from clipzoo.data.shards.scan import RECORD, Scan, scan_shard
+from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data.shards.index import VERSION, Shard, ShardIndex, load, locations_digest, read_key_bytes, relative_names
+from clipzoo.data.shards.locations import State, states
+from clipzoo.data.shards.scan import Scan, scan_shard, unreadable_shard
 from clipzoo.errors import ConfigError
 
-_SHARDS_A_PROCESS = 8
+_SHARDS_PER_PROCESS = 8
 
 
 def load_or_build(
-    locations: Sequence[str], files: ShardFiles, folders: Sequence[Path], processes: int | None = None
+    locations: Sequence[str], cache: ShardCache, folders: Sequence[Path], processes: int | None = None
 ) -> ShardIndex:
-    """The index of these shards, up to date: only shards that are new or have changed are read.
+    """Return an up-to-date index of the shards; only new and changed shards are read.
 
-    folders: it is written to the first that allows it. processes: at most so many read; None for one a core.
+    folders: a new index is written to the first of them that is writable. processes: limit of the reading processes;
+    None for one per core. Raises ConfigError if no folder is writable.
     """
     known = load(locations, folders)
-    states = files.states(locations)
+    now = states(locations)
     before: list[Shard | None] = list(known.shards) if known else [None] * len(locations)
-    stale = [_is_stale(old, state) for old, state in zip(before, states, strict=True)]
+    stale = [_is_stale(shard, state) for shard, state in zip(before, now, strict=True)]
     if known and not any(stale):
         return known
-    scans = _scan_all([each for each, wanted in zip(locations, stale, strict=True) if wanted], files, processes)
+    scans = _scan_all([location for location, read in zip(locations, stale, strict=True) if read], cache, processes)
     names = relative_names(locations)
-    with _open_folder(folders, locations[0]) as folder, _Writer(folder, set_digest(locations)) as writer:
-        for number, (old, state) in enumerate(zip(before, states, strict=True)):
+    with _open_folder(folders, locations[0]) as folder, _Writer(folder, locations_digest(locations)) as writer:
+        for number, (shard, state) in enumerate(zip(before, now, strict=True)):
             scan = next(scans) if stale[number] else None
             if scan is None or (known and scan.flaw and _is_start_of(scan, known, number)):
-                assert known and old
-                row = replace(old, state=state or old.state, flaw=scan.flaw) if scan else old
+                assert known and shard
+                row = replace(shard, state=state or shard.state, flaw=scan.flaw) if scan else shard
                 writer.add(row, known.records_of(number).tobytes(), read_key_bytes(known, number))
             else:
                 row = _row(names[number], scan, state or (scan.bytes, 0))
                 writer.add(row, scan.records.tobytes(), scan.key_bytes)
-        # A set without a sample, such as one that is mistyped, leaves nothing behind.
-        holds = any(shard.count for shard in writer.shards)
-        return ShardIndex(writer.shards, locations, writer.finish() if holds else folder / "nothing")
+        # A source without samples, such as a mistyped one, leaves no files behind.
+        any_samples = any(shard.count for shard in writer.shards)
+        return ShardIndex(writer.shards, locations, writer.finish() if any_samples else folder / "nothing")
 
 
-def _is_stale(known: Shard | None, state: tuple[int, int] | None) -> bool:
+def _is_stale(known: Shard | None, state: State | None) -> bool:
     if known is None:
         return True
-    # Of a pipe nothing can be told beforehand: what was whole is trusted until it is read.
+    # The state of a pipe is unknown until it is read: an intact shard is trusted.
     return known.flaw is not None if state is None else state != known.state
 
 
-def _scan_all(locations: Sequence[str], files: ShardFiles, processes: int | None) -> Iterator[Scan]:
-    scan: Callable[[str], Scan] = partial(_scan, files)
-    count = min(processes or os.cpu_count() or 1, len(locations) // _SHARDS_A_PROCESS)
+def _scan_all(locations: Sequence[str], cache: ShardCache, processes: int | None) -> Iterator[Scan]:
+    scan: Callable[[str], Scan] = partial(_scan, cache)
+    count = min(processes or os.cpu_count() or 1, len(locations) // _SHARDS_PER_PROCESS)
     if count < 2:
         yield from map(scan, locations)
         return
-    # Not forked: the process may hold CUDA, NCCL and their threads by now.
+    # Spawned, not forked: this process may already use CUDA, NCCL and their threads.
     with ProcessPoolExecutor(count, get_context("spawn")) as pool:
         yield from pool.map(scan, locations, chunksize=4)
 
 
-def _scan(files: ShardFiles, location: str) -> Scan:
+def _scan(cache: ShardCache, location: str) -> Scan:
     try:
-        path = files.path(location)
+        path = cache.path(location)
     except OSError as error:
-        return Scan(np.empty(0, RECORD), b"", MISSING[0], flaw=f"unreadable: {error}")
+        return unreadable_shard(f"unreadable: {error}")
     return scan_shard(path)
 
 
 def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
-    """Whether the scan found nothing but the first of the samples known of this shard; its last may lack members."""
+    """Return True if the scan holds only the first known samples of this shard; its last one may lack members."""
     count = len(scan.records)
     if count > known.shards[number].count or scan.keys != known.keys(number)[:count]:
         return False
@@ -92,14 +94,14 @@ def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
     return not count or all(new in (0, old) for new, old in zip(scan.records[-1], before[-1], strict=True))
 
 
-def _row(name: str, scan: Scan, state: tuple[int, int]) -> Shard:
+def _row(name: str, scan: Scan, state: State) -> Shard:
     digest = hashlib.sha256(scan.key_bytes + scan.records.tobytes()).hexdigest()[:16]
     return Shard(name, len(scan.records), scan.bytes, state, 0, len(scan.key_bytes), digest, scan.duplicates, scan.flaw)
 
 
 @contextmanager
 def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
-    """The first of the folders that can be written."""
+    """Yield the first writable folder. A folder that is created here and stays empty is removed."""
     refusals = []
     for folder in folders:
         new = not folder.exists()
@@ -115,20 +117,20 @@ def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
             yield folder
         finally:
             if new:
-                with suppress(OSError):  # unless something was written
+                with suppress(OSError):  # not empty
                     folder.rmdir()
         return
     raise ConfigError(
-        f"the index of {example} and its like can be written nowhere: {', '.join(refusals) or 'no folder given'}; "
-        "set data.index_folder to a folder of yours"
+        f"the index of {example} and the other shards cannot be written: {', '.join(refusals) or 'no folder given'}; "
+        "set data.index_folder to a folder that you can write to"
     )
 
 
 class _Writer:
-    """Writes an index shard by shard, so that memory does not grow with the set.
+    """Writes an index shard by shard, with memory independent of the number of samples.
 
-    Atomic, data before table: a reader finds the old index or the new one, whatever dies in between. The data are named
-    by their content: a run that reads older ones goes on undisturbed.
+    The writes are atomic, data before table: a reader sees the old index or the new one, whatever is interrupted. The
+    data file is named by its content, so a run that reads an older one is not disturbed.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
@@ -152,12 +154,12 @@ class _Writer:
     def add(self, shard: Shard, records: bytes, keys: bytes) -> None:
         self.shards.append(replace(shard, key_start=self._key_start))
         self._key_start += len(keys)
-        for file, part in zip(self._files, (records, keys), strict=True):
-            file.write(part)
-            self._content.update(part)
+        for file, content in zip(self._files, (records, keys), strict=True):
+            file.write(content)
+            self._content.update(content)
 
     def finish(self) -> Path:
-        """The data file."""
+        """Write the table and return the path of the data file."""
         records, keys = self._files
         keys.seek(0)
         shutil.copyfileobj(keys, records)

@@ -1,0 +1,100 @@
+"""Unusable samples and damaged shards: counted, named in a file, and an error above a limit."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from clipzoo.errors import ConfigError
+
+_NAMED_PER_KIND = 10_000
+_FIRST_SAMPLES = 1000
+_EXAMPLES = 3
+
+
+class BadSampleError(Exception):
+    """A sample that cannot be used. kind: the counter's name; reason: a sentence for the log."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One line of bad_samples.rank<r>.jsonl.
+
+    sample_id: -1 for a whole shard. replaced_by: shard and key of the sample used instead; None if there is none.
+    """
+
+    sample_id: int
+    shard: str
+    key: str
+    kind: str
+    reason: str
+    replaced_by: str | None
+
+
+class FaultLog:
+    """Count faults, write each one to a file once, and stop the run above `max_bad_fraction`.
+
+    The fraction is relative to the samples seen, and to at least min(samples, 1000): one bad sample in the first
+    batch does not count as a large fraction.
+    """
+
+    def __init__(self, samples: int, max_bad_fraction: float) -> None:
+        self.counts: Counter[str] = Counter()
+        self._floor = min(samples, _FIRST_SAMPLES)
+        self._limit = max_bad_fraction
+        self._seen = self._bad = 0
+        self._named: dict[str, set[tuple[int, str]]] = {}
+        self._examples: list[str] = []
+        self._file: TextIO | None = None
+        self._path: Path | None = None
+
+    def write_to(self, path: Path) -> None:
+        """Append faults to this file from now on; a fault that the file already names is not written again."""
+        if path == self._path:
+            return
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        previous = path.read_text() if path.exists() else ""
+        for line in previous.splitlines():
+            if line.endswith("}"):
+                entry = json.loads(line)
+                self._named.setdefault(entry["kind"], set()).add((entry["sample_id"], entry["shard"]))
+        self._file = open(path, "a")  # noqa: SIM115 - open until the end of the run
+        if previous and not previous.endswith("\n"):
+            self._file.write("\n")  # the previous process stopped within a line
+
+    def record(self, seen: int, faults: Iterable[Fault]) -> None:
+        """Record the faults of a batch of `seen` samples. Raises ConfigError if too many samples were replaced."""
+        self._seen += seen
+        for fault in faults:
+            self.counts[fault.kind] += 1
+            if fault.replaced_by is not None:
+                self._bad += 1
+                if len(self._examples) < _EXAMPLES:
+                    self._examples.append(f"{fault.shard} {fault.key}: {fault.reason}")
+            self._write(fault)
+        if self._bad > self._limit * max(self._seen, self._floor):
+            kinds = ", ".join(f"{kind} {count}" for kind, count in self.counts.most_common())
+            all_faults = f" {self._path} lists all." if self._path else ""
+            raise ConfigError(
+                f"{self._bad} of {self._seen} samples seen could not be used, more than data.max_bad_fraction "
+                f"{self._limit} allows ({kinds}). First: {'; '.join(self._examples)}.{all_faults} Repair the shards, "
+                "or raise data.max_bad_fraction."
+            )
+
+    def _write(self, fault: Fault) -> None:
+        named = self._named.setdefault(fault.kind, set())
+        place = fault.sample_id, fault.shard
+        if self._file is None or place in named or len(named) >= _NAMED_PER_KIND:
+            return
+        named.add(place)
+        self._file.write(json.dumps(asdict(fault)) + "\n")
+        self._file.flush()
