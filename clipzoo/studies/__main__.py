@@ -49,8 +49,8 @@ def run_one(name: str, plain: dict[str, Any]) -> bool:
     import torch
 
     from clipzoo.build import part
-    from clipzoo.studies.page import write_page
-    from clipzoo.studies.record import write_failure, write_findings
+    from clipzoo.studies.framework.page import write_page
+    from clipzoo.studies.framework.record import write_failure, write_findings
 
     folder = Path(plain["folder"])
     study = part(plain["study"])
@@ -79,8 +79,8 @@ def run_one(name: str, plain: dict[str, Any]) -> bool:
 
 def run_all(plain: dict[str, Any]) -> bool:
     """Run each study in its own process, `jobs` at a time. Returns False if one failed."""
-    from clipzoo.studies.page import write_page
-    from clipzoo.studies.record import write_failure
+    from clipzoo.studies.framework.page import write_page
+    from clipzoo.studies.framework.record import write_failure
 
     folder = Path(plain["folder"])
     processes: list[subprocess.Popen[bytes]] = []

@@ -15,10 +15,10 @@ from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.studies.digit_data import Split, load_digits
-from clipzoo.studies.draw import BLUE, GREEN, VERMILION, panels
-from clipzoo.studies.encoders import LeNet
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
-from clipzoo.studies.training import fit, seeded
+from clipzoo.studies.framework.draw import BLUE, GREEN, VERMILION, panels
+from clipzoo.studies.framework.encoders import LeNet
+from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.framework.training import fit, seeded
 from clipzoo.types import Batch, Count, Progress
 
 LABELS = 10

@@ -13,9 +13,9 @@ from clipzoo.model import Model
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.objectives.per_sample import TEXT
 from clipzoo.studies import half_disc_world as world
-from clipzoo.studies.draw import BLACK, BLUE, GREEN, VERMILION, panels
-from clipzoo.studies.encoders import Vectors
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.framework.draw import BLACK, BLUE, GREEN, VERMILION, panels
+from clipzoo.studies.framework.encoders import Vectors
+from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.types import Count, Progress
 
 METHODS = {"GCL": VERMILION, "NUCLR": BLUE, "MLE": GREEN}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from clipzoo.studies.study import Claim, Row
+from clipzoo.studies.framework.study import Claim, Row
 
 INFONCE, INFOLOOB, HOPFIELD = "InfoNCE", "InfoLOOB", "InfoLOOB with Hopfield"
 PAPER = {10.0: (0.67, 0.33), 14.0: (1.00, 0.48)}

@@ -16,11 +16,11 @@ from clipzoo.evaluation.ranking import places, score_blocks
 from clipzoo.heads.clip import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
-from clipzoo.studies.draw import BLUE, VERMILION, panels
-from clipzoo.studies.encoders import Trajectories
 from clipzoo.studies.flow import START, Flows
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
-from clipzoo.studies.training import fit, seeded
+from clipzoo.studies.framework.draw import BLUE, VERMILION, panels
+from clipzoo.studies.framework.encoders import Trajectories
+from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.framework.training import fit, seeded
 from clipzoo.types import Count, Embedding, concatenate
 
 DIRECTIONS = {"coefficients to trajectories": "to_trajectories", "trajectories to coefficients": "to_coefficients"}

@@ -14,10 +14,10 @@ from clipzoo.heads.clip import ClipHead
 from clipzoo.heads.kme import KmeHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.studies.draw import BLUE, CYCLE, VERMILION, panels
-from clipzoo.studies.encoders import Lookup
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
-from clipzoo.studies.training import fit, seeded
+from clipzoo.studies.framework.draw import BLUE, CYCLE, VERMILION, panels
+from clipzoo.studies.framework.encoders import Lookup
+from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.framework.training import fit, seeded
 from clipzoo.types import Count, Features
 
 CLIP, KME = "CLIP", "KME-CLIP"

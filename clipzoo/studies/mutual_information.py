@@ -15,8 +15,10 @@ from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.infoloob import InfoLOOB
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.studies.draw import BLACK, BLUE, GREEN, VERMILION, panels
-from clipzoo.studies.encoders import Perceptrons
+from clipzoo.studies.framework.draw import BLACK, BLUE, GREEN, VERMILION, panels
+from clipzoo.studies.framework.encoders import Perceptrons
+from clipzoo.studies.framework.study import Check, Drawing, Findings, Row, Study
+from clipzoo.studies.framework.training import fit, seeded
 from clipzoo.studies.information_claims import (
     HOPFIELD,
     INFOLOOB,
@@ -27,8 +29,6 @@ from clipzoo.studies.information_claims import (
     claim_steadier,
     claims_variance,
 )
-from clipzoo.studies.study import Check, Drawing, Findings, Row, Study
-from clipzoo.studies.training import fit, seeded
 from clipzoo.types import Batch, Count, Scores
 
 COLOURS = {INFONCE: BLUE, INFOLOOB: VERMILION, HOPFIELD: GREEN}

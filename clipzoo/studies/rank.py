@@ -15,10 +15,10 @@ from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.heads.wpse import WpseHead
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.studies.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels
-from clipzoo.studies.encoders import Lookup
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
-from clipzoo.studies.training import fit, seeded
+from clipzoo.studies.framework.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels
+from clipzoo.studies.framework.encoders import Lookup
+from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.framework.training import fit, seeded
 from clipzoo.types import Batch, Count, Loss, Progress, Similarity
 
 INNER, WPSE = "inner product", "WPSE"

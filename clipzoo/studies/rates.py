@@ -11,8 +11,8 @@ from torch import Tensor
 from clipzoo.heads.kernels import GaussianKernel, InverseMultiquadricKernel, Kernel
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.wpse import WpseHead
-from clipzoo.studies.draw import BLACK, CYCLE, panels
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.framework.draw import BLACK, CYCLE, panels
+from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.types import Count, Features, PointSet
 
 

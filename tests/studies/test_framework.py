@@ -18,9 +18,9 @@ from clipzoo.config import compose as config
 from clipzoo.data.in_memory import PairData
 from clipzoo.errors import ConfigError
 from clipzoo.studies.__main__ import main
-from clipzoo.studies.page import write_page
-from clipzoo.studies.record import read_result, write_failure, write_findings
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Study
+from clipzoo.studies.framework.page import write_page
+from clipzoo.studies.framework.record import read_result, write_failure, write_findings
+from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Study
 
 NAMES = sorted(path.stem for path in (config.CONF / "study").glob("*.yaml"))
 

@@ -12,14 +12,14 @@ from clipzoo.studies import half_disc_world
 from clipzoo.studies.__main__ import main
 from clipzoo.studies.digit_data import load_digits
 from clipzoo.studies.flow import START, Flows
-from clipzoo.studies.gaussian import Gaussian, matched_sample, shrunk, with_correlations
-from clipzoo.studies.gaussian_theorems import optimum, relative_error
-from clipzoo.studies.gaussian_training import learn
+from clipzoo.studies.framework.record import read_result
+from clipzoo.studies.gaussian.closed_forms import Gaussian, matched_sample, shrunk, with_correlations
+from clipzoo.studies.gaussian.process_world import ProcessWorld, conditional_errors
+from clipzoo.studies.gaussian.theorems import optimum, relative_error
+from clipzoo.studies.gaussian.training import learn
 from clipzoo.studies.mixture import largest_error_of_exp, population_loss, world
 from clipzoo.studies.mutual_information import correlated
-from clipzoo.studies.process_world import ProcessWorld, conditional_errors
 from clipzoo.studies.rank import least_error, planted_pmi
-from clipzoo.studies.record import read_result
 
 TINY = {
     "gaussian_plane": ["samples=256", "batch=64", "steps=4", "sign_samples=64", "sign_draws=1"],

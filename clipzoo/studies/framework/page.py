@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.io import write_whole
-from clipzoo.studies.record import RESULT, read_result
+from clipzoo.studies.framework.record import RESULT, read_result
 
 HEAD = """# The papers' small experiments
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from clipzoo.data.in_memory import PairData
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.objectives.conditional import Conditional
-from clipzoo.studies.draw import BLACK, BLUE, SKY, VERMILION, panels
-from clipzoo.studies.encoders import Vectors
-from clipzoo.studies.gaussian import Gaussian
-from clipzoo.studies.process_world import ProcessWorld, conditional_errors
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
-from clipzoo.studies.training import fit, seeded
+from clipzoo.studies.framework.draw import BLACK, BLUE, SKY, VERMILION, panels
+from clipzoo.studies.framework.encoders import Vectors
+from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.framework.training import fit, seeded
+from clipzoo.studies.gaussian.closed_forms import Gaussian
+from clipzoo.studies.gaussian.process_world import ProcessWorld, conditional_errors
 from clipzoo.types import Count
 
 U, V = "error_of_u_given_v", "error_of_v_given_u"

@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image
 
 from clipzoo.io import write_whole
-from clipzoo.studies.study import Drawing, Findings, Row, Study
+from clipzoo.studies.framework.study import Drawing, Findings, Row, Study
 
 RESULT = "result.json"
 PALETTE = 128

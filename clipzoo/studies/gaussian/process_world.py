@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.studies.gaussian import Gaussian, power
+from clipzoo.studies.gaussian.closed_forms import Gaussian, power
 
 INVERSE_LENGTH, REGULARITY = 3.0, 2.0
 

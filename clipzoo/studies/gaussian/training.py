@@ -12,9 +12,9 @@ from clipzoo.heads.tilting import DistanceHead, InnerProductHead
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.objectives.joint import Joint
-from clipzoo.studies.encoders import Vectors
-from clipzoo.studies.gaussian import Gaussian, matched_sample
-from clipzoo.studies.training import fit, seeded
+from clipzoo.studies.framework.encoders import Vectors
+from clipzoo.studies.framework.training import fit, seeded
+from clipzoo.studies.gaussian.closed_forms import Gaussian, matched_sample
 from clipzoo.types import Batch, Progress
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.studies.draw import BLUE, GREEN, VERMILION, panels
-from clipzoo.studies.gaussian import Gaussian, shrunk, with_correlations
-from clipzoo.studies.gaussian_training import Learned, learn
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.framework.draw import BLUE, GREEN, VERMILION, panels
+from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.gaussian.closed_forms import Gaussian, shrunk, with_correlations
+from clipzoo.studies.gaussian.training import Learned, learn
 from clipzoo.types import Count
 
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN}

@@ -13,11 +13,11 @@ from torch import Tensor
 from clipzoo.heads.clip import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
-from clipzoo.studies.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels
-from clipzoo.studies.encoders import Vectors
-from clipzoo.studies.gaussian import Gaussian, matched_sample, shrunk
-from clipzoo.studies.gaussian_training import Learned, learn
-from clipzoo.studies.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.framework.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels
+from clipzoo.studies.framework.encoders import Vectors
+from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.gaussian.closed_forms import Gaussian, matched_sample, shrunk
+from clipzoo.studies.gaussian.training import Learned, learn
 from clipzoo.types import Batch, Count, Progress
 
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN, "normalised": PURPLE}

@@ -1,0 +1,1 @@
+"""The base class of studies, their training, figures, records and page."""

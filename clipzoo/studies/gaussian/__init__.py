@@ -1,0 +1,1 @@
+"""Studies of Gaussian pairs, whose optimal encoders are known in closed form."""
