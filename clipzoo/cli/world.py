@@ -20,7 +20,7 @@ WORLD_OPTIONS = (
     ("test", 500, "test images in each of four datasets"),
     ("scenes", 500, "images of the retrieval split, with five captions each"),
 )
-"""Fields of `clipzoo.demo_world.parts.World`, their defaults and meanings."""
+"""Fields of `clipzoo.demo_world.parts.WorldParameters`, their defaults and meanings."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,14 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from clipzoo.demo_world.parts import World
+    from clipzoo.demo_world.parts import WorldParameters
     from clipzoo.demo_world.world import ensure_world
 
-    world = World(**{name.replace("-", "_"): getattr(options, name.replace("-", "_")) for name, _, _ in WORLD_OPTIONS})
+    names = [name.replace("-", "_") for name, _, _ in WORLD_OPTIONS]
+    parameters = WorldParameters(**{name: getattr(options, name) for name in names})
     progress = _Progress()
-    generated = ensure_world(options.root, world, options.processes, progress)
+    generated = ensure_world(options.root, parameters, options.processes, progress)
     outcome = f"generated in {progress.seconds():.0f} s" if generated else "exists already"
-    print(f"== demo dataset: {options.root} {outcome} ({world.train} training images)", flush=True)
+    print(f"== demo dataset: {options.root} {outcome} ({parameters.train} training images)", flush=True)
 
 
 class _Progress:

@@ -1,4 +1,4 @@
-"""The parts a generated world is made of: each is a function of the parameters alone and runs in any process."""
+"""Parts of the generated world, which any process can write: pure functions of the parameters."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from clipzoo.demo_world.scene import COLOURS, COUNTS, SHAPES, TEXTURES, sample_s
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
 
 CAPTIONS_PER_SCENE = 5
-# Captions of the retrieval split tell more than those of training: five of them shall tell one scene from 500 others.
+# Captions of the retrieval split mention more than those of training: five of them must distinguish 500 scenes.
 RETRIEVAL_DETAIL = 2.0
 
 
 @dataclass(frozen=True)
-class World:
-    """The parameters of a world. Sizes count images; image_size is the side of the pictures in pixels.
+class WorldParameters:
+    """Parameters of a world. image_size: side of the images in pixels; the other sizes are numbers of images.
 
-    probe, test: of each of the four classification sets. scenes: of the retrieval split.
+    train: all training images. shard: images per training shard. probe, test: training and test images of each of the
+    four classification datasets. scenes: images of the retrieval split.
     """
 
     seed: int
@@ -40,20 +41,20 @@ class Part(Protocol):
     @property
     def images(self) -> int: ...
 
-    def make(self, folder: Path) -> int:
-        """Write this part under `folder`; returns its number of images."""
+    def write(self, folder: Path) -> None:
+        """Write this part under `folder`."""
 
 
 @dataclass(frozen=True)
-class TrainShard:
-    world: World
+class TrainingShard:
+    parameters: WorldParameters
     number: int
 
     @property
     def images(self) -> int:
-        return min(self.world.shard, self.world.train - self.number * self.world.shard)
+        return min(self.parameters.shard, self.parameters.train - self.number * self.parameters.shard)
 
-    def make(self, folder: Path) -> int:
+    def write(self, folder: Path) -> None:
         from webdataset.writer import TarWriter  # imports torch
 
         path = folder / "train" / f"{self.number:05d}.tar"
@@ -61,27 +62,26 @@ class TrainShard:
         with TarWriter(str(path), mtime=0) as writer:
             for position in range(self.images):
                 writer.write(self._sample(position))
-        return self.images
 
     def _sample(self, position: int) -> dict[str, Any]:
-        random = _random(self.world, "train", self.number * self.world.shard + position)
+        random = _random(self.parameters, "train", self.number * self.parameters.shard + position)
         scene = sample_scene(random)
         caption = write_caption(scene, random, detail=1.0)
-        key, size = f"{self.number:05d}{position:04d}", self.world.image_size
+        key, size = f"{self.number:05d}{position:04d}", self.parameters.image_size
         facts = {"caption": caption, "key": key, "width": size, "height": size, "scene": scene.facts()}
-        picture = encode_jpeg(render(scene, size, random))
-        return {"__key__": key, "jpg": picture, "txt": caption, "json": json.dumps(facts)}
+        image = encode_jpeg(render(scene, size, random))
+        return {"__key__": key, "jpg": image, "txt": caption, "json": json.dumps(facts)}
 
 
 @dataclass(frozen=True)
-class LabelledSet:
-    """A classification set: every class equally often, in turn."""
+class ClassificationPart:
+    """A classification dataset with equally many images of all classes, in turn."""
 
-    world: World
+    parameters: WorldParameters
     name: str
 
-    # Name: the attribute, its values, the kind of scene, the templates.
-    SETS: ClassVar[dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]]] = {
+    # Name: attribute, its values, kind of scene, templates.
+    DATASETS: ClassVar[dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]]] = {
         "shapes": ("shape", SHAPES, "single", ("a {c}", "a picture of a {c}", "one {c}")),
         "colours": ("colour", COLOURS, "single", ("something {c}", "a {c} shape", "a picture of a {c} object")),
         "textures": ("texture", TEXTURES, "single", ("a {c} shape", "a picture of a {c} thing", "one {c} object")),
@@ -90,10 +90,10 @@ class LabelledSet:
 
     @property
     def images(self) -> int:
-        return self.world.probe + self.world.test
+        return self.parameters.probe + self.parameters.test
 
-    def make(self, folder: Path) -> int:
-        attribute, values, _, templates = self.SETS[self.name]
+    def write(self, folder: Path) -> None:
+        attribute, values, _, templates = self.DATASETS[self.name]
         write_classification(
             folder / "downstream" / self.name,
             class_names=list(values),
@@ -101,56 +101,60 @@ class LabelledSet:
             metric="top1",
             recipe=f"generated scenes, classified by {attribute}; train and test from separate random streams",
             splits={
-                "train": self._examples("train", self.world.probe),
-                "test": self._examples("test", self.world.test),
+                "train": self._examples("train", self.parameters.probe),
+                "test": self._examples("test", self.parameters.test),
             },
         )
-        return self.images
 
     def _examples(self, split: str, count: int) -> Iterator[tuple[bytes, int]]:
-        attribute, values, kind, _ = self.SETS[self.name]
+        attribute, values, kind, _ = self.DATASETS[self.name]
         for index in range(count):
             label = index % len(values)
-            random = _random(self.world, f"{self.name}/{split}", index)
+            random = _random(self.parameters, f"{self.name}/{split}", index)
             scene = sample_scene(random, kind, **{attribute: values[label]})
-            yield encode_jpeg(render(scene, self.world.image_size, random)), label
+            yield encode_jpeg(render(scene, self.parameters.image_size, random)), label
 
 
 @dataclass(frozen=True)
-class CaptionedScenes:
-    """The retrieval split: scenes of all kinds, five captions each."""
+class RetrievalPart:
+    """The retrieval split: scenes of all kinds with five captions each."""
 
-    world: World
+    parameters: WorldParameters
 
     @property
     def images(self) -> int:
-        return self.world.scenes
+        return self.parameters.scenes
 
-    def make(self, folder: Path) -> int:
+    def write(self, folder: Path) -> None:
         write_retrieval(
             folder / "downstream" / "scenes",
             recipe=f"generated scenes from a random stream of their own, {CAPTIONS_PER_SCENE} captions each",
             examples=(self._example(index) for index in range(self.images)),
         )
-        return self.images
 
     def _example(self, index: int) -> tuple[bytes, list[str]]:
-        random = _random(self.world, "scenes", index)
+        random = _random(self.parameters, "scenes", index)
         scene = sample_scene(random)
         captions = write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)
-        return encode_jpeg(render(scene, self.world.image_size, random)), captions
+        return encode_jpeg(render(scene, self.parameters.image_size, random)), captions
 
 
-def parts(world: World) -> list[Part]:
-    """All parts, the longest first."""
-    sets: list[Part] = [LabelledSet(world, name) for name in LabelledSet.SETS]
-    shards: list[Part] = [TrainShard(world, number) for number in range(-(-world.train // world.shard))]
-    return [*sets, *shards, CaptionedScenes(world)]
+def parts(parameters: WorldParameters) -> list[Part]:
+    """Return all parts, the longest first."""
+    datasets: list[Part] = [ClassificationPart(parameters, name) for name in ClassificationPart.DATASETS]
+    shards: list[Part] = [
+        TrainingShard(parameters, number) for number in range(-(-parameters.train // parameters.shard))
+    ]
+    return [*datasets, *shards, RetrievalPart(parameters)]
 
 
-_STREAMS = ("train", *(f"{name}/{split}" for name in LabelledSet.SETS for split in ("train", "test")), "scenes")
+_STREAMS = (
+    "train",
+    *(f"{name}/{split}" for name in ClassificationPart.DATASETS for split in ("train", "test")),
+    "scenes",
+)
 
 
-def _random(world: World, stream: str, index: int) -> np.random.Generator:
-    """The stream's numbers for one image."""
-    return np.random.default_rng([world.seed, _STREAMS.index(stream), index])
+def _random(parameters: WorldParameters, stream: str, index: int) -> np.random.Generator:
+    """Return the generator of one image; each stream has its own."""
+    return np.random.default_rng([parameters.seed, _STREAMS.index(stream), index])

@@ -1,21 +1,18 @@
-"""Scenes to pixels: every shape is a signed distance, so that edges are anti-aliased and textures follow the shape.
+"""Scenes to pixels.
 
-Distances are in units of the shape's radius, negative inside. u points right, v points down.
+Shapes are signed distances, so that edges are anti-aliased and textures follow the shape.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from clipzoo.demo_world.scene import Scene, Thing
-
-Array = NDArray[Any]
+from clipzoo.demo_world.shapes import DISTANCES, Array
 
 _PALETTE = {
     "red": (214, 32, 36),
@@ -29,8 +26,8 @@ _PALETTE = {
     "black": (22, 22, 24),
     "white": (246, 246, 246),
 }
-# Colour at the top and at the bottom of the picture, and the strength of the grain.
-_GROUNDS = {
+# Colour at the top and bottom of the image, and strength of the grain.
+_BACKGROUNDS = {
     "sand": ((222, 200, 158), (200, 174, 128), 10.0),
     "grass": ((128, 156, 100), (92, 122, 70), 14.0),
     "sky": ((146, 186, 222), (206, 224, 238), 4.0),
@@ -42,7 +39,7 @@ JPEG_QUALITY = 88
 
 
 def render(scene: Scene, size: int, random: np.random.Generator) -> Array:
-    """[size, size, 3] uint8. `random` draws what no caption tells: grain, exact hues, the phase of textures."""
+    """Return the image, uint8 [size, size, 3]. random: draws grain, exact hues and the phase of textures."""
     canvas = _background(scene.background, size, random)
     tint = random.normal(0, 7, 3)
     for thing in scene.things:
@@ -51,15 +48,15 @@ def render(scene: Scene, size: int, random: np.random.Generator) -> Array:
 
 
 def encode_jpeg(pixels: Array) -> bytes:
-    """[h, w, 3] uint8 -> the bytes of a JPEG file."""
+    """Encode pixels, uint8 [h, w, 3], as JPEG."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "JPEG", quality=JPEG_QUALITY)
     return stream.getvalue()
 
 
 def _background(name: str, size: int, random: np.random.Generator) -> Array:
-    """[size, size, 3] float32: a vertical gradient with grain, and what makes the place recognisable."""
-    top, bottom, strength = _GROUNDS[name]
+    """Return a vertical gradient with grain and the marks of the place, float32 [size, size, 3]."""
+    top, bottom, strength = _BACKGROUNDS[name]
     height = np.linspace(0, 1, size, dtype=np.float32)[:, None, None]
     canvas = np.array(top, np.float32) * (1 - height) + np.array(bottom, np.float32) * height
     canvas = canvas + random.normal(0, 6, 3).astype(np.float32)
@@ -77,7 +74,7 @@ def _background(name: str, size: int, random: np.random.Generator) -> Array:
 
 
 def _mortar(size: int, random: np.random.Generator) -> Array:
-    """[size, size] bool, the joints of a brick wall of about seven courses."""
+    """Return the joints of a brick wall of about seven courses, bool [size, size]."""
     course, joint = max(6, size // 7), max(1, size // 60)
     y, x = np.mgrid[:size, :size] + random.integers(0, course, 2)[:, None, None]
     shifted = x + (y // course % 2) * course
@@ -85,7 +82,7 @@ def _mortar(size: int, random: np.random.Generator) -> Array:
 
 
 def _paint(canvas: Array, thing: Thing, size: int, tint: Array, random: np.random.Generator) -> None:
-    """Blend one thing into the canvas, with a rim that stands out from the ground it lies on."""
+    """Blend a thing into the canvas, with a rim that contrasts with the background."""
     reach = thing.radius * 1.12 + 2 / size
     left, right = _span(thing.x, reach, size)
     top, bottom = _span(thing.y, reach, size)
@@ -94,10 +91,10 @@ def _paint(canvas: Array, thing: Thing, size: int, tint: Array, random: np.rando
     cosine, sine = np.cos(np.float32(thing.tilt)), np.sin(np.float32(thing.tilt))
     u, v = cosine * x + sine * y, cosine * y - sine * x
     pixels = thing.radius * size
-    distance = _DISTANCES[thing.shape](u, v)
+    distance = DISTANCES[thing.shape](u, v)
 
     main = np.array(_PALETTE[thing.colour], np.float32) + tint.astype(np.float32)
-    # The second shade of a texture stays in the family of the colour: a caption names only one.
+    # The second shade of a texture is a shade of the same colour, because captions name a single one.
     second = main * 0.45 if sum(_PALETTE[thing.colour]) > 240 else main + (255 - main) * 0.55
     amount = _TEXTURES[thing.texture](u, v, distance, pixels, random.uniform(0, 1, 2).astype(np.float32))
     paint = main + (second - main) * amount[:, :, None]
@@ -114,83 +111,11 @@ def _span(centre: float, reach: float, size: int) -> tuple[int, int]:
 
 
 def _coverage(distance: Array, pixels: float) -> Array:
-    """Share of a pixel that lies inside, from the distance of its centre to the edge."""
+    """Return the fraction of a pixel that is inside, from the distance of its centre to the edge."""
     return np.clip(0.5 - distance * pixels, 0, 1)
 
 
-def _box(u: Array, v: Array, half_width: float, half_height: float) -> Array:
-    return np.maximum(np.abs(u) - half_width, np.abs(v) - half_height)
-
-
-def _circle(u: Array, v: Array) -> Array:
-    return np.hypot(u, v) - 0.9
-
-
-def _square(u: Array, v: Array) -> Array:
-    return _box(u, v, 0.76, 0.76)
-
-
-def _triangle(u: Array, v: Array) -> Array:
-    return np.maximum(0.866 * np.abs(u) - 0.5 * (v - 0.1), v - 0.1) - 0.5
-
-
-def _star(u: Array, v: Array) -> Array:
-    """Five points: fold the plane onto the sector between a point and the notch beside it."""
-    sector = np.float32(np.pi / 5)
-    angle = np.abs((np.arctan2(u, -v) + sector) % (2 * sector) - sector)
-    radius = np.hypot(u, v)
-    notch = 0.44 * np.array([np.cos(sector), np.sin(sector)], np.float32)
-    edge = notch - np.array([1, 0], np.float32)
-    normal = np.array([edge[1], -edge[0]], np.float32) / np.hypot(*edge)
-    return (radius * np.cos(angle) - 1) * normal[0] + radius * np.sin(angle) * normal[1]
-
-
-def _heart(u: Array, v: Array) -> Array:
-    """A square on its corner and a half disc on each of its upper sides."""
-    half = 0.74
-    side = np.abs(u)
-    lower = (side + np.abs(v - 0.16) - half) * 0.7071
-    lobes = np.hypot(side - half / 2, v - 0.16 + half / 2) - half * 0.7071
-    return np.minimum(lower, lobes)
-
-
-def _cross(u: Array, v: Array) -> Array:
-    return np.minimum(_box(u, v, 0.3, 0.92), _box(u, v, 0.92, 0.3))
-
-
-def _ring(u: Array, v: Array) -> Array:
-    return np.abs(np.hypot(u, v) - 0.66) - 0.26
-
-
-def _crescent(u: Array, v: Array) -> Array:
-    return np.maximum(np.hypot(u + 0.1, v) - 0.92, 0.74 - np.hypot(u - 0.36, v))
-
-
-def _diamond(u: Array, v: Array) -> Array:
-    return (np.abs(u) / 0.62 + np.abs(v) - 1) * 0.527
-
-
-def _arrow(u: Array, v: Array) -> Array:
-    """Points up: a head over a shaft."""
-    head = np.maximum(0.76 * np.abs(u) + 0.65 * (-v - 0.95), v - 0.05)
-    return np.minimum(head, _box(u, v - 0.45, 0.27, 0.5))
-
-
-_DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
-    "circle": _circle,
-    "square": _square,
-    "triangle": _triangle,
-    "star": _star,
-    "heart": _heart,
-    "cross": _cross,
-    "ring": _ring,
-    "crescent": _crescent,
-    "diamond": _diamond,
-    "arrow": _arrow,
-}
-
-
-# Textures: where the second shade lies, [h, w] in [0, 1]. `phase` [2] shifts the pattern.
+# Textures: amount of the second shade, [h, w] in [0, 1]. phase: [2], shifts the pattern.
 
 
 def _plain(u: Array, v: Array, distance: Array, pixels: float, phase: Array) -> Array:
@@ -217,7 +142,7 @@ def _outlined(u: Array, v: Array, distance: Array, pixels: float, phase: Array) 
 
 
 def _wave(turns: Array, pixels: float) -> Array:
-    """A square wave of period 1 with soft edges."""
+    """Return a square wave of period 1 with soft edges."""
     return np.clip(0.5 + np.sin(2 * np.pi * turns) * pixels * 0.12, 0, 1)
 
 

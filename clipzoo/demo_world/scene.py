@@ -1,4 +1,4 @@
-"""What a scene of the generated world holds: facts only, in unit coordinates (x to the right, y down)."""
+"""Content of a generated scene, in unit coordinates (x to the right, y down)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = ("small", "medium", "large")
 COUNTS = ("one", "two", "three", "four", "five")
 BACKGROUNDS = ("sand", "grass", "sky", "night", "snow", "brick")
 
-# Radius of a thing by the kind of its scene; a single thing has three ranges, one a size.
+# Radius of a thing by the kind of its scene; a single thing has one range per size.
 SINGLE_RADIUS = {"small": (0.19, 0.22), "medium": (0.27, 0.3), "large": (0.36, 0.4)}
 GROUP_RADIUS = (0.13, 0.155)
 PAIR_RADIUS = (0.19, 0.22)
@@ -24,7 +24,7 @@ LARGEST_TILT = math.radians(12)
 
 @dataclass(frozen=True)
 class Thing:
-    """One coloured, textured shape. x, y: its centre; radius: of the circle around it; tilt: radians, clockwise."""
+    """A coloured, textured shape. x, y: centre; radius: of the enclosing circle; tilt: radians, clockwise."""
 
     shape: str
     colour: str
@@ -38,43 +38,43 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """kind: "single" (one thing), "group" (alike things), "pair" (two things that differ, side by side or stacked)."""
+    """kind: "single" (one thing), "group" (equal things) or "pair" (two different things, side by side or stacked)."""
 
     kind: str
     background: str
     things: tuple[Thing, ...]
 
     def facts(self) -> dict[str, Any]:
-        """The scene as plain values for JSON."""
+        """Return the scene as plain values for JSON."""
         return asdict(self)
 
 
 def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: str) -> Scene:
-    """Draw a scene; `fixed` sets shape, colour or texture of every thing, or `count` (a word) of a group."""
+    """Draw a scene. fixed: shape, colour or texture of all things, or `count` (a word) of a group."""
     kind = kind or str(random.choice(["single", "group", "pair"], p=[0.6, 0.2, 0.2]))
-    background = _one_of(random, BACKGROUNDS)
+    background = _choose(random, BACKGROUNDS)
     draw = {"single": _single, "group": _group, "pair": _pair}[kind]
     return Scene(kind, background, draw(random, fixed))
 
 
 def _single(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
-    size = _one_of(random, SIZES)
+    size = _choose(random, SIZES)
     radius = random.uniform(*SINGLE_RADIUS[size])
     x, y = random.uniform(radius, 1 - radius, 2)
     return (_thing(random, fixed, size, x, y, radius),)
 
 
 def _group(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
-    """One to five things that differ only in place and tilt; without a fixed count at least two."""
+    """One to five things that differ only in place and tilt; at least two if the count is not fixed."""
     count = COUNTS.index(fixed["count"]) + 1 if "count" in fixed else int(random.integers(2, len(COUNTS) + 1))
     radius = random.uniform(*GROUP_RADIUS)
-    centres = _apart(random, count, radius)
+    centres = _separate_centres(random, count, radius)
     first = _thing(random, fixed, "small", *centres[0], radius)
     return (first, *(replace(first, x=x, y=y, tilt=_tilt(random)) for x, y in centres[1:]))
 
 
 def _pair(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
-    """The first thing is left of or above the second; they differ in shape and in colour."""
+    """Two things that differ in shape and colour; the first is left of or above the second."""
     radius = random.uniform(*PAIR_RADIUS)
     along = random.uniform(radius, 0.5 - radius, 2) + np.array([0.0, 0.5])
     across = 0.5 + random.uniform(-1, 1, 2) * (0.3 - radius)
@@ -88,8 +88,8 @@ def _pair(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ..
     return first, second
 
 
-def _apart(random: np.random.Generator, count: int, radius: float) -> list[tuple[float, float]]:
-    """`count` centres at least 2.1 radii apart; a layout that leaves no room for the next is begun anew."""
+def _separate_centres(random: np.random.Generator, count: int, radius: float) -> list[tuple[float, float]]:
+    """Return `count` centres at least 2.1 radii apart; start again when there is no room for the next one."""
     while True:
         candidates = random.uniform(radius, 1 - radius, (10 * count, 2)).tolist()
         centres: list[tuple[float, float]] = []
@@ -102,9 +102,9 @@ def _apart(random: np.random.Generator, count: int, radius: float) -> list[tuple
 
 def _thing(random: np.random.Generator, fixed: dict[str, str], size: str, x: float, y: float, radius: float) -> Thing:
     return Thing(
-        shape=fixed.get("shape") or _one_of(random, SHAPES),
-        colour=fixed.get("colour") or _one_of(random, COLOURS),
-        texture=fixed.get("texture") or _one_of(random, TEXTURES),
+        shape=fixed.get("shape") or _choose(random, SHAPES),
+        colour=fixed.get("colour") or _choose(random, COLOURS),
+        texture=fixed.get("texture") or _choose(random, TEXTURES),
         size=size,
         x=float(x),
         y=float(y),
@@ -117,5 +117,5 @@ def _tilt(random: np.random.Generator) -> float:
     return float(random.uniform(-LARGEST_TILT, LARGEST_TILT))
 
 
-def _one_of(random: np.random.Generator, words: tuple[str, ...]) -> str:
+def _choose(random: np.random.Generator, words: tuple[str, ...]) -> str:
     return words[int(random.integers(len(words)))]
