@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ from clipzoo.objectives.compatibility import check_pair
 from clipzoo.report.paper_tables import reproduce
 from clipzoo.report.paper_tables.experiments import axes, differences, experiments
 from clipzoo.report.paper_tables.published import layout, not_measured, search_of, table, table_names
+from tests.support.experiments import EXPERIMENTS, composed
 
-EXPERIMENTS = {each.name: each for each in experiments().values()}
 FOLDERS = ("wpse", "kme", "cloob", "nuclr")
 HF = importlib.util.find_spec("transformers") is not None
 DOWNLOADS = {
@@ -29,11 +29,6 @@ ACCURACIES = {"top1", "top5", "mean_per_class"}
 RECALLS = {"recall_at_1", "recall_at_5", "recall_at_10"}
 MEASURED = {"zero_shot": ACCURACIES, "linear_probe": ACCURACIES, "retrieval": RECALLS}
 """What the evaluators call their metrics."""
-
-
-@cache
-def composed(name: str, *overrides: str) -> dict[str, Any]:
-    return configuration.resolved(configuration.composed([f"experiment={name}", *overrides]))
 
 
 def files():
@@ -100,27 +95,24 @@ def test_each_pair_of_head_and_objective_is_legal_as_published():
         assert verdict.legal and not verdict.warnings, plain["row"]
 
 
-def models():
-    """One experiment for each distinct encoder and head."""
-    found = {}
-    for name in EXPERIMENTS:
-        plain = composed(name)
-        found.setdefault(repr((plain["encoder"], plain["head"])), name)
-    return list(found.values())
-
-
-@pytest.mark.parametrize("name", models())
-def test_an_experiments_model_is_built_on_the_meta_device(name):
-    plain = composed(name)
-    towers = [plain["encoder"][each] for each in ("image_tower", "text_tower")]
-    if any("distilbert" in each["_target_"] for each in towers) and not HF:
-        pytest.skip("needs pip install 'clipzoo[hf]'")
-    for tower in towers:
+@cache
+def check_model(nodes: str) -> None:
+    """Build a model on the meta device from the nodes `encoder` and `head`, given as JSON."""
+    plain = {**json.loads(nodes), "seed": 0}
+    for tower in (plain["encoder"][name] for name in ("image_tower", "text_tower")):
         tower.update(DOWNLOADS.get(tower["_target_"], {}))
     with torch.device("meta"):
         model = build_model(plain)
-    assert all(each.is_meta for each in model.parameters())
+    assert all(parameter.is_meta for parameter in model.parameters())
     assert model.encoder.image_tower.width == plain["head"]["image_width"]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiments_model_is_built_on_the_meta_device(name):
+    plain = composed(name)
+    if "distilbert" in plain["encoder"]["text_tower"]["_target_"] and not HF:
+        pytest.skip("needs pip install 'clipzoo[hf]'")
+    check_model(json.dumps({"encoder": plain["encoder"], "head": plain["head"]}))
 
 
 @pytest.mark.parametrize("search", layout()["searches"])

@@ -12,7 +12,7 @@ import pytest
 from clipzoo.config import compose as configuration
 from clipzoo.report.paper_tables.experiments import experiments
 from clipzoo.report.paper_tables.published import read_numbers
-from tests.config.test_experiments import EXPERIMENTS, composed
+from tests.support.experiments import EXPERIMENTS, composed
 
 PAPERS = {
     # Sections 6.1 and A.2.

@@ -12,17 +12,7 @@ from sklearn.linear_model import LogisticRegression as Judge
 
 from clipzoo.evaluation.probe.logistic import LogisticRegression
 from clipzoo.evaluation.probe.penalty_search import GRID
-
-
-def problem(samples=400, width=16, classes=5, noise=1.0, seed=0):
-    """Overlapping classes; features of very different variances, correlated, off centre, in float32 as models give."""
-    generator = torch.Generator().manual_seed(seed)
-    scales = torch.logspace(0, -2, width)
-    labels = torch.arange(samples) % classes
-    centers = torch.randn(classes, width, generator=generator)
-    features = (centers[labels] + noise * torch.randn(samples, width, generator=generator)) * scales
-    turn = torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
-    return features @ turn + 0.7, labels
+from tests.support.classification import problem
 
 
 def objective(features, labels, weight, bias, c) -> float:

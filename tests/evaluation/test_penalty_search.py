@@ -8,7 +8,7 @@ import torch
 from clipzoo.evaluation.probe import penalty_search
 from clipzoo.evaluation.probe.logistic import LogisticRegression
 from clipzoo.evaluation.probe.penalty_search import GRID, Split, held_out, probe
-from tests.evaluation.test_logistic import problem
+from tests.support.classification import problem
 
 NAMES = ["a", "b", "c", "d", "e"]
 

@@ -15,12 +15,19 @@ from clipzoo.objectives.isogclr import ISogCLR
 from clipzoo.objectives.nuclr import NUCLR, zeta_rate
 from clipzoo.objectives.sogclr import SogCLR
 from clipzoo.types import Progress
-from tests.support.objectives import batch, random_cosines, similarity
+from tests.support.objectives import (
+    BATCH,
+    ISOGCLR_OPTIONS,
+    NUCLR_OPTIONS,
+    ORDER,
+    SAMPLES,
+    SOGCLR_OPTIONS,
+    batch,
+    random_cosines,
+    similarity,
+)
 
-SAMPLES, BATCH, STEPS, TOTAL_STEPS = 8, 4, 6, 12
-ORDER = [[0, 3, 5, 6], [1, 2, 4, 7], [6, 1, 0, 2], [3, 4, 5, 7], [7, 0, 4, 6], [5, 2, 1, 3]]
-"""The ids of six steps: three epochs, each in another order."""
-
+TOTAL_STEPS = 12
 Matrix = list[list[float]]
 
 
@@ -136,10 +143,6 @@ def isogclr_step(
     return gradients
 
 
-NUCLR_OPTIONS: dict[str, Any] = {
-    "temperature": 0.2, "gamma": 0.8, "zeta": 0.01, "xi": 0.0, "eta": 0.02, "eta_image_factor": 0.1, "momentum": 0.9,
-    "frozen_epochs": 1, "learn_zeta": True, "positive": "xi", "xi_update": "epoch",
-}  # fmt: skip
 NUCLR_CASES: dict[str, dict[str, Any]] = {
     "published": {},
     "dagger": {"learn_zeta": False},
@@ -150,11 +153,6 @@ NUCLR_CASES: dict[str, dict[str, Any]] = {
     "no_memory": {"gamma": 1.0},
     "negative_zeta": {"zeta": -0.05, "xi": 0.125, "temperature": 0.07},
 }
-ISOGCLR_OPTIONS = {
-    "temperature": 0.3, "gamma": 0.8, "rho": 1.0, "eta": 0.1, "momentum": 0.6, "gradient_clip": 1.5,
-    "minimum_temperature": 0.1, "maximum_temperature": 0.45,
-}  # fmt: skip
-SOGCLR_OPTIONS = {"temperature": 0.2, "gamma": 0.7, "positive_in_denominator": True}
 
 
 @pytest.mark.parametrize("changes", NUCLR_CASES.values(), ids=NUCLR_CASES)

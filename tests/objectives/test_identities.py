@@ -19,8 +19,7 @@ from clipzoo.objectives.mmd_conditional import MMDConditional
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.objectives.sogclr import SogCLR
-from tests.objectives.test_algorithms import NUCLR_OPTIONS, ORDER, SAMPLES
-from tests.support.objectives import batch, loss_of, progress, random_cosines, similarity
+from tests.support.objectives import NUCLR_OPTIONS, ORDER, SAMPLES, batch, loss_of, progress, random_cosines, similarity
 
 N = 6
 

@@ -19,8 +19,18 @@ from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.objectives.per_sample import PerSampleObjective
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.objectives.sogclr import SogCLR
-from tests.objectives.test_algorithms import ISOGCLR_OPTIONS, NUCLR_OPTIONS, ORDER, SAMPLES, SOGCLR_OPTIONS
-from tests.support.objectives import batch, loss_of, progress, random_cosines, similarity
+from tests.support.objectives import (
+    ISOGCLR_OPTIONS,
+    NUCLR_OPTIONS,
+    ORDER,
+    SAMPLES,
+    SOGCLR_OPTIONS,
+    batch,
+    loss_of,
+    progress,
+    random_cosines,
+    similarity,
+)
 
 MAKERS = {
     "nuclr": lambda: NUCLR(**{**NUCLR_OPTIONS, "frozen_epochs": 0}),

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipzoo.ops import dispatch, kme_cpu, kme_reference, products
 from clipzoo.ops.kme import kme_score
+from tests.support.largest_tensor import LargestTensor
+from tests.support.point_sets import all_pairs, differentiated, point_sets
 
 SHAPES = [(1, 1, 1, 1, 1), (3, 5, 7, 2, 11), (5, 1, 2, 9, 3), (7, 13, 11, 17, 19), (16, 31, 8, 29, 64)]
 """n, M, k, M', d."""
@@ -21,7 +21,6 @@ GAMMAS = [1e-3, 0.1, 7.14, 20.7, 20.9, 50.0, 1e3]
 
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 every_gamma = pytest.mark.parametrize("gamma", GAMMAS)
-Sets = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @every_shape
@@ -164,46 +163,3 @@ def test_double_precision_on_a_gpu_is_told_that_it_has_no_kernel(caplog):
     with caplog.at_level(logging.WARNING):
         assert dispatch.backend.__wrapped__("kme", "cuda", torch.float64) is kme_cpu
     assert "none for torch.float64" in caplog.text
-
-
-class LargestTensor(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation returns."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        output = func(*args, **(kwargs or {}))
-        for each in output if isinstance(output, tuple | list) else (output,):
-            if isinstance(each, Tensor):
-                self.elements = max(self.elements, each.numel())
-        return output
-
-
-def point_sets(shape: tuple[int, ...], gamma: float, ragged: bool) -> Sets:
-    """Random unit points with weights from 1e-30 to 1e4, and gamma, in float64 but exact in float32."""
-    samples, points, others, other_points, width = shape
-    generator = torch.Generator().manual_seed(sum(shape))
-    sets = []
-    for size in ((samples, points), (others, other_points)):
-        vectors = torch.nn.functional.normalize(torch.randn(*size, width, generator=generator), dim=-1)
-        log_weights = torch.empty(size).uniform_(math.log(1e-30), math.log(1e4), generator=generator)
-        if ragged:
-            absent = torch.rand(size, generator=generator) < 0.5
-            absent[:, 0] = False
-            log_weights.masked_fill_(absent, -math.inf)
-        sets += [vectors.double(), log_weights.double()]
-    return *sets, torch.tensor(gamma).double()
-
-
-def all_pairs(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
-    cosines = torch.einsum("bid,cjd->bcij", points, points2)
-    weights = log_weights[:, None, :, None] + log_weights2[None, :, None, :]
-    return (weights + 2 * gamma * (cosines - 1)).logsumexp(dim=(2, 3))
-
-
-def differentiated(score, sets: Sets) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Scores and the gradients of a positively weighted sum of them, so that gamma's does not cancel."""
-    leaves = [each.clone().requires_grad_() for each in sets]
-    scores = score(*leaves)
-    upstream = torch.rand(scores.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return scores.detach(), torch.autograd.grad(scores, leaves, upstream.to(scores.dtype))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.ops import random_features, random_features_reference
-from tests.ops.test_kme import LargestTensor
+from tests.support.largest_tensor import LargestTensor
 
 
 @pytest.mark.parametrize("held", [1, 150, 1 << 20])

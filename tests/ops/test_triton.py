@@ -14,11 +14,11 @@ from clipzoo.ops import kme_triton, log_sum_exps_triton
 from clipzoo.ops.kme import kme_score
 from clipzoo.ops.log_sum_exps import log_sum_exps
 from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
-from tests.ops.test_kme import all_pairs, differentiated, point_sets
-from tests.similarity.test_tiled import answered, dense_scores, factors
+from tests.support.point_sets import all_pairs, differentiated, point_sets
 from tests.support.pretended_cuda import DEVICE, Launches, numbers, pretended
+from tests.support.training_step import training_step
 from tests.support.triton import SHARED_MEMORY, compiled_for_sm_90, in_fresh_process, use_triton_on_cpu_tensors
-from tests.training.test_device_without_gpu import step
+from tests.support.unit_vectors import answered, dense_scores, factors
 
 SHAPES = [(1, 1, 1, 1, 3), (3, 5, 7, 2, 11), (5, 1, 2, 9, 3), (7, 13, 5, 17, 19), (3, 43, 3, 11, 40)]
 GAMMAS = [1e-3, 7.14, 50.0, 1e3]
@@ -171,14 +171,15 @@ def _broken() -> list[dict[str, Any]]:
 def _steps_on_a_pretended_gpu() -> list[dict[str, Any]]:
     """Of whole steps, their numbers beside those on a CPU, and where the host waited."""
     pairs = [("kme", "infonce"), ("clip in tiles", "infonce"), ("cloob in tiles", "infoloob")]
-    expected = [step(*pair, torch.device("cpu"), None) for pair in pairs]
+    expected = [training_step(*pair, torch.device("cpu"), None) for pair in pairs]
     cases = []
     for module in (kme_triton, log_sum_exps_triton):
         module.kernels = Launches(module.kernels)  # type: ignore[attr-defined]
     for pair, wanted in zip(pairs, expected, strict=True):
         with pretended() as waits:
-            found = step(*pair, DEVICE, None)
-        difference = max(float((numbers(a) - b).abs().max()) for a, b in zip(found, wanted, strict=True))
+            found = training_step(*pair, DEVICE, None)
+        assert found.keys() == wanted.keys()
+        difference = max(float((numbers(found[name]) - value).abs().max()) for name, value in wanted.items())
         cases.append({"pair": pair, "difference": difference, "waits": list(waits)})
     return cases
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.config.test_experiments import composed
+from tests.support.experiments import composed
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "wpse/cc3m_gaussian": {

@@ -7,20 +7,19 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from clipzoo.build import build_objective
 from clipzoo.distributed import collectives as distributed
 from clipzoo.heads.vector import VectorHead
-from clipzoo.similarity.dense import DenseScores
 from clipzoo.similarity.tiled import automatic_tile, tiled_anchors, tiled_scores
-from clipzoo.types import Batch, Progress, Scores, Similarity
+from clipzoo.types import Batch, Progress
 from scripts.compatibility import composed
-from tests.ops.test_kme import LargestTensor
 from tests.support.heads import HEADS, build_head, every_answer, image_features, rows, text_features
+from tests.support.largest_tensor import LargestTensor
 from tests.support.ranks import run_ranks
+from tests.support.unit_vectors import answered, dense_scores, factors
 
-SAMPLES, WIDTH = 12, 5
+SAMPLES = 12
 OBJECTIVES = ["infonce", "infoloob", "conditional", "joint"]
 VECTOR_HEADS = [name for name in HEADS if isinstance(build_head(name), VectorHead)]
 
@@ -150,28 +149,3 @@ def _transposed() -> tuple[Tensor, Tensor]:
     turned = distributed.transposed(mine)
     (gradient,) = torch.autograd.grad((turned * turned.detach()).sum(), mine)
     return turned.detach(), gradient
-
-
-def factors(samples: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Unit vectors, the left ones times `scale`, each pair alike; exact in float32."""
-    generator = torch.Generator().manual_seed(samples)
-    left = torch.randn(samples, WIDTH, generator=generator)
-    right = left + torch.randn(samples, WIDTH, generator=generator)
-    return (scale * normalize(left, dim=1)).double(), normalize(right, dim=1).double()
-
-
-def dense_scores(left: Tensor, right: Tensor) -> tuple[Scores, Scores]:
-    matrix = left @ right.mT
-    return Similarity(DenseScores(matrix), DenseScores(matrix.mT)).directions
-
-
-def answered(left: Tensor, right: Tensor, make, exclude=(False, True), dense: bool = True) -> tuple[Tensor, tuple]:
-    """All answers of the directions, and the gradients of a random sum of them."""
-    left, right = (each.clone().requires_grad_() for each in (left, right))
-    answers = []
-    for scores in make(left, right):
-        answers += [scores.positives(), *(scores.log_sum_exp(exclude_positive=each) for each in exclude)]
-        answers += [scores.dense().flatten()] if dense else []
-    joined = torch.cat(answers)
-    upstream = torch.randn(len(joined), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return joined.detach(), torch.autograd.grad(joined, (left, right), upstream.to(joined.dtype))

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from clipzoo.objectives.base import Objective
 from clipzoo.similarity.dense import DenseScores
 from clipzoo.types import Batch, Loss, Progress, Similarity
+
+SAMPLES, BATCH = 8, 4
+ORDER = [[0, 3, 5, 6], [1, 2, 4, 7], [6, 1, 0, 2], [3, 4, 5, 7], [7, 0, 4, 6], [5, 2, 1, 3]]
+"""Sample ids of six steps: three epochs in different orders."""
+NUCLR_OPTIONS: dict[str, Any] = {
+    "temperature": 0.2, "gamma": 0.8, "zeta": 0.01, "xi": 0.0, "eta": 0.02, "eta_image_factor": 0.1, "momentum": 0.9,
+    "frozen_epochs": 1, "learn_zeta": True, "positive": "xi", "xi_update": "epoch",
+}  # fmt: skip
+ISOGCLR_OPTIONS = {
+    "temperature": 0.3, "gamma": 0.8, "rho": 1.0, "eta": 0.1, "momentum": 0.6, "gradient_clip": 1.5,
+    "minimum_temperature": 0.1, "maximum_temperature": 0.45,
+}  # fmt: skip
+SOGCLR_OPTIONS = {"temperature": 0.2, "gamma": 0.7, "positive_in_denominator": True}
 
 
 def similarity(
@@ -17,7 +32,7 @@ def similarity(
     second = image_to_text.mT if text_to_image is None else text_to_image
     if within is None:
         return Similarity(DenseScores(image_to_text), DenseScores(second))
-    images, texts = (DenseScores(each) for each in within)
+    images, texts = (DenseScores(matrix) for matrix in within)
     return Similarity(DenseScores(image_to_text), DenseScores(second), lambda: images, lambda: texts)
 
 

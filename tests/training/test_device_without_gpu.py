@@ -1,36 +1,29 @@
-"""Every head and objective, the trainer and the evaluation keep all they compute with on the device, and wait for it
-only where they must. The GPU is pretended (tests/support/pretended_cuda.py); kernels and speed are not judged."""
+"""Heads, objectives, the trainer and the evaluation compute on the device and wait for it only where they must.
+
+The GPU is pretended (tests/support/pretended_cuda.py): kernels and speed are not tested.
+"""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
 
-from clipzoo.build import build_head, build_model, build_objective, part
+from clipzoo.build import build_model, build_objective, part
 from clipzoo.distributed.device import choose_device
-from clipzoo.encoders.base import Encoder
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.probe.logistic import LogisticRegression
 from clipzoo.evaluation.probe.penalty_search import Split, held_out
 from clipzoo.heads.clip import ClipHead
 from clipzoo.model import Model
 from clipzoo.ops import kme, kme_cpu, log_sum_exps, log_sum_exps_cpu
-from clipzoo.training.gradient_cache import Contrast, Replay, backward
-from clipzoo.training.optimizers import AdamW
-from clipzoo.training.schedules import Cosine
 from clipzoo.training.trainer import Parts, Trainer
-from clipzoo.types import Batch, Features, Progress
-from scripts.compatibility import composed, options
+from scripts.compatibility import options
 from tests.support.evaluation_sets import config_of, write_sets
 from tests.support.pretended_cuda import DEVICE, OnCuda, numbers, pretended
+from tests.support.training_step import Towers, training_step
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU to ask")
 
-SAMPLES, BATCH = 40, 8
 PAIRS = [
     *((head, "infonce") for head in (*options("head"), "clip in tiles", "cloob in tiles")),
     *(("inner_product", name) for name in ("conditional", "joint", "mmd_conditional", "mmd_joint")),
@@ -50,52 +43,6 @@ WAITS = {
 }
 
 
-class Towers(Encoder):
-    """As small as may be, with tokens, a mask, and products that autocast lowers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pixels, self.words, self.layer = nn.Conv2d(3, 8, 4, stride=4), nn.Embedding(20, 8), nn.Linear(8, 8)
-
-    def image(self, image: Tensor) -> Features:
-        tokens = self.layer(self.pixels(image / 255).flatten(2).mT)
-        return Features(tokens.mean(dim=1), tokens)
-
-    def text(self, text: Tensor) -> Features:
-        tokens = self.layer(self.words(text))
-        return Features(tokens[:, 0], tokens, text > 0)
-
-
-@cache
-def part_of(group: str, name: str) -> dict[str, Any]:
-    return composed(f"+{group}={name}")
-
-
-def step(head: str, objective: str, device: torch.device, micro_batch: int | None) -> list[Tensor]:
-    """One optimiser step past the objectives' warm-ups: the loss, the parameters, the objective's state."""
-    torch.manual_seed(0)
-    name, _, tiles = head.partition(" in ")
-    model = Model(Towers(), build_head(part_of("head", name))).to(device)
-    model.head.tile = 3 if tiles else None
-    judge = build_objective(part_of("objective", objective)).to(device)
-    judge.allocate(SAMPLES)
-    schedule = Cosine(1e-3, 0.0, 0.0, None, 0, None, False)
-    optimizer = AdamW([0.9, 0.98], 1e-8, 0.1, schedule).build(model, judge)
-    contrast = Contrast(model, judge, None)
-    text = torch.randint(1, 20, (BATCH, 5)) * (torch.arange(5) < 2 + torch.arange(BATCH)[:, None] % 4)
-    pictures = torch.randint(0, 256, (BATCH, 3, 8, 8), dtype=torch.uint8)
-    batch = Batch(pictures, text, torch.randperm(SAMPLES)[:BATCH]).to(device)
-    model.head.resample(1)
-    loss = backward(Replay(contrast), batch, Progress(30, 50, SAMPLES, BATCH), micro_batch, 1.0)
-    trained = [each for each in contrast.parameters() if each.grad is not None]
-    norm = nn.utils.get_total_norm([each.grad for each in trained])
-    optimizer.found_inf = (~norm.isfinite()).float()
-    nn.utils.clip_grads_with_norm_(trained, 1.0, norm)
-    optimizer.step()
-    model.head.clamp_()
-    return [loss.total.detach(), *loss.logs.values(), *contrast.state_dict().values()]
-
-
 @pytest.fixture
 def torch_kernels(monkeypatch):
     """Where Triton's kernels would be launched, the blocks in torch take their place."""
@@ -107,12 +54,13 @@ def torch_kernels(monkeypatch):
 @pytest.mark.usefixtures("torch_kernels")
 def test_a_step_stays_on_the_device_and_waits_for_it_only_where_it_must(head, objective):
     allowed = WAITS.get(head, set()) | WAITS.get(objective, set())
-    expected = step(head, objective, torch.device("cpu"), None)
+    expected = training_step(head, objective, torch.device("cpu"), None)
     with pretended() as waits:
-        found = step(head, objective, DEVICE, 3)
+        actual = training_step(head, objective, DEVICE, 3)
     assert set(waits) <= allowed
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(numbers(ours), theirs, rtol=1e-3, atol=1e-3)
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(numbers(actual[name]), value, rtol=1e-3, atol=1e-3, msg=name)
 
 
 def test_every_objective_has_its_step_above():

@@ -14,8 +14,7 @@ from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.report.run_page.diagnostics import sample_histograms
 from clipzoo.training import diagnostics
 from clipzoo.types import PointSet
-from tests.objectives.test_algorithms import NUCLR_OPTIONS
-from tests.support.objectives import batch, progress, random_cosines, similarity
+from tests.support.objectives import NUCLR_OPTIONS, batch, progress, random_cosines, similarity
 
 
 def test_the_gap_is_infoloobs_bound_on_the_mutual_information():
