@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import clipzoo
 from clipzoo.api import LoadedModel
 from clipzoo.build import build_model, build_objective, part
-from clipzoo.config import compose as configuration
+from clipzoo.config.compose import compose
 from clipzoo.training.gradient_cache import Contrast, Replay, backward
 from clipzoo.training.trainer import PRECISIONS, PRODUCTS
 from clipzoo.types import Batch, Progress
@@ -87,9 +87,7 @@ def _options() -> argparse.Namespace:
 
 
 def _step(name: str, options: argparse.Namespace, device: torch.device) -> Step:
-    plain = configuration.resolved(
-        configuration.composed([f"encoder={options.encoder}", *HEADS[name], "data.shards=none"])
-    )
+    plain = compose([f"encoder={options.encoder}", *HEADS[name], "data.shards=none"])
     batch = _batch(plain["encoder"], options).to(device)
     if name == "open_clip":
         return _open_clip_step(plain, batch, options, device)

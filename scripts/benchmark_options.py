@@ -103,12 +103,10 @@ def _parts(*overrides: str, length: int | None = None) -> tuple[Any, Any, Any]:
     import torch
 
     from clipzoo.build import build_model, build_objective
-    from clipzoo.config import compose as configuration
+    from clipzoo.config.compose import compose
     from clipzoo.types import Batch
 
-    plain = configuration.resolved(
-        configuration.composed(["encoder=bench_vit", "head=clip", "data.shards=none.tar", *overrides])
-    )
+    plain = compose(["encoder=bench_vit", "head=clip", "data.shards=none.tar", *overrides])
     model = build_model(plain).train()
     image = torch.randint(0, 256, (BATCH, 3, *[plain["encoder"]["image_size"]] * 2), dtype=torch.uint8)
     text = torch.randint(1000, 40000, (BATCH, length or plain["encoder"]["context_length"]))

@@ -64,9 +64,9 @@ def _export_initial_weights(options: argparse.Namespace, folder: Path) -> None:
     import clipzoo
     from clipzoo.api import LoadedModel
     from clipzoo.build import build_model
-    from clipzoo.config import compose as configuration
+    from clipzoo.config.compose import compose
 
-    plain = configuration.resolved(configuration.composed(_overrides(options, Path("unused"))))
+    plain = compose(_overrides(options, Path("unused")))
     clipzoo.export(LoadedModel(build_model(plain), plain), folder)
 
 

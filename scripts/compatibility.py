@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from clipzoo import build
-from clipzoo.config.compose import CONF
+from clipzoo.config.groups import CONF
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.compatibility import Verdict, check_pair

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo import build
-from clipzoo.config.compose import CONF
+from clipzoo.config.groups import CONF
 from clipzoo.distributed import collectives as distributed
 from clipzoo.encoders.base import Encoder
 from clipzoo.model import Model

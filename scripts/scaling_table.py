@@ -133,10 +133,10 @@ def towers(encoder: str) -> tuple[float, float]:
     from torch.utils.flop_counter import FlopCounterMode
 
     from clipzoo.build import build_model, parameters_of
-    from clipzoo.config import compose as configuration
+    from clipzoo.config.compose import compose
 
     overrides = [f"encoder={encoder}", "head=clip", "data.shards=none.tar"]
-    plain = configuration.resolved(configuration.composed(overrides))
+    plain = compose(overrides)
     with torch.device("meta"):
         model = build_model(plain).encoder
         size = plain["encoder"]["image_size"]

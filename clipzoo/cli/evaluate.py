@@ -16,8 +16,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from clipzoo import io
-from clipzoo.config import compose as configuration
-from clipzoo.config.schema import nearest
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
+from clipzoo.config.suggestions import nearest
 from clipzoo.errors import ConfigError
 from clipzoo.runs import directory as run
 from clipzoo.runs import record
@@ -71,13 +72,13 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _composed(overrides: list[str], facts: Mapping[str, Any]) -> dict[str, Any]:
-    return configuration.resolved(configuration.composed([*overrides, _override("+encoder", facts)], "eval"))
+    return compose([*overrides, _override("+encoder", facts)], "eval")
 
 
 def _asked(overrides: list[str]) -> dict[str, Any]:
     """The values of eval.yaml's own keys, before its groups can be resolved."""
     given = OmegaConf.from_dotlist([each for each in overrides if not each.startswith(("eval=", "eval.", "+", "~"))])
-    defaults = yaml.safe_load((configuration.CONF / "eval.yaml").read_text())
+    defaults = yaml.safe_load((CONF / "eval.yaml").read_text())
     asked = {key: given.get(key, default) for key, default in defaults.items() if key != "defaults"}
     if (asked["run"] is None) == (asked["model"] is None):
         raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")

@@ -18,8 +18,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clipzoo.config import compose as configuration
 from clipzoo.config import sweep
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
 
 SWEEP_SCRIPT = Path("slurm") / "sweep.sbatch"
@@ -51,11 +52,11 @@ def train(points: list[sweep.Point], number: int, overrides: list[str]) -> None:
 
 def submit(points: list[sweep.Point], options: argparse.Namespace) -> None:
     """Check all points, then submit them to SLURM as one array."""
-    roots = [folder for folder in (Path.cwd(), configuration.CONF.parent) if (folder / SWEEP_SCRIPT).exists()]
+    roots = [folder for folder in (Path.cwd(), CONF.parent) if (folder / SWEEP_SCRIPT).exists()]
     if not roots:
         raise ConfigError(f"{SWEEP_SCRIPT} does not exist in {Path.cwd()}: run --submit in a checkout of clipzoo")
     for point in points:
-        configuration.composed(list(point.overrides))
+        compose(list(point.overrides))
     (last, limit) = (len(points) - 1, f"%{options.at_once}" if options.at_once else "")
     batch = ["sbatch", f"--array=0-{last}{limit}", *shlex.split(options.sbatch), str(SWEEP_SCRIPT)]
     subprocess.run([*batch, *options.overrides], cwd=roots[0], check=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
+from argparse import ArgumentParser, Namespace
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from clipzoo.config import compose as configuration
-from clipzoo.config import sweep
-from clipzoo.config.compose import CONF
+from clipzoo.config import overrides, sweep
+from clipzoo.config.compose import checked, compose
+from clipzoo.config.groups import CONF
+from clipzoo.config.identity import run_folder
+from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.distributed import submitit
 from clipzoo.errors import ConfigError, exit_on_error
 from clipzoo.runs import directory as run
@@ -21,29 +23,58 @@ from clipzoo.runs import record
 
 def main(arguments: list[str]) -> None:
     """Check the command line, then let Hydra run the job, or one job for each point of a sweep."""
-    multirun = bool({"-m", "--multirun"} & set(arguments))
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and multirun:
-        raise ConfigError("-m starts one process for each point: run it without torchrun")
-    arguments = configuration.for_hydra(arguments)
-    if multirun:
-        os.environ.setdefault("CLIPZOO_SWEEP", sweep.sweep_name(arguments))
-    configuration.check_command_line(arguments)
-    sys.argv[1:] = arguments
+    sys.argv[1:] = hydra_arguments(arguments)
     job()
+
+
+def hydra_arguments(arguments: list[str]) -> list[str]:
+    """Return the checked command line as Hydra reads it: options first, shard ranges in quotes.
+
+    Raises:
+        ConfigError: an option or override is invalid, for any point of a sweep.
+    """
+    options, lines = _read_command_line(arguments)
+    if options.multirun:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("-m starts one process for each point: run it without torchrun")
+        if options.cfg:
+            raise ConfigError("--cfg shows one configuration: leave out -m (--multirun)")
+        os.environ.setdefault("CLIPZOO_SWEEP", sweep.sweep_name(lines))
+    if not (options.help or options.hydra_help or options.version or options.info or options.shell_completion):
+        for point in overrides.covering_points([overrides.read(line) for line in lines]):
+            compose(point, complete=options.cfg is None)
+    return [argument for argument in arguments if argument not in options.overrides] + lines
+
+
+def _read_command_line(arguments: list[str]) -> tuple[Namespace, list[str]]:
+    """Return Hydra's options, and the overrides in Hydra's grammar."""
+    parser = ArgumentParser(add_help=False)
+    for option in ("-h/--help", "--hydra-help", "--version", "--resolve", "-r/--run", "-m/--multirun",
+                   "-sc/--shell-completion"):  # fmt: skip
+        parser.add_argument(*option.split("/"), action="store_true")
+    for option in ("-c/--cfg", "-p/--package", "-cp/--config-path", "-cn/--config-name", "-cd/--config-dir",
+                   "--experimental-rerun"):  # fmt: skip
+        parser.add_argument(*option.split("/"))
+    parser.add_argument("-i", "--info", nargs="?", const="all")
+    parser.add_argument("overrides", nargs="*")
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        key = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
+        raise ConfigError(f"there is no option {unknown[0]}; values are given as {FOREIGN_KEYS.get(key, key)}=VALUE")
+    return options, [str(overrides.read(text).input_line) for text in options.overrides]
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
 def job(config: DictConfig) -> None:
     with exit_on_error():
         submitit.adopt()
-        configuration.check(config)
         train(config)
 
 
 def train(config: DictConfig) -> None:
-    plain = configuration.resolved(config)
+    plain = checked(config)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
-    folder = Path(plain["runs"]) / configuration.run_name(plain, experiment)
+    folder = run_folder(plain, experiment)
     run.refuse_another(folder, plain)
     if run.is_finished(folder):
         run.say(record.summary(folder) + run.other_evaluation(folder, plain))

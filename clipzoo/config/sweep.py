@@ -13,10 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
-from clipzoo.config import compose as configuration
+from clipzoo.config.compose import compose
+from clipzoo.config.identity import run_folder
+from clipzoo.config.overrides import alternatives, read
 from clipzoo.errors import ConfigError
 
 LOSS = "loss"
@@ -25,45 +24,39 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a sweep. swept: the keys with several values, and this point's; overrides: all of its command line."""
+    """One run of a sweep. swept: the keys with several values, and this point's value; overrides: its command line."""
 
     swept: Mapping[str, str]
     overrides: tuple[str, ...]
 
     @cached_property
     def folder(self) -> Path:
-        """Where its run is, or will be."""
-        plain = configuration.resolved(configuration.composed(list(self.overrides)))
-        experiment = [each.split("=", 1)[1] for each in self.overrides if each.startswith("experiment=")]
-        return Path(plain["runs"]) / configuration.run_name(plain, experiment[-1] if experiment else None)
+        """The run directory of this point."""
+        experiments = [line.partition("=")[2] for line in self.overrides if line.startswith("experiment=")]
+        return run_folder(compose(self.overrides), experiments[-1] if experiments else None)
 
 
 def points(overrides: Sequence[str]) -> list[Point]:
-    """Every combination of the values `key=a,b,c`, the last key's changing fastest."""
-    overrides = configuration.for_hydra(list(overrides))
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from None
+    """Return every combination of the values `key=a,b,c`; the values of the last key change fastest."""
     choices: list[list[tuple[str, str | None]]] = []
-    for text, override in zip(overrides, parsed, strict=True):
-        key = text.split("=", 1)[0]
-        if not override.is_sweep_override():
-            choices.append([(text, None)])
-        elif override.is_discrete_sweep():
-            choices.append([(f"{key}={value}", key) for value in override.sweep_string_iterator()])
-        else:
-            raise ConfigError(f"{text} is not a list of values: give {key}=a,b,c or {key}=range(1,5)")
+    for override in map(read, overrides):
+        key, lines = override.get_key_element(), alternatives(override)
+        if lines is None:
+            raise ConfigError(f"{override.input_line} is no list of values: give {key}=a,b,c or {key}=range(1,5)")
         if key == "name":
-            raise ConfigError(f"{text} would name all points of the sweep alike: leave it out, names are found")
+            raise ConfigError(
+                f"{override.input_line} would give all points of the sweep one name: leave it out, "
+                "and each run is named by a digest of its configuration"
+            )
+        choices.append([(line, key if override.is_sweep_override() else None) for line in lines])
     return [
-        Point({key: text.split("=", 1)[1] for text, key in each if key}, tuple(text for text, _ in each))
-        for each in itertools.product(*choices)
+        Point({key: line.partition("=")[2] for line, key in choice if key}, tuple(line for line, _ in choice))
+        for choice in itertools.product(*choices)
     ]
 
 
 def sweep_name(overrides: Sequence[str]) -> str:
-    """One name for all points of a command line: the group of their runs in W&B."""
+    """Return one name for all points of a command line: the group of their runs in W&B."""
     return "sweep-" + hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:8]
 
 

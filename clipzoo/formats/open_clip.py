@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.build import build_model
-from clipzoo.config.schema import nearest
+from clipzoo.config.suggestions import nearest
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 

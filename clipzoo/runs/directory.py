@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from clipzoo.config import compose as configuration
 from clipzoo.config import renamed
+from clipzoo.config.identity import flat, identity
 from clipzoo.errors import ConfigError
 from clipzoo.io import write_whole
 from clipzoo.runs import lock
@@ -38,7 +38,7 @@ def refuse_another(folder: Path, plain: Mapping[str, Any]) -> None:
     path = folder / "config.yaml"
     if not path.exists():
         return
-    before, now = configuration.identity(config_of(folder)), configuration.identity(plain)
+    before, now = identity(config_of(folder)), identity(plain)
     different = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if different:
         shown = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
@@ -67,7 +67,7 @@ def other_evaluation(folder: Path, plain: Mapping[str, Any]) -> str:
     """A line for who asks a finished run for an evaluation that is not the one it had; else nothing."""
     path = folder / "config.yaml"
     before = config_of(folder)["eval"] if path.exists() else plain["eval"]
-    if configuration.flat(before) == configuration.flat(plain["eval"]):
+    if flat(before) == flat(plain["eval"]):
         return ""
     return f"\nIt was evaluated with another eval: python scripts/evaluate.py run={folder} eval=... judges it again."
 

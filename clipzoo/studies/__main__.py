@@ -18,26 +18,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from clipzoo.config import compose as configuration
-from clipzoo.errors import ConfigError
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
+from clipzoo.errors import ConfigError, exit_on_error
 from clipzoo.runs.directory import say
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 
+@exit_on_error()
 def main(arguments: list[str]) -> int:
     """Run the studies of the command line. Returns the exit code: 0, 1 if a study failed, 2 for a wrong argument."""
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0
     try:
-        plain = configuration.resolved(configuration.composed(arguments, "studies"))
+        plain = compose(arguments, "studies")
         _check(plain)
         name = next((text.removeprefix("study=") for text in arguments if text.startswith("study=")), None)
         done = run_all(plain) if name is None else run_one(name, plain)
-    except ConfigError as error:
-        configuration.leave(error)
     except KeyboardInterrupt:
         say("clipzoo: interrupted; earlier results of the unfinished studies are unchanged")
         return INTERRUPTED
@@ -120,7 +120,7 @@ def _check(plain: dict[str, Any]) -> None:
     jobs, names = plain["jobs"], plain["studies"]
     if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs must be at least 1, or null for one per core, not {jobs!r}")
-    known = sorted(path.stem for path in (configuration.CONF / "study").glob("*.yaml"))
+    known = sorted(path.stem for path in (CONF / "study").glob("*.yaml"))
     if not isinstance(names, list):
         raise ConfigError(f"studies must be a list, studies=[half_disc,rank], not {names!r}")
     if not isinstance(plain["folder"], str):

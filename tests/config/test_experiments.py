@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clipzoo.build import build_head, build_model, build_objective
-from clipzoo.config import compose as configuration
+from clipzoo.config.groups import CONF
 from clipzoo.objectives.compatibility import check_pair
 from clipzoo.report.paper_tables import reproduce
 from clipzoo.report.paper_tables.experiments import axes, differences, experiments
@@ -32,7 +32,7 @@ MEASURED = {"zero_shot": ACCURACIES, "linear_probe": ACCURACIES, "retrieval": RE
 
 
 def files():
-    return [path for folder in FOLDERS for path in sorted((configuration.CONF / "experiment" / folder).glob("*.yaml"))]
+    return [path for folder in FOLDERS for path in sorted((CONF / "experiment" / folder).glob("*.yaml"))]
 
 
 def test_every_published_row_has_an_experiment_or_a_reason():

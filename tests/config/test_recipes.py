@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from clipzoo.config import compose as configuration
+from clipzoo.config.identity import flat
 from clipzoo.report.paper_tables.experiments import experiments
 from clipzoo.report.paper_tables.published import read_numbers
 from tests.support.experiments import EXPERIMENTS, composed
@@ -58,7 +58,7 @@ def test_every_experiment_has_its_papers_numbers(prefix):
     names = [name for name in EXPERIMENTS if name.startswith(prefix)]
     assert names
     for name in names:
-        plain = configuration.flat(composed(name))
+        plain = flat(composed(name))
         wanted = PAPERS[prefix] | HEADS.get(plain["head._target_"], {})
         assert {key: plain[key] for key in wanted} == wanted, name
 
@@ -77,7 +77,7 @@ def test_every_experiment_has_its_papers_numbers(prefix):
     ],
 )
 def test_a_row_changes_what_its_paper_says(name, changed):
-    plain = configuration.flat(composed(name))
+    plain = flat(composed(name))
     assert {key: plain[key] for key in changed} == changed
 
 
@@ -94,5 +94,5 @@ def test_settings_among_the_published_numbers_are_those_of_the_rows(file, rows):
         if cell["metric"] in {"training_pairs", "seeds"}:
             continue
         for pretrain, model in product(cell["pretrain_data"].split("+"), rows):
-            plain = configuration.flat(composed(experiments()[f"{paper}/{pretrain}/{model}"].name))
+            plain = flat(composed(experiments()[f"{paper}/{pretrain}/{model}"].name))
             assert plain[SAID[cell["metric"]]] == float(cell["value"]), (cell["metric"], pretrain, model)

@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from clipzoo.config import schema
+from clipzoo.config import constructors, schema
+from clipzoo.config.annotations import UncheckableError, kind_of
 
 HEAD = {
     "_target_": "clipzoo.heads.clip.ClipHead", "image_width": 8, "text_width": 8, "embed_width": 4,
@@ -66,16 +67,102 @@ def test_a_missing_class_is_named_with_the_nearest():
         ("dict[str, Any]", [{}, {"a": 1}], [[], None]),
         ("tuple[float, float]", [[1, 2]], [[1], [1, 2, 3]]),
         ("Kernel", [{"_target_": "x.Y"}], [{"width": 1}, 1, None]),
+        ("Optional[int]", [1, None], ["1", 1.0]),
+        ("typing.Union[int, Literal['a'], None]", [1, "a", None], ["b", 1.5]),
+        ("tuple[float, ...]", [[], [1, 2.5]], [["a"], 1.0]),
+        ("'int | None'", [1, None], ["1"]),
+        ("Callable[[int], int]", [{"_target_": "x.f"}], ["x.f", 1]),
         ("str | list[str | dict[str, Any]]", ["a", ["a", {"path": "b"}]], [1, [1]]),
     ],
 )
 def test_yaml_values_fit_annotations(annotation, fitting, unfitting):
-    node = ast.parse(annotation, mode="eval").body
-    assert all(schema._fits(value, node) for value in fitting)
-    assert not any(schema._fits(value, node) for value in unfitting)
+    kind = kind_of(ast.parse(annotation, mode="eval").body)
+    assert all(kind.admits(value) for value in fitting)
+    assert not any(kind.admits(value) for value in unfitting)
+
+
+@pytest.mark.parametrize("annotation", ["set[int]", "object", "list[complex]", "Iterable[int]", "~T", "list[int][0]"])
+def test_an_annotation_that_cannot_be_checked_is_refused(annotation):
+    with pytest.raises(UncheckableError):
+        kind_of(ast.parse(annotation, mode="eval").body)
 
 
 def test_classes_of_other_packages_are_checked_by_importing_them():
     assert list(schema.faults({"part": {"_target_": "fractions.Fraction", "numerator": 1, "denominater": 2}})) == [
         "part.denominater: Fraction has no such argument; did you mean denominator?"
     ]
+
+
+@pytest.fixture
+def part(tmp_path, monkeypatch):
+    """Return the faults of the class `Part`, whose module is part of the package, or of another one."""
+
+    def faults_of(source: str, package: str = "clipzoo", **values) -> list[str]:
+        (tmp_path / "clipzoo").mkdir(exist_ok=True)
+        (tmp_path / package / "parts.py" if package == "clipzoo" else tmp_path / f"{package}.py").write_text(source)
+        (tmp_path / "clipzoo" / "bases.py").write_text(BASES)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(constructors, "PACKAGE", tmp_path / "clipzoo")
+        constructors._names.cache_clear()
+        target = "clipzoo.parts.Part" if package == "clipzoo" else f"{package}.Part"
+        return list(schema.faults({"part": {"_target_": target, **values}}))
+
+    yield faults_of
+    constructors._names.cache_clear()
+
+
+BASES = """
+from dataclasses import dataclass
+class Base:
+    def __init__(self, width: int, *, depth: 'int | None' = None): ...
+class Between(Base):
+    pass
+@dataclass
+class Record:
+    size: int
+"""
+
+
+def test_a_constructor_inherited_from_another_module_is_checked(part):
+    for source in (
+        "from clipzoo.bases import Between\nclass Part(Between): ...",
+        "from clipzoo import bases\nclass Part(bases.Between): ...",
+        "from clipzoo.bases import Base as Part",
+    ):
+        assert part(source, width=1, depth=None) == []
+        assert part(source, width="wide") == ["part.width must be int, not 'wide' (str)"]
+        assert part(source) == ["part.width is missing: Part needs it"]
+
+
+def test_fields_of_an_inherited_dataclass_are_checked(part):
+    imports = "from dataclasses import dataclass\nfrom clipzoo.bases import Record\n"
+    source = f"{imports}@dataclass\nclass Part(Record):\n    name: str = ''"
+    assert part(source, size=1, name="a") == []
+    assert part(source, size=1.5) == ["part.size must be int, not 1.5 (float)"]
+
+
+def test_an_alias_of_the_module_is_expanded(part):
+    alias = "from typing import Literal\nSide = Literal['left', 'right']\n"
+    source = f"{alias}class Part:\n    def __init__(self, side: Side): ..."
+    assert part(source, side="left") == []
+    assert part(source, side="top") == ["part.side must be left or right, not 'top' (str)"]
+
+
+@pytest.mark.parametrize("package", ["clipzoo", "elsewhere"])
+def test_optional_and_further_keywords_are_checked(part, package):
+    source = (
+        "from typing import Optional\nclass Part:\n"
+        "    def __init__(self, width: Optional[int] = None, **options: float): ..."
+    )
+    name = package if package == "clipzoo" else "optional_part"
+    assert part(source, name, width=None, rate=0.5) == part(source, name, width=3) == []
+    assert part(source, name, width="wide", rate="fast") == [
+        "part.width must be int or null, not 'wide' (str)", "part.rate must be float, not 'fast' (str)"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("package", ["clipzoo", "uncheckable_part"])
+def test_an_uncheckable_annotation_is_a_fault_that_names_class_argument_and_annotation(part, package):
+    source = "class Part:\n    def __init__(self, sizes: list[set[int]]): ..."
+    expected = "the annotation list[set[int]] of Part's argument sizes cannot be checked (set[int] in it): change it"
+    assert part(source, package, sizes=[[1]]) == [f"part.sizes: {expected}"]

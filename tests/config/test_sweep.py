@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from clipzoo.config import compose as configuration
 from clipzoo.config import sweep
+from clipzoo.config.compose import compose
+from clipzoo.config.identity import run_name
 from clipzoo.errors import ConfigError
 from tests.support.paths import ROOT
 
@@ -53,14 +54,14 @@ def test_a_command_line_without_sweeps_is_one_point():
 
 
 def test_a_name_for_all_points_is_refused():
-    with pytest.raises(ConfigError, match="name=mine would name all points of the sweep alike"):
+    with pytest.raises(ConfigError, match="name=mine would give all points of the sweep one name"):
         sweep.points([SHARDS, "name=mine", "seed=0,1"])
 
 
 def test_a_points_run_is_where_train_puts_it():
     (point,) = sweep.points([SHARDS, "encoder=tiny", "seed=3"])
-    plain = configuration.resolved(configuration.composed(list(point.overrides)))
-    assert point.folder == Path("runs") / configuration.run_name(plain, None)
+    plain = compose(list(point.overrides))
+    assert point.folder == Path("runs") / run_name(plain, None)
 
 
 def test_seeds_are_averaged_and_the_best_row_is_bold(points):

@@ -14,7 +14,8 @@ import torch
 from matplotlib.figure import Figure
 
 from clipzoo.build import part
-from clipzoo.config import compose as config
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
 from clipzoo.data.in_memory import PairData
 from clipzoo.errors import ConfigError
 from clipzoo.studies.__main__ import main
@@ -22,7 +23,7 @@ from clipzoo.studies.framework.page import write_page
 from clipzoo.studies.framework.record import read_result, write_failure, write_findings
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Study
 
-NAMES = sorted(path.stem for path in (config.CONF / "study").glob("*.yaml"))
+NAMES = sorted(path.stem for path in (CONF / "study").glob("*.yaml"))
 
 
 class Example(Study):
@@ -42,24 +43,24 @@ def batches(data: PairData, **changes):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_study_has_valid_settings(name: str) -> None:
-    plain = config.resolved(config.composed([f"study={name}"], "studies"))
+    plain = compose([f"study={name}"], "studies")
     assert isinstance(part(plain["study"]), Study)
 
 
 def test_the_page_lists_every_study_of_the_configuration() -> None:
-    listed = config.resolved(config.composed([], "studies"))["studies"]
+    listed = compose([], "studies")["studies"]
     assert set(listed) <= set(NAMES)
     assert len(set(listed)) == len(listed)
 
 
 def test_a_mistyped_setting_is_named_with_the_nearest_valid_one() -> None:
     with pytest.raises(ConfigError, match=r"study\.drawz; did you mean study\.draws"):
-        config.composed(["study=half_disc", "study.drawz=3"], "studies")
+        compose(["study=half_disc", "study.drawz=3"], "studies")
 
 
 def test_a_number_of_draws_below_one_is_named() -> None:
     with pytest.raises(ConfigError, match=r"study\.draws must be a whole number of at least 1, not 0"):
-        config.composed(["study=half_disc", "study.draws=0"], "studies")
+        compose(["study=half_disc", "study.draws=0"], "studies")
 
 
 def test_a_check_is_met_within_its_tolerance_and_not_beyond() -> None:
@@ -179,5 +180,5 @@ def test_pairs_of_different_lengths_are_refused() -> None:
 
 def test_settings_of_a_study_are_all_in_its_file() -> None:
     for name in NAMES:
-        study = part(config.resolved(config.composed([f"study={name}"], "studies"))["study"])
+        study = part(compose([f"study={name}"], "studies")["study"])
         assert not [field.name for field in dataclasses.fields(study) if field.default is not dataclasses.MISSING]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clipzoo.config import compose as config
+from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
 from clipzoo.studies import half_disc_world
 from clipzoo.studies.__main__ import main
@@ -114,7 +114,7 @@ def test_conditional_errors_are_expectations_over_the_conditioning_variable() ->
 
 
 def test_no_width_of_the_process_passes_for_its_neighbour() -> None:
-    settings = config.resolved(config.composed(["study=gaussian_process"], "studies"))["study"]
+    settings = compose(["study=gaussian_process"], "studies")["study"]
     process = ProcessWorld(*(settings[each] for each in ("modes", "places", "coefficients", "noise")))
     of_v = [conditional_errors(process.gaussian(), process.gaussian().two_sided(width))[1] for width in range(1, 6)]
     assert min(a - b for a, b in zip(of_v, of_v[1:], strict=False)) > settings["tolerance"]

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.build import build_model, part
-from clipzoo.config import compose as configuration
+from clipzoo.config.compose import compose
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
 from clipzoo.evaluation.encoding import Encoding
 from clipzoo.model import Model
@@ -104,11 +104,7 @@ def png(image: Any) -> bytes:
 
 
 def config_of(head: str, *overrides: str) -> dict[str, Any]:
-    return configuration.resolved(
-        configuration.composed(
-            ["data.shards=none.tar", "encoder=tiny", f"head={head}", "head.embed_width=16", *overrides]
-        )
-    )
+    return compose(["data.shards=none.tar", "encoder=tiny", f"head={head}", "head.embed_width=16", *overrides])
 
 
 def model_of(head: str, *overrides: str) -> Model:

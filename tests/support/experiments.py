@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from clipzoo.config import compose as configuration
+from clipzoo.config.compose import compose
 from clipzoo.report.paper_tables.experiments import experiments
 
 EXPERIMENTS = {experiment.name: experiment for experiment in experiments().values()}
@@ -14,4 +14,4 @@ EXPERIMENTS = {experiment.name: experiment for experiment in experiments().value
 @cache
 def composed(name: str, *overrides: str) -> dict[str, Any]:
     """The resolved configuration of an experiment with overrides. It is shared: copy it before changing it."""
-    return configuration.resolved(configuration.composed([f"experiment={name}", *overrides]))
+    return compose([f"experiment={name}", *overrides])

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from clipzoo.config import compose as configuration
+from clipzoo.config.compose import compose
+from clipzoo.config.identity import run_name
 from clipzoo.runs.record import write_results
 
 PAIRS = {"CC3M": 2_800_000, "CC12M": 9_200_000, "YFCC15M": 14_800_000}
@@ -24,8 +25,8 @@ def write_run(
 ) -> Path:
     """A finished run of `experiment` with these results; evaluations: so many during training, each a bit better."""
     overrides = (f"experiment={experiment}", *overrides)
-    plain = configuration.resolved(configuration.composed(list(overrides)))
-    folder = root / configuration.run_name(plain, experiment)
+    plain = compose(list(overrides))
+    folder = root / run_name(plain, experiment)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
     trainer = plain["trainer"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from clipzoo.build import part
-from clipzoo.config import compose as configuration
+from clipzoo.config.compose import compose
 from clipzoo.data.in_memory import PairData
 from clipzoo.errors import ConfigError
 from tests.support.paths import ROOT
@@ -110,7 +110,7 @@ def test_a_setting_that_would_fail_later_is_refused_at_the_start(tiny_shards, tm
 
 
 def test_a_length_below_one_step_is_refused():
-    plain = configuration.resolved(configuration.composed(["data.shards=x.tar", "trainer.epochs=0.5"]))
+    plain = compose(["data.shards=x.tar", "trainer.epochs=0.5"])
     plain["trainer"]["global_batch"] = 8
     pairs = PairData(torch.zeros(15, 1), torch.zeros(15, 1))
     with pytest.raises(ConfigError, match=r"trainer.epochs=0.5 of 15 samples is no whole step of 8"):

@@ -18,12 +18,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from clipzoo.config import compose as configuration
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
+from clipzoo.config.identity import run_name
 from clipzoo.report.paper_tables.experiments import experiments
 from clipzoo.report.run_page.page import read_metrics
 from clipzoo.runs.directory import is_finished
 
-ROOT = configuration.CONF.parent
+ROOT = CONF.parent
 WPSE = "head.text_points=caption", "optim.schedule.peak=5e-4"
 """The paper's rate: with the demo's, made for unit vectors, nothing is learned. The demo's padding is all alike."""
 CLOOB = "optim.schedule.peak=5e-4", "optim.schedule.warmup_steps=600"
@@ -53,11 +55,11 @@ class Job:
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        return configuration.resolved(configuration.composed(list(self.overrides)))
+        return compose(list(self.overrides))
 
     @cached_property
     def folder(self) -> Path:
-        return Path(self.plain["runs"]) / configuration.run_name(self.plain, experiments()[self.row].name)
+        return Path(self.plain["runs"]) / run_name(self.plain, experiments()[self.row].name)
 
     @property
     def log(self) -> Path:

@@ -10,12 +10,14 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from clipzoo.config import compose as configuration
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
+from clipzoo.config.identity import identity
 from clipzoo.report.paper_tables.published import layout
 from clipzoo.runs.protocol import settings
 
 CARRIED = ("seed", "row", "head.seed", "data.shards")
-"""Beside configuration.HARMLESS, keys that may differ from a row's experiment: seeds and places. That the shards are
+"""Beside HARMLESS, keys that may differ from a row's experiment: seeds and places. That the shards are
 the right set is judged by how many pairs they hold."""
 
 
@@ -39,7 +41,7 @@ class Experiment:
 def experiments() -> Mapping[str, Experiment]:
     """By row. The files are read as text: composing all of them takes seconds."""
     found = {}
-    for path in sorted((configuration.CONF / "experiment").glob("*/*.yaml")):
+    for path in sorted((CONF / "experiment").glob("*/*.yaml")):
         content = yaml.safe_load(path.read_text())
         if "row" in content:
             about, row = content["about"], content["row"]
@@ -58,11 +60,11 @@ def expected(experiment: str, scale: str) -> Mapping[str, Any]:
 
 @cache
 def _resolved(experiment: str, scale: str) -> Mapping[str, Any]:
-    return configuration.resolved(configuration.composed([f"experiment={experiment}", f"scale={scale}"]))
+    return compose([f"experiment={experiment}", f"scale={scale}"])
 
 
 def comparable(plain: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in configuration.identity(plain).items() if key not in CARRIED}
+    return {key: value for key, value in identity(plain).items() if key not in CARRIED}
 
 
 def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> dict[str, tuple[Any, Any]]:
@@ -96,7 +98,7 @@ def judged_otherwise(
 @cache
 def axes(search: str) -> Mapping[str, list[Any]]:
     """The keys that a search of conf/search varies, with their values."""
-    stated = yaml.safe_load((configuration.CONF / "search" / f"{search}.yaml").read_text())
+    stated = yaml.safe_load((CONF / "search" / f"{search}.yaml").read_text())
     overrides = [f"{key}={values}" for key, values in stated["hydra"]["sweeper"]["params"].items()]
     parsed = OverridesParser.create().parse_overrides(overrides)
     return {each.key_or_group: [_plain(value) for value in each.sweep_iterator()] for each in parsed}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from clipzoo.config import compose as configuration
+from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
 from clipzoo.io import write_whole
 from clipzoo.report.comparison.scales import COSTS, Comparison, comparisons
@@ -160,7 +160,7 @@ def _pictures(filled: Filled) -> Iterator[str]:
 
 def _scale(name: str) -> str:
     """Title of an option of conf/scale."""
-    return yaml.safe_load((configuration.CONF / "scale" / f"{name}.yaml").read_text())["about"]["title"]
+    return yaml.safe_load((CONF / "scale" / f"{name}.yaml").read_text())["about"]["title"]
 
 
 FULL_SIZE = ("row", "tables", "command", "estimated cost")

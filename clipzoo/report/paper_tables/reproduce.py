@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clipzoo.config import compose as configuration
+from clipzoo.config.groups import CONF
 from clipzoo.report.paper_tables.demo_rows import ROWS
 from clipzoo.report.paper_tables.experiments import Experiment, axes, experiments
 from clipzoo.report.paper_tables.published import Table, layout, search_of, table, table_names
 from clipzoo.report.paper_tables.text import aligned
 
-PAGE = configuration.CONF.parent / "docs" / "reproduce.md"
+PAGE = CONF.parent / "docs" / "reproduce.md"
 TEXT = """\
 # The papers' tables
 

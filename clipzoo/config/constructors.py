@@ -1,0 +1,125 @@
+"""Constructor arguments of the classes that a configuration names.
+
+Modules of this package are parsed, not imported: torch takes seconds. Other packages' classes are imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from clipzoo.config.suggestions import nearest
+
+PACKAGE = Path(__file__).resolve().parents[1]
+ANY_KEY = "**"
+"""The name under which a constructor's **kwargs stand among its arguments."""
+_WITHOUT_ARGUMENTS = {"object", "ABC", "Protocol", "Generic", "Module"}
+"""Bases from outside the package whose constructors take no arguments."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A constructor argument. annotation: None if it has none. optional: it has a default."""
+
+    annotation: ast.expr | None
+    optional: bool
+
+
+def constructor_arguments(target: str) -> dict[str, Argument]:
+    """Return the arguments of the class or function with the dotted name `target`.
+
+    Raises:
+        LookupError, ImportError: there is no such module or name.
+    """
+    module, _, name = target.rpartition(".")
+    if module.split(".")[0] != PACKAGE.name:
+        return _imported(module, name)
+    names = _names(module)
+    match names.get(name):
+        case str() as elsewhere:
+            return constructor_arguments(elsewhere)
+        case ast.FunctionDef(args=arguments):
+            return _signature(arguments, names)
+        case ast.ClassDef() as node:
+            return _class_arguments(node, module, names)
+    known = [name for name, node in names.items() if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    raise LookupError(f"{module} defines no {name}{nearest(name, known)}")
+
+
+def _class_arguments(node: ast.ClassDef, module: str, names: dict[str, ast.stmt | str]) -> dict[str, Argument]:
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            return dict(list(_signature(item.args, names).items())[1:])
+    arguments: dict[str, Argument] = {}
+    for base in reversed(node.bases):
+        first, _, rest = ast.unparse(base.value if isinstance(base, ast.Subscript) else base).partition(".")
+        source = names.get(first)
+        parts = (source, rest) if isinstance(source, str) else (module, first, rest)
+        target = ".".join(filter(None, parts))
+        if target.rpartition(".")[2] not in _WITHOUT_ARGUMENTS:
+            arguments |= constructor_arguments(target)
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+        arguments |= {
+            ast.unparse(field.target): Argument(_expanded(field.annotation, names), field.value is not None)
+            for field in fields
+        }
+    return arguments
+
+
+@cache
+def _names(module: str) -> dict[str, ast.stmt | str]:
+    """Return a module's top-level names: the statement that defines each, or the dotted name that it imports."""
+    stem = PACKAGE.joinpath(*module.split(".")[1:])
+    path = next((file for file in (stem.with_suffix(".py"), stem / "__init__.py") if file.exists()), None)
+    if path is None:
+        raise LookupError(f"there is no module {module}")
+    names: dict[str, ast.stmt | str] = {}
+    for node in ast.parse(path.read_text()).body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+                names[name] = node
+            case ast.Import(names=aliases):
+                names |= {alias.asname or alias.name.split(".")[0]: alias.name for alias in aliases}
+            case ast.ImportFrom(module=str() as source, names=aliases):
+                names |= {alias.asname or alias.name: f"{source}.{alias.name}" for alias in aliases}
+    return names
+
+
+def _signature(arguments: ast.arguments, names: dict[str, ast.stmt | str]) -> dict[str, Argument]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    optional = [index >= required for index in range(len(positional))]
+    optional += [default is not None for default in arguments.kw_defaults]
+    signature = {
+        argument.arg: Argument(_expanded(argument.annotation, names), has_default)
+        for argument, has_default in zip([*positional, *arguments.kwonlyargs], optional, strict=True)
+    }
+    if arguments.kwarg:
+        signature[ANY_KEY] = Argument(_expanded(arguments.kwarg.annotation, names), True)
+    return signature
+
+
+def _expanded(annotation: ast.expr | None, names: dict[str, ast.stmt | str]) -> ast.expr | None:
+    """Return the annotation, or what it stands for if it is an alias of its module (`Side = Literal["a", "b"]`)."""
+    alias = names.get(annotation.id) if isinstance(annotation, ast.Name) else None
+    return alias.value if isinstance(alias, ast.Assign) else annotation
+
+
+def _imported(module: str, name: str) -> dict[str, Argument]:
+    target = getattr(importlib.import_module(module), name, None)
+    if target is None:
+        raise LookupError(f"{module} defines no {name}")
+    signature = inspect.signature(target)
+    parameters = [
+        parameter.replace(default=parameter.empty if parameter.default is parameter.empty else None)
+        for parameter in signature.parameters.values()
+    ]
+    text = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+    (definition,) = ast.parse(f"def constructor{text}: ...").body
+    assert isinstance(definition, ast.FunctionDef)
+    return _signature(definition.args, {})

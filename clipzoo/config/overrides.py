@@ -1,0 +1,65 @@
+"""Overrides of the command line, read by Hydra's own parser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, ValueType
+from hydra.errors import HydraException
+
+from clipzoo.config.groups import is_group
+from clipzoo.config.suggestions import unknown_option
+from clipzoo.errors import ConfigError
+
+_SHARD_RANGE = re.compile(r"""[^\s,=\[\]"']*\{\d+\.\.\d+\}[^\s,\[\]"']*""")
+"""A path with a brace range such as {0..9}.tar, which Hydra's grammar reads only in quotes."""
+
+
+def read(text: str) -> Override:
+    """Parse one override. `input_line` of the result is the text in Hydra's grammar: shard ranges in quotes.
+
+    Raises:
+        ConfigError: `text` is not an override, or names no option of a group.
+    """
+    override = _parsed(text)
+    group = override.key_or_group
+    if not group:
+        raise ConfigError(f"{text!r} names no key: write KEY=VALUE")
+    # An addition may be a node of its own (+encoder={...}); the values of a sweep are read one by one.
+    is_apart = override.is_delete() or override.is_add() or override.is_sweep_override()
+    if is_group(group) and not is_apart and not isinstance(override.value(), str | list):
+        raise ConfigError(unknown_option(group, text.partition("=")[2]))
+    return override
+
+
+def alternatives(override: Override) -> list[str] | None:
+    """Return one override for each swept value; None for a sweep that is not a list of values."""
+    if not override.is_sweep_override():
+        return [override.input_line or ""]
+    if not override.is_discrete_sweep() or override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+        return None
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+
+
+def covering_points(overrides: Sequence[Override]) -> list[list[str]]:
+    """Return as few command lines as contain every value of every sweep; one if nothing is swept."""
+    choices = [values for override in overrides if (values := alternatives(override)) is not None]
+    count = max(map(len, choices), default=1)
+    return [[values[min(index, len(values) - 1)] for values in choices] for index in range(count)]
+
+
+def _parsed(text: str) -> Override:
+    parser = OverridesParser.create()
+    try:
+        return parser.parse_override(text)
+    except HydraException as error:
+        reason = error
+    try:
+        return parser.parse_override(_SHARD_RANGE.sub(r'"\g<0>"', text))
+    except HydraException:
+        lines = [line for line in str(reason).splitlines() if not line.startswith(("Error parsing", "See https"))]
+        fix = "quote brackets and commas once more: \"key='...'\"" if "=" in text else "write KEY=VALUE"
+        explanation = lines[0].strip() if lines else "no reason given"
+        raise ConfigError(f"{text!r} cannot be read ({explanation}): {fix}") from None

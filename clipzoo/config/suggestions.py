@@ -1,0 +1,44 @@
+"""Suggestions in error messages: the nearest valid key or option for a mistyped one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from clipzoo.config.groups import options
+
+FOREIGN_KEYS = {
+    "accum_freq": "trainer.micro_batch", "batch_size": "trainer.global_batch", "beta1": "optim.betas",
+    "beta2": "optim.betas", "dataset": "data", "grad_clip_norm": "trainer.clip_gradient",
+    "learning_rate": "optim.schedule.peak", "logs": "runs", "loss": "objective", "lr": "optim.schedule.peak",
+    "model": "encoder", "report_to": "logger.wandb", "save_frequency": "trainer.save_every",
+    "train_data": "data.shards", "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
+}  # fmt: skip
+"""Names that other programs, above all open_clip, use for our keys."""
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """Return "; did you mean KEY?" for the most similar known key, or an empty string."""
+    matches = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if not matches:
+        by_last_name = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
+        last_names = difflib.get_close_matches(key.rsplit(".", 1)[-1], list(by_last_name), n=1, cutoff=0.6)
+        matches = [by_last_name[name] for name in last_names]
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """Return the message for a key that does not exist."""
+    ours = FOREIGN_KEYS.get(key.rsplit(".", 1)[-1])
+    return f"there is no key {key}" + (f"; did you mean {ours}?" if ours else nearest(key, known))
+
+
+def unknown_option(group: str, option: str) -> str:
+    """Return the message for an option that its group does not have."""
+    names = options(group)
+    folder = f"{option.split('/')[0]}/"
+    # Options sorted into folders are many: list those of the same folder, or only the folders.
+    listed = [name for name in names if name.startswith(folder)] or list(
+        dict.fromkeys(f"{name.split('/')[0]}/..." if "/" in name else name for name in names)
+    )
+    return f"there is no {group}={option}{nearest(option, names)} (options: {', '.join(listed)})"
