@@ -1,4 +1,4 @@
-"""The CLIP tokenizer."""
+"""CLIP tokenizer."""
 
 import pickle
 
@@ -29,13 +29,13 @@ CAPTIONS = [
 ]
 
 
-def test_ids_are_those_of_open_clip(tokenizer):
+def test_ids_equal_those_of_open_clip(tokenizer):
     from open_clip.tokenizer import SimpleTokenizer
 
     assert torch.equal(tokenizer(CAPTIONS), SimpleTokenizer()(CAPTIONS, 77))
 
 
-def test_printable_ascii_needs_no_repair(tokenizer):
+def test_printable_ascii_is_encoded_as_by_open_clip(tokenizer):
     import numpy as np
     from open_clip.tokenizer import SimpleTokenizer
 
@@ -45,25 +45,25 @@ def test_printable_ascii_needs_no_repair(tokenizer):
     assert torch.equal(tokenizer(captions), SimpleTokenizer()(captions, 77))
 
 
-def test_long_captions_end_with_end_of_text_and_empty_ones_are_start_and_end(tokenizer):
+def test_long_captions_end_with_end_of_text_and_empty_ones_hold_only_control_tokens(tokenizer):
     long, empty = tokenizer([" ".join(["word"] * 200), ""])
     assert long[-1] == tokenizer.end_token and (long[:-1] != tokenizer.end_token).all()
     assert empty.tolist() == [tokenizer.start_token, tokenizer.end_token] + [0] * 75
 
 
-def test_text_that_spells_a_control_token_stays_text(tokenizer):
+def test_text_that_spells_a_control_token_is_encoded_as_text(tokenizer):
     row = tokenizer(["one <end_of_text> two <START_OF_TEXT> three"])[0]
     assert (row == tokenizer.end_token).sum() == 1 and (row == tokenizer.start_token).sum() == 1
     assert row[0] == tokenizer.start_token
     assert caption_lengths(row[None], tokenizer.end_token) > 12
 
 
-def test_it_travels_to_other_processes(tokenizer):
+def test_a_pickled_tokenizer_returns_the_same_ids(tokenizer):
     tokenizer(["load the vocabulary"])
     assert torch.equal(pickle.loads(pickle.dumps(tokenizer))(CAPTIONS), tokenizer(CAPTIONS))
 
 
-def test_trimming_drops_padding_alone(tokenizer):
+def test_trimming_removes_only_padding(tokenizer):
     ids = tokenizer(["a cat", "a somewhat longer caption about a dog in a park"])
     short = trim_padding(ids, tokenizer.end_token)
     assert short.shape == (2, 16)

@@ -1,4 +1,4 @@
-"""Decoding, crops and augmentation against PIL, torchvision and arithmetic."""
+"""Image transform: decoding, crops and augmentation compared with PIL and torchvision."""
 
 import io
 
@@ -16,11 +16,11 @@ from clipzoo.data.images.rand_augment import _OPERATIONS, rand_augment
 from clipzoo.data.images.transform import ImageTransform
 from clipzoo.data.plan.randomness import generator
 
-GENEROUS = 10**8
+MAX_PIXELS = 10**8
 
 
 def photograph(width, height, quality=90, **options):
-    """A JPEG with detail at every scale, as photographs have."""
+    """Return a JPEG with detail at every scale, like a photograph."""
     random = np.random.default_rng(width)
     pixels = np.zeros((height, width, 3))
     for octave in range(1, 8):
@@ -28,14 +28,14 @@ def photograph(width, height, quality=90, **options):
         layer = [
             Image.fromarray(grid[..., c].astype(np.float32)).resize((width, height), Image.BICUBIC) for c in range(3)
         ]
-        pixels += np.stack([np.asarray(each) for each in layer], -1)
+        pixels += np.stack([np.asarray(channel) for channel in layer], -1)
     pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()) * 255
     stream = io.BytesIO()
     Image.fromarray(pixels.astype(np.uint8)).save(stream, "JPEG", quality=quality, **options)
     return stream.getvalue()
 
 
-def reader(size=64, **changes):
+def transform(size=64, **changes):
     arguments = {
         "crop_scale": [0.5, 1.0],
         "interpolation": "bicubic",
@@ -43,19 +43,19 @@ def reader(size=64, **changes):
         "rand_augment": None,
         "decode": "exact",
     }
-    return ImageTransform(image_size=size, max_pixels=GENEROUS, **(arguments | changes))
+    return ImageTransform(image_size=size, max_pixels=MAX_PIXELS, **(arguments | changes))
 
 
-def at(index):
+def random(index):
     return generator("augment", 0, 0, index)
 
 
-def test_crops_have_the_distribution_of_torchvisions():
+def test_crops_have_the_distribution_of_torchvision():
     from torchvision.transforms import RandomResizedCrop
 
     torch.manual_seed(0)
     height, width, scale = 300, 400, [0.5, 1.0]
-    ours = np.array([list(vars(random_crop(height, width, scale, at(i))).values()) for i in range(4000)])
+    ours = np.array([list(vars(random_crop(height, width, scale, random(i))).values()) for i in range(4000)])
     image = torch.empty(3, height, width)
     theirs = np.array([RandomResizedCrop.get_params(image, scale, [3 / 4, 4 / 3]) for _ in range(4000)])
     spread = theirs.std(0) / np.sqrt(4000 / 2)
@@ -64,9 +64,9 @@ def test_crops_have_the_distribution_of_torchvisions():
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 500), (500, 1), (30, 31), (100, 401), (401, 100)])
-def test_crops_lie_inside_the_image_and_are_of_the_asked_area_where_they_can_be(height, width):
+def test_crops_are_inside_the_image_and_have_the_requested_area_where_possible(height, width):
     for i in range(200):
-        box = random_crop(height, width, [0.5, 1.0], at(i))
+        box = random_crop(height, width, [0.5, 1.0], random(i))
         assert box.top >= 0 and box.left >= 0 and box.height > 0 and box.width > 0
         assert box.top + box.height <= height and box.left + box.width <= width
         if abs(np.log(width / height)) < np.log(4 / 3):
@@ -77,15 +77,15 @@ def test_crops_lie_inside_the_image_and_are_of_the_asked_area_where_they_can_be(
 def test_exact_pixels_are_those_of_pil_and_torchvision(interpolation):
     for i, (width, height) in enumerate([(400, 300), (90, 200), (64, 64), (513, 511)]):
         encoded = photograph(width, height)
-        ours, notes = reader(interpolation=interpolation)(encoded, at(i))
-        box = random_crop(height, width, [0.5, 1.0], at(i))
+        ours, conversions = transform(interpolation=interpolation)(encoded, random(i))
+        box = random_crop(height, width, [0.5, 1.0], random(i))
         image = Image.open(io.BytesIO(encoded)).convert("RGB")
         theirs = torchvision.resized_crop(
             image, box.top, box.left, box.height, box.width, [64, 64], InterpolationMode(interpolation)
         )
         difference = np.abs(ours.permute(1, 2, 0).numpy().astype(int) - np.asarray(theirs))
-        # Rounding in fixed point is all that sets them apart.
-        assert difference.max() <= 1 and difference.mean() < 0.25 and notes == []
+        # They differ only by rounding in fixed point.
+        assert difference.max() <= 1 and difference.mean() < 0.25 and conversions == []
 
 
 @pytest.mark.parametrize("reduction", [1, 2, 4, 8])
@@ -94,9 +94,9 @@ def test_simplejpeg_and_pil_decode_the_same_pixels(monkeypatch, reduction, optio
     pytest.importorskip("simplejpeg")
     for width, height in ((400, 300), (333, 251), (64, 65)):
         encoded = photograph(width, height, **options)
-        fast = read_header(encoded, GENEROUS)
+        fast = read_header(encoded, MAX_PIXELS)
         monkeypatch.setattr(decoding, "simplejpeg", None)
-        slow = read_header(encoded, GENEROUS)
+        slow = read_header(encoded, MAX_PIXELS)
         monkeypatch.undo()
         assert type(fast) is not type(slow) and (fast.height, fast.width) == (slow.height, slow.width) == (
             height,
@@ -106,12 +106,12 @@ def test_simplejpeg_and_pil_decode_the_same_pixels(monkeypatch, reduction, optio
 
 
 @pytest.mark.parametrize(("width", "height", "size"), [(400, 300, 96), (512, 512, 224), (1024, 768, 224)])
-def test_scaled_decoding_differs_little_from_exact_decoding_of_the_same_crop(width, height, size):
+def test_fast_decoding_is_close_to_exact_decoding_of_the_same_crop(width, height, size):
     encoded = photograph(width, height)
     image = Image.open(io.BytesIO(encoded)).convert("RGB")
     for i in range(6):
-        fast = reader(size, decode="fast")(encoded, at(i))[0]
-        box = random_crop(height, width, [0.5, 1.0], at(i))
+        fast = transform(size, decode="fast")(encoded, random(i))[0]
+        box = random_crop(height, width, [0.5, 1.0], random(i))
         reduction = max([r for r in (1, 2, 4, 8) if min(box.height, box.width) >= r * size])
         top, left, tall, wide = (edge // reduction * reduction for edge in vars(box).values())
         exact = torchvision.resized_crop(image, top, left, tall, wide, [size, size], InterpolationMode.BICUBIC)
@@ -119,35 +119,38 @@ def test_scaled_decoding_differs_little_from_exact_decoding_of_the_same_crop(wid
         assert difference.mean() < 2
 
 
-def test_fast_is_exact_where_the_crop_is_no_larger_than_twice_the_size():
+def test_fast_decoding_is_exact_for_crops_up_to_twice_the_size():
     encoded = photograph(200, 180)
     for i in range(4):
-        assert torch.equal(reader(128, decode="fast")(encoded, at(i))[0], reader(128)(encoded, at(i))[0])
+        assert torch.equal(transform(128, decode="fast")(encoded, random(i))[0], transform(128)(encoded, random(i))[0])
 
 
-def test_a_flip_mirrors_the_same_crop():
+def test_a_flip_reverses_the_columns_of_the_same_crop():
     encoded = photograph(100, 80)
     for i in range(4):
-        plain, mirrored = reader(flip=0.0)(encoded, at(i))[0], reader(flip=1.0)(encoded, at(i))[0]
+        plain, mirrored = transform(flip=0.0)(encoded, random(i))[0], transform(flip=1.0)(encoded, random(i))[0]
         assert torch.equal(mirrored, plain.flip(-1))
-    both = [torch.equal(reader(flip=0.5)(encoded, at(i))[0], reader(flip=0.0)(encoded, at(i))[0]) for i in range(200)]
+    both = [
+        torch.equal(transform(flip=0.5)(encoded, random(i))[0], transform(flip=0.0)(encoded, random(i))[0])
+        for i in range(200)
+    ]
     assert 70 < sum(both) < 130
 
 
-def test_rand_augment_applies_each_kind_equally_often_and_half_of_the_time(monkeypatch):
-    seen = []
-    spies = tuple(lambda image, level, sign, kind=k: seen.append((kind, level, sign)) or image for k in range(10))
+def test_rand_augment_applies_all_operations_equally_often_with_probability_one_half(monkeypatch):
+    calls = []
+    spies = tuple(lambda image, level, sign, kind=k: calls.append((kind, level, sign)) or image for k in range(10))
     monkeypatch.setattr("clipzoo.data.images.rand_augment._OPERATIONS", spies)
     image = torch.zeros(3, 4, 4, dtype=torch.uint8)
     for i in range(4000):
-        rand_augment(image, 2, 7, at(i))
-    kinds = np.bincount([kind for kind, _, _ in seen], minlength=10)
-    assert len(seen) == pytest.approx(4000, rel=0.06) and (np.abs(kinds - 400) < 90).all()
-    assert {level for _, level, _ in seen} == {0.7}
-    assert np.mean([sign > 0 for _, _, sign in seen]) == pytest.approx(0.5, abs=0.05)
+        rand_augment(image, 2, 7, random(i))
+    kinds = np.bincount([kind for kind, _, _ in calls], minlength=10)
+    assert len(calls) == pytest.approx(4000, rel=0.06) and (np.abs(kinds - 400) < 90).all()
+    assert {level for _, level, _ in calls} == {0.7}
+    assert np.mean([sign > 0 for _, _, sign in calls]) == pytest.approx(0.5, abs=0.05)
 
 
-def test_every_operation_keeps_shape_and_type_and_does_what_its_name_says():
+def test_operations_keep_shape_and_type_and_match_their_names():
     image = torch.from_numpy(np.asarray(Image.open(io.BytesIO(photograph(64, 64)))).copy()).permute(2, 0, 1)
     identity, contrast, equal, bright, sharp, shear_x, shear_y, move_x, move_y, turn = (
         operation(image, 0.7, 1.0) for operation in _OPERATIONS
@@ -162,14 +165,14 @@ def test_every_operation_keeps_shape_and_type_and_does_what_its_name_says():
     assert torch.equal(_OPERATIONS[7](image, 0.7, -1.0)[:, :, :-7], image[:, :, 7:])
     assert (shear_x[:, 0] != image[:, 0]).any() and (turn[:, 0, 0] == 128).all()
     assert (shear_y[:, 32, 32].int() - image[:, 32, 32].int()).abs().max() < 30
-    for each in (contrast, equal, bright, sharp, shear_x, shear_y, move_x, move_y, turn):
-        assert each.shape == image.shape and each.dtype == torch.uint8
+    for result in (contrast, equal, bright, sharp, shear_x, shear_y, move_x, move_y, turn):
+        assert result.shape == image.shape and result.dtype == torch.uint8
 
 
-def test_pixels_do_not_depend_on_what_was_read_before():
+def test_pixels_do_not_depend_on_images_read_before():
     encoded = photograph(100, 80)
-    augmented = reader(rand_augment=[2, 7], flip=0.5)
-    alone = augmented(encoded, at(3))[0]
+    augmented = transform(rand_augment=[2, 7], flip=0.5)
+    alone = augmented(encoded, random(3))[0]
     torch.manual_seed(5)
-    augmented(photograph(70, 90), at(1))
-    assert torch.equal(augmented(encoded, at(3))[0], alone)
+    augmented(photograph(70, 90), random(1))
+    assert torch.equal(augmented(encoded, random(3))[0], alone)

@@ -1,4 +1,4 @@
-"""Tar archives read from their headers: which members there are, and what is damaged."""
+"""Tar archives read from their headers: members and damage."""
 
 import io
 import os
@@ -18,7 +18,7 @@ def members(path):
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_members_lie_where_tarfile_finds_them(tmp_path, tar_format):
+def test_positions_of_members_equal_those_of_tarfile(tmp_path, tar_format):
     names = ["a/b.txt", "x" * 90 + ".jpg", "d" * 80 + "/" + "e" * 80 + ".json", "\u00e9\u00e8.png"]
     if tar_format != tarfile.USTAR_FORMAT:
         names.append("long/" + "n" * 300 + ".txt")
@@ -27,13 +27,14 @@ def test_members_lie_where_tarfile_finds_them(tmp_path, tar_format):
         [(name.rpartition(".")[0], {name.rpartition(".")[2]: os.urandom(700 * k)}) for k, name in enumerate(names)],
         format=tar_format,
     )
-    found = members(path)
+    contents = members(path)
     with tarfile.open(path) as archive:
-        expected = [(each.name, each.offset_data, each.size) for each in archive.getmembers()]
-    assert [(each.name, each.offset, each.size) for each in found.members] == expected and found.flaw is None
+        expected = [(member.name, member.offset_data, member.size) for member in archive.getmembers()]
+    assert [(member.name, member.offset, member.size) for member in contents.members] == expected
+    assert contents.flaw is None
 
 
-def test_links_folders_and_outside_paths_are_only_labels(tmp_path):
+def test_links_and_folders_are_ignored_and_outside_paths_are_only_labels(tmp_path):
     path = tmp_path / "s.tar"
     with tarfile.open(path, "w") as archive:
         for name, kind in (("link.jpg", tarfile.SYMTYPE), ("hard.jpg", tarfile.LNKTYPE), ("folder", tarfile.DIRTYPE)):
@@ -64,7 +65,7 @@ def test_gnu_tar_archives_are_read(tmp_path):
     assert scan.records["txt_size"].tolist() == [1000, 0]
 
 
-def test_members_join_by_key_wherever_they_stand_and_repeated_keys_are_samples_of_their_own(tmp_path):
+def test_members_join_by_key_anywhere_in_the_shard_and_repeated_keys_are_separate_samples(tmp_path):
     path = write_shard(
         tmp_path / "s.tar",
         [
@@ -83,7 +84,7 @@ def test_members_join_by_key_wherever_they_stand_and_repeated_keys_are_samples_o
 
 
 @pytest.mark.parametrize("length", [0, 100, 512, 2000, 5_000, 20_000])
-def test_a_cut_shard_gives_its_whole_samples_and_says_that_it_is_cut(tmp_path, length):
+def test_a_truncated_shard_yields_its_complete_samples_and_a_flaw(tmp_path, length):
     whole = write_shard(tmp_path / "s.tar", numbered(0, 20))
     keys = scan_shard(str(whole)).keys
     (tmp_path / "cut.tar").write_bytes(whole.read_bytes()[:length])
@@ -91,7 +92,7 @@ def test_a_cut_shard_gives_its_whole_samples_and_says_that_it_is_cut(tmp_path, l
     assert scan.flaw is not None and keys[: len(scan.keys)] == scan.keys and len(scan.keys) < 20
 
 
-def test_what_is_no_tar_says_so(tmp_path):
+def test_files_that_are_not_tars_are_described(tmp_path):
     (tmp_path / "page.tar").write_text("<html>404</html>" * 100)
     assert scan_shard(str(tmp_path / "page.tar")).flaw == "not a tar archive"
     write_shard(tmp_path / "s.tar.gz", numbered(0, 2))
@@ -107,8 +108,8 @@ def test_what_is_no_tar_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("stated", [b"-0000001000", b"99999999999", b"notanumber!", b"\xff" * 12])
-def test_a_header_whose_size_is_no_number_ends_the_reading_of_a_shard(tmp_path, stated):
-    """A negative size would lead back to the same header for ever."""
+def test_an_invalid_size_in_a_header_ends_the_list_of_members(tmp_path, stated):
+    """A negative size would lead back to the same header endlessly."""
     path = write_shard(tmp_path / "s.tar", numbered(0, 5))
     damaged = bytearray(path.read_bytes())
     header = members(path).members[6].offset - 512
@@ -128,5 +129,5 @@ def test_damaged_extended_headers_do_not_stop_the_reader(record):
     text.size = 4
     archive = entry.tobuf() + record.encode().ljust(-(-len(record) // 512) * 512, b"\0") + text.tobuf() + b"text"
     archive = archive.ljust(-(-len(archive) // 512) * 512 + 1024, b"\0")
-    found = list_members(lambda length, offset: archive[offset : offset + length], len(archive))
-    assert found.flaw is not None or [each.name for each in found.members] == ["a.txt"]
+    contents = list_members(lambda length, offset: archive[offset : offset + length], len(archive))
+    assert contents.flaw is not None or [member.name for member in contents.members] == ["a.txt"]
