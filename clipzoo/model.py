@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
 from clipzoo.types import Batch, Embedding, Features, Similarity
@@ -27,14 +28,14 @@ class Model(nn.Module):
         """The precision that heads work in: that of the head's parameters, the encoder's where it has none."""
         return next(iter((*self.head.parameters(), *self.encoder.parameters()))).dtype
 
-    def forward(self, batch: Batch) -> Similarity:
-        """The pairs of one local batch against the global batch."""
-        return self.compare(self.encoder.image(batch.image), self.encoder.text(batch.text))
+    def forward(self, batch: Batch, world: World = World(), tile: int | None = None) -> Similarity:
+        """Similarities of the local batch to the global batch of all ranks. tile: see `Head.forward`."""
+        return self.compare(self.encoder.image(batch.image), self.encoder.text(batch.text), world, tile)
 
-    def compare(self, image: Features, text: Features) -> Similarity:
-        """Features -> Similarity, outside autocast, in the head's precision."""
+    def compare(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
+        """Features -> Similarity, outside autocast, in the head's precision. tile: see `Head.forward`."""
         with torch.autocast(self.device.type, enabled=False):
-            return self.head(image.map(self._in_head_precision), text.map(self._in_head_precision))
+            return self.head(image.map(self._in_head_precision), text.map(self._in_head_precision), world, tile)
 
     def embed(self, image: Features, text: Features) -> tuple[Embedding, Embedding]:
         """Features -> embeddings, outside autocast, in the head's precision."""

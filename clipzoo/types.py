@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.distributed.world import World
+
 Positive = float
 """In a constructor: a number above zero; the configuration (`clipzoo/config/schema.py`) refuses others."""
 Count = int
@@ -126,6 +128,21 @@ def concatenate(embeddings: Sequence[Embedding]) -> Embedding:
     return PointSet(torch.cat([each.points for each in padded]), torch.cat([each.log_weights for each in padded]))
 
 
+def gather_embedding(embedding: EmbeddingKind, world: World, dtype: torch.dtype | None = None) -> EmbeddingKind:
+    """All ranks' embeddings in rank order, differentiable; point sets may differ in their number of points.
+
+    dtype: precision in which the embeddings travel; training passes `world.gather_dtype`, evaluation rounds nothing.
+    """
+    if world.size == 1:
+        return embedding
+    if isinstance(embedding, PointSet):
+        count = int(world.maximum(torch.full((), embedding.points.shape[1], device=embedding.points.device)))
+        padded = embedding.padded(count)
+        # Log-weights stay exact: rounding them is a relative error of the weights.
+        return PointSet(world.gather(padded.points, dtype), world.gather(padded.log_weights))
+    return world.gather(embedding, dtype)
+
+
 class Scores(ABC):
     """Similarities of the b local anchors (rows) to the N samples of the global batch (columns), one direction.
 
@@ -160,13 +177,15 @@ class Similarity:
     """The two directions, rows anchored on local samples.
 
     For most heads text_to_image is the transpose of image_to_text over the global batch; for CLOOB it is not.
-    `within_image` and `within_text` make scores inside a modality on demand (CyCLIP); a head without them leaves None.
+    `within_image` and `within_text` compute scores inside a modality on demand (CyCLIP), None if a head has none.
+    `world` holds the ranks whose samples are the columns; objectives gather their statistics over it.
     """
 
     image_to_text: Scores
     text_to_image: Scores
     within_image: Callable[[], Scores] | None = None
     within_text: Callable[[], Scores] | None = None
+    world: World = World()
 
     @property
     def directions(self) -> tuple[Scores, Scores]:

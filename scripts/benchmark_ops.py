@@ -148,6 +148,7 @@ def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[st
     """InfoNCE and InfoLOOB of unit vectors with a learnable scale, `samples` in all."""
     from open_clip.loss import ClipLoss
 
+    from clipzoo.distributed.world import World
     from clipzoo.objectives.infoloob import leave_one_out
     from clipzoo.objectives.infonce import cross_entropy
     from clipzoo.similarity.tiled import tiled_scores
@@ -159,11 +160,13 @@ def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[st
     )
     scale = torch.tensor(1 / 0.07).requires_grad_()
     leaves = image, text, scale
+    world = World.from_process_group()
     peer = ClipLoss(local_loss=ranks > 1, gather_with_grad=ranks > 1, rank=rank, world_size=ranks)
 
     def tiled(loss: Callable[[Scores], Tensor]) -> Contender:
         def run() -> object:
-            total = torch.stack([loss(scores) for scores in tiled_scores(scale * image, text, 1024)]).sum()
+            directions = tiled_scores(scale * image, world.gather(text), 1024, world)
+            total = torch.stack([loss(scores) for scores in directions]).sum()
             return torch.autograd.grad(total, leaves)
 
         return run

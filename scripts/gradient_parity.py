@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo import build
 from clipzoo.config.groups import CONF
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.model import Model
 from clipzoo.objectives.compatibility import check_pair
@@ -75,37 +75,36 @@ def legal_pairs(heads: Iterable[str] | None = None) -> list[Pair]:
     ]
 
 
-def gradients(pair: Pair, parts: int) -> Gradients:
+def gradients(pair: Pair, parts: int, world: World = World()) -> Gradients:
     """Every parameter's gradient after two batches, on this rank's share in `parts` micro-batches; and the state."""
     plain = _config(*pair)
     torch.manual_seed(0)
     model = Model(SmallEncoder(), build.build_head(plain)).double()
     objective = build.build_objective(plain).double()
     objective.allocate(SAMPLES)
-    contrast = Contrast(model, objective, None)
+    contrast = Contrast(model, objective, None, world=world)
     module: nn.Module = Replay(contrast)
-    if distributed.world_size() > 1:
+    if world.size > 1:
         module = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
     for step in range(2):  # DDP rebuilds its buckets after the first; per-sample state matters in the second
         module.zero_grad()
         model.head.resample(step)
-        mine = _batch(step).split(BATCH // distributed.world_size())[distributed.rank()]
+        mine = _batch(step).split(BATCH // world.size)[world.rank]
         backward(module, mine, Progress(step, 10, SAMPLES, BATCH), len(mine) // parts, 1.0)
     found = {name: each.grad.clone() for name, each in contrast.named_parameters() if each.grad is not None}
     return found | {f"state {name}": value.clone() for name, value in objective.named_buffers()}
 
 
-def open_clip_gradients(parts: int) -> Gradients:
+def open_clip_gradients(parts: int, world: World = World()) -> Gradients:
     """The same batch through open_clip's loss as its training program calls it by default."""
     from open_clip.loss import ClipLoss
 
     torch.manual_seed(0)
     model: Any = OpenClipLike().double()
-    rank, world = distributed.rank(), distributed.world_size()
-    loss = ClipLoss(rank=rank, world_size=world)
-    if world > 1:
+    loss = ClipLoss(rank=world.rank, world_size=world.size)
+    if world.size > 1:
         model = DistributedDataParallel(model)
-    mine = _batch(0).split(BATCH // world)[rank]
+    mine = _batch(0).split(BATCH // world.size)[world.rank]
     shares = mine.split(len(mine) // parts)
     with torch.no_grad():
         cached = [model(share)[:2] for share in shares]
@@ -235,12 +234,12 @@ def _rank(answers: Any, rank: int, ranks: int, port: int, pairs: Sequence[Pair],
     torch.set_num_threads(1)
     names = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
-    distributed.start(torch.device("cpu"), 300)
-    found = {pair: gradients(pair, parts) for pair in pairs}, open_clip_gradients(parts)
+    world = World.join("cpu", 300)
+    found = {pair: gradients(pair, parts, world) for pair in pairs}, open_clip_gradients(parts, world)
     if rank == 0:
         # By value: tensors sent as shared memory would die with this process.
         answers.put(pickle.dumps(found))
-    distributed.barrier()
+    world.barrier()
     # gloo with DDP may abort in its destructors.
     sys.stderr.flush()
     os._exit(0)

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from clipzoo.distributed.world import World
+
 _MANY = 10**9
 
 
@@ -95,7 +97,7 @@ def _our_data(options: SimpleNamespace, tokenizer: Any) -> Any:
         cache_folder=None,
         cache_gigabytes=1.0,
     )
-    data.open(None)
+    data.open(None, World())
     return data
 
 
@@ -104,7 +106,7 @@ def _our_batches(options: SimpleNamespace) -> Iterator[Any]:
 
     data = _our_data(options, ClipTokenizer(77))
     batches = data.batches(
-        seed=0, global_batch=options.batch, rank=0, world_size=1, start_step=0, stop_step=_MANY, trim_text=True
+        seed=0, global_batch=options.batch, world=World(), start_step=0, stop_step=_MANY, trim_text=True
     )
     return ((batch.image, batch.text) for batch in batches)
 
@@ -112,7 +114,7 @@ def _our_batches(options: SimpleNamespace) -> Iterator[Any]:
 def _our_ids(options: SimpleNamespace) -> Iterator[list[int]]:
     data = _our_data(options, _Numbers())
     stream = data.batches(
-        seed=options.seed, global_batch=options.batch, rank=0, world_size=1, start_step=0,
+        seed=options.seed, global_batch=options.batch, world=World(), start_step=0,
         stop_step=-(-options.epochs * data.samples // options.batch), trim_text=False,
     )  # fmt: skip
     numbers = [int(number) for batch in stream for number in batch.text[:, 0]]

@@ -47,22 +47,20 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     # Before torch is imported: a mistyped key is named at once.
     plain = _composed(overrides, facts or _PLACEHOLDERS)
     from clipzoo.build import part
-    from clipzoo.distributed import collectives as distributed
-    from clipzoo.distributed.device import choose_device
+    from clipzoo.distributed.world import World
 
-    device = choose_device(asked["device"], "device")
-    model = _loaded(asked)
-    if facts is None:
-        plain = _composed(overrides, _facts(model.config))
-    suite = part(plain["eval"])
-    suite.open()
-    distributed.start(device, plain["timeout"])
+    world = World.join(asked["device"], plain["timeout"], key="device")
     try:
+        model = _loaded(asked)
+        if facts is None:
+            plain = _composed(overrides, _facts(model.config))
+        suite = part(plain["eval"])
+        suite.open()
         folder = _folder(plain)
-        metrics = suite.run(model.to(device), folder / "evaluation")
-        distributed.first_rank_does(lambda: _write(folder, plain, overrides, metrics))
+        metrics = suite.run(model.to(world.device), folder / "evaluation", world)
+        world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
     finally:
-        distributed.stop()
+        world.leave()
     return metrics
 
 

@@ -15,7 +15,7 @@ from clipzoo.config.compose import checked, compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.identity import run_folder
 from clipzoo.config.suggestions import FOREIGN_KEYS
-from clipzoo.distributed import submitit
+from clipzoo.distributed import environment, submitit
 from clipzoo.errors import ConfigError, exit_on_error
 from clipzoo.runs import directory as run
 from clipzoo.runs import record
@@ -35,7 +35,7 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
     """
     options, lines = _read_command_line(arguments)
     if options.multirun:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if environment.read().world_size > 1:
             raise ConfigError("-m starts one process for each point: run it without torchrun")
         if options.cfg:
             raise ConfigError("--cfg shows one configuration: leave out -m (--multirun)")
@@ -67,7 +67,7 @@ def _read_command_line(arguments: list[str]) -> tuple[Namespace, list[str]]:
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
 def job(config: DictConfig) -> None:
     with exit_on_error():
-        submitit.adopt()
+        submitit.set_environment()
         train(config)
 
 
@@ -82,35 +82,36 @@ def train(config: DictConfig) -> None:
 
     # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
     from clipzoo.build import build_head, build_model, build_objective, part
-    from clipzoo.distributed import collectives as distributed
-    from clipzoo.distributed import watchdog as watch
-    from clipzoo.distributed.preemption import Interruption
-    from clipzoo.objectives import compatibility as legality
+    from clipzoo.distributed.preemption import Preemption
+    from clipzoo.distributed.watchdog import Watchdog
+    from clipzoo.distributed.world import World
+    from clipzoo.objectives import compatibility
     from clipzoo.report.run_page.page import write_report
     from clipzoo.training import diagnostics
     from clipzoo.training import loggers as logger
     from clipzoo.training.trainer import Parts
 
-    interruption = Interruption()
+    watchdog = Watchdog()
+    preemption = Preemption(watchdog)
     logger.quiet_libraries()
     trainer = part(plain["trainer"])
     head, objective = build_head(plain), build_objective(plain)
-    legality.require(head, objective)
-    distributed.start(trainer.device, trainer.timeout)
-    with watch.Watch(trainer.timeout):
+    compatibility.require(head, objective)
+    world = World.join(trainer.device, trainer.timeout)
+    with watchdog.guard(world, trainer.timeout):
         with run.nothing_left_of_a_failed_start(folder):
             data = part(plain["data"])
-            data.open(folder)
-            trainer.check(data, plain["seed"])
+            data.open(folder, world)
+            trainer.check(data, plain["seed"], world)
             suite = part(plain["eval"])
             suite.open()
             suite.require(trainer.best_metric)
             model = build_model(plain, head)
-        distributed.first_rank_does(lambda: run.claim(folder, plain))
-        run.say(f"{folder}: {data.samples} samples, {trainer.global_batch} a step, {distributed.world_size()} ranks")
+        world.run_on_first(lambda: run.claim(folder, plain))
+        run.say(f"{folder}: {data.samples} samples, {trainer.global_batch} a step, {world.size} ranks")
         optim, log, seed = part(plain["optim"]), part(plain["logger"]), plain["seed"]
-        parts = Parts(model, objective, data, optim, suite, log, folder, seed, plain, interruption)
-        cost, metrics = trainer.fit(parts)
+        parts = Parts(model, objective, data, optim, suite, log, folder, seed, plain, preemption)
+        cost, metrics = trainer.fit(parts, world)
 
         def finish() -> None:
             overrides = list(HydraConfig.get().overrides.task)
@@ -122,5 +123,5 @@ def train(config: DictConfig) -> None:
             log.close()
             run.say(record.summary(folder))
 
-        distributed.first_rank_does(finish)
-    distributed.stop()
+        world.run_on_first(finish)
+    world.leave()

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from clipzoo.data.plan.plan import Plan
+from clipzoo.data.rank_batches import rank_rows
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch
 
@@ -27,7 +29,7 @@ class PairData:
         self._image, self._text = image, text
         self.samples = len(image)
 
-    def open(self, cache: Path | None) -> None:
+    def open(self, cache: Path | None, world: World) -> None:
         """Nothing to index: the pairs are in memory."""
 
     @property
@@ -42,8 +44,12 @@ class PairData:
         """Nothing can be unreadable."""
         return {}
 
-    def plan(self, seed: int, global_batch: int) -> Plan:
-        """Which pairs come in which step. Raises where a batch would hold a pair twice."""
+    def check(self, seed: int, global_batch: int) -> None:
+        """Raise ConfigError if a batch of this size would hold a pair twice."""
+        self._plan(seed, global_batch)
+
+    def _plan(self, seed: int, global_batch: int) -> Plan:
+        """The pairs of every step."""
         return Plan([[self.samples]], [1.0], seed, 1, global_batch)
 
     def batches(
@@ -51,18 +57,14 @@ class PairData:
         *,
         seed: int,
         global_batch: int,
-        rank: int,
-        world_size: int,
+        world: World,
         start_step: int,
         stop_step: int,
         trim_text: bool,
     ) -> Iterator[Batch]:
         """This rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1; views are never trimmed."""
-        if global_batch % world_size:
-            raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world_size} ranks")
-        plan = self.plan(seed, global_batch)
-        local = global_batch // world_size
-        mine = slice(rank * local, (rank + 1) * local)
+        rows = rank_rows(global_batch, world)
+        plan = self._plan(seed, global_batch)
         for step in range(start_step, stop_step):
-            ids = torch.from_numpy(plan.rows(step).sample_id[mine].copy())
+            ids = torch.from_numpy(plan.rows(step).sample_id[rows].copy())
             yield Batch(self._image[ids], self._text[ids], ids)

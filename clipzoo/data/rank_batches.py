@@ -11,6 +11,7 @@ from clipzoo.data.faults import Fault
 from clipzoo.data.plan.plan import Plan
 from clipzoo.data.samples import SampleReader
 from clipzoo.data.tokenizer import Tokenizer, trim_padding
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch
 
@@ -52,9 +53,9 @@ class RankBatches(Dataset[LoadedBatch]):
         return LoadedBatch(Batch(images, text, torch.from_numpy(ids.copy())), faults, None)
 
 
-def rank_rows(global_batch: int, rank: int, world_size: int) -> slice:
+def rank_rows(global_batch: int, world: World) -> slice:
     """Return the rows of a global batch that belong to a rank. Raises ConfigError if it cannot be divided evenly."""
-    if global_batch % world_size:
-        raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world_size} ranks")
-    size = global_batch // world_size
-    return slice(rank * size, (rank + 1) * size)
+    if global_batch % world.size:
+        raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world.size} ranks")
+    size = global_batch // world.size
+    return slice(world.rank * size, (world.rank + 1) * size)

@@ -23,7 +23,7 @@ from clipzoo.data.shards.prefetch import Prefetcher
 from clipzoo.data.shards.sources import parse_sources
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.data.workers import iterate
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch
 
@@ -91,21 +91,21 @@ class ShardData:
         self._indexes: list[ShardIndex] = []
         self.samples = 0
 
-    def open(self, cache: Path | None) -> None:
+    def open(self, cache: Path | None, world: World) -> None:
         """Load the index, or build it on the first rank: beside the shards, or under `cache`, the run's folder."""
         self._run = cache
-        indexes, faults = distributed.first_rank_does(self._load_and_check)
+        indexes, faults = world.run_on_first(self._load_and_check)
         # A node that keeps shards and index on a disk of its own has to build its own index.
         if not all(index.data.is_file() for index in indexes):
             self._indexes = self._load()
         else:
             self._indexes = indexes
-        fingerprints = distributed.gather_object(self.fingerprint)
+        fingerprints = world.gather_object(self.fingerprint)
         if len(set(fingerprints)) > 1:
             raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
         self.samples = sum(index.samples for index in self._indexes)
         self._faults = FaultLog(self.samples, self._max_bad_fraction)
-        if distributed.is_first():
+        if world.is_first:
             self._open_fault_log(0)
             self._faults.record(0, faults)
 
@@ -119,8 +119,12 @@ class ShardData:
         """Samples that could not be used or had to be converted, by kind, as seen by this rank since it started."""
         return dict(self._faults.counts)
 
-    def plan(self, seed: int, global_batch: int) -> Plan:
-        """Which samples come in which step. Raises where a batch would hold a sample twice."""
+    def check(self, seed: int, global_batch: int) -> None:
+        """Raise ConfigError if a batch of this size would hold a sample twice."""
+        self._plan(seed, global_batch)
+
+    def _plan(self, seed: int, global_batch: int) -> Plan:
+        """The samples of every step."""
         counts = [index.counts.tolist() for index in self._indexes]
         return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
 
@@ -129,8 +133,7 @@ class ShardData:
         *,
         seed: int,
         global_batch: int,
-        rank: int,
-        world_size: int,
+        world: World,
         start_step: int,
         stop_step: int,
         trim_text: bool,
@@ -139,9 +142,9 @@ class ShardData:
 
         trim_text: cut the padding that all captions of the batch share (the width stays a multiple of 8).
         """
-        rows = rank_rows(global_batch, rank, world_size)
-        self._open_fault_log(rank)
-        plan = self.plan(seed, global_batch)
+        rows = rank_rows(global_batch, world)
+        self._open_fault_log(world.rank)
+        plan = self._plan(seed, global_batch)
         reader = SampleReader(self._indexes, self._cache, self._transform, self._caption_key, seed)
         dataset = RankBatches(plan, reader, self._tokenizer, rows, trim_text)
         # Loaded before the workers are forked, so that they share the vocabulary.

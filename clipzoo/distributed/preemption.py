@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and SIGINT ask a run to save and leave, so that it can be requeued and go on."""
+"""Preemption: on SIGTERM, SIGUSR1 or SIGINT a run saves a checkpoint and exits, ready to be requeued and resumed."""
 
 from __future__ import annotations
 
@@ -9,68 +9,71 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from clipzoo.distributed import collectives as distributed
-from clipzoo.distributed import watchdog as watch
+from clipzoo.distributed.heartbeats import REPORT_WAIT
+from clipzoo.distributed.watchdog import Watchdog
 
 EXIT_CODE = 75
-"""EX_TEMPFAIL: stopped on request, the same command goes on."""
+"""EX_TEMPFAIL: stopped on request; the same command resumes."""
 
 
-class Interruption:
-    """Leaves at once where there is nothing to save; while steps are trained it is a latch that the trainer reads.
+class Preemption:
+    """Signal handlers for requests to stop. A request ends the process at once, or, while `deferred`, is only noted.
 
-    SLURM may send its warning more than once. Where a launcher has handlers of its own (submitit requeues in its
-    handler of SIGUSR2) they are called when all is saved.
+    SLURM may send its signal more than once. Where a launcher has handlers of its own (submitit requeues in its
+    handler of SIGUSR2), they are called once the checkpoint is saved.
     """
 
-    def __init__(self) -> None:
-        self._asked: int | None = None
-        self._latched = False
-        self._launchers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    def __init__(self, watchdog: Watchdog) -> None:
+        self.watchdog = watchdog
+        self._signal: int | None = None
+        self._deferred = False
+        self._launcher_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2):
-            before = signal.getsignal(number)
-            own = getattr(before, "__self__", None).__class__ is Interruption
-            if callable(before) and before is not signal.default_int_handler and not own:
-                self._launchers[number] = before
+            previous = signal.getsignal(number)
+            own = getattr(previous, "__self__", None).__class__ is Preemption
+            if callable(previous) and previous is not signal.default_int_handler and not own:
+                self._launcher_handlers[number] = previous
             elif number == signal.SIGUSR2:
                 continue
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
 
     @property
-    def asked(self) -> bool:
-        return self._asked is not None
+    def requested(self) -> bool:
+        """True once this rank has received a request to stop."""
+        return self._signal is not None
 
     @contextmanager
-    def latched(self) -> Iterator[None]:
-        """Until the end of the block only `asked` is set; who was asked in its last step leaves behind it."""
-        self._latched = True
+    def deferred(self) -> Iterator[None]:
+        """In the block a request is only noted; one that no step has acted on ends the process behind the block."""
+        self._deferred = True
         yield
-        self._latched = False
-        if self.asked:
-            self.leave("")
+        self._deferred = False
+        if self.requested:
+            self.exit("")
 
     @contextmanager
-    def unlatched(self) -> Iterator[None]:
-        """Within a latched block: all is saved, so leave at once."""
-        self._latched = False
-        if self.asked:
-            self.leave("")
+    def immediate(self) -> Iterator[None]:
+        """Inside a deferred block, once the state is saved: a request ends the process at once."""
+        self._deferred = False
+        if self.requested:
+            self.exit("")
         yield
-        self._latched = True
+        self._deferred = True
 
-    def leave(self, saved: str) -> NoReturn:
-        """End all ranks; the same command goes on."""
-        launcher = self._launchers.get(self._asked or 0)
-        if launcher is not None and distributed.is_first():
+    def exit(self, saved: str) -> NoReturn:
+        """End all ranks with exit code 75. saved: what has been saved, for the message."""
+        number = self._signal or 0
+        handler = self._launcher_handlers.get(number)
+        if handler is not None and self.watchdog.world.is_first:
             with suppress(SystemExit):
-                launcher(self._asked or 0, None)
-        elif launcher is not None:
-            time.sleep(watch.LINGER)  # the first rank's launcher requeues, and ends this rank with its own
-        watch.leave(EXIT_CODE, f"clipzoo: asked to stop{saved}; the same command goes on from there")
+                handler(number, None)
+        elif handler is not None:
+            time.sleep(REPORT_WAIT)  # the first rank's launcher requeues the job, and ends this rank with it
+        self.watchdog.exit_all(EXIT_CODE, f"clipzoo: asked to stop{saved}; the same command goes on from there")
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._asked == number == signal.SIGINT:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._signal == number == signal.SIGINT:
             raise KeyboardInterrupt  # pressed twice
-        self._asked = number
-        if not self._latched:
-            self.leave("")
+        self._signal = number
+        if not self._deferred:
+            self.exit("")

@@ -1,88 +1,182 @@
-"""The ranks of a run: who this process is among them, and how the ranks exchange tensors and objects."""
+"""The ranks of a run: which of them this process is, and how they exchange tensors and objects."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from clipzoo.distributed import collectives
+from clipzoo.distributed import environment
+from clipzoo.distributed.collectives import STORE_ERRORS, CollectiveCounter, Exchange, Gather
+from clipzoo.distributed.device import choose_device
+from clipzoo.distributed.rendezvous import Rendezvous
+from clipzoo.errors import ConfigError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's rank among all ranks, its device, and the collectives over them. `World()` is a single process.
+    """This process's rank, its device, and the collectives over all ranks.
+
+    `World()` is a single process, whose collectives are identities. `World.join(...)` makes this process a rank.
 
     rank: 0 .. size - 1. size: number of ranks. local_rank: rank within the node. device: where this rank computes.
-    gather_dtype: precision in which embeddings travel between ranks; None for the precision of the embedding.
+    gather_dtype: precision in which embeddings travel between ranks during training; None for that of the embedding.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    device: torch.device = torch.device("cpu")
     gather_dtype: torch.dtype | None = None
+    _counter: CollectiveCounter = field(default_factory=CollectiveCounter, repr=False, compare=False)
+    _rendezvous: Rendezvous | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def join(cls, device: str, timeout: float, key: str = "trainer.device") -> World:
+        """Choose the device and join the process group of torchrun's environment; a single process joins none.
+
+        device: "auto", "cpu" or "cuda". timeout: seconds that ranks wait for each other, here and in a collective.
+        key: the configuration key that holds `device`, for messages.
+
+        Raises ConfigError if there is no such device, or if not all ranks join in time.
+        """
+        chosen = choose_device(device, key)
+        launch = environment.read()
+        if launch.world_size == 1:
+            return cls(local_rank=launch.local_rank, device=chosen)
+        if not dist.is_initialized():
+            _initialise(chosen, timeout, launch)
+        return cls.from_process_group(chosen)
+
+    @classmethod
+    def from_process_group(cls, device: torch.device | None = None) -> World:
+        """Return the world of the default process group, or `World()` if there is none. Collective."""
+        device = device or torch.device("cpu")
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return cls(device=device)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        rendezvous = Rendezvous(rank, size)
+        return cls(rank, size, environment.read().local_rank, device, _rendezvous=rendezvous)
+
+    def leave(self) -> None:
+        """Leave the process group."""
+        if self.size > 1:
+            dist.destroy_process_group()
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def collectives_entered(self) -> int:
+        """Number of collectives that this rank has entered: a rank that is behind keeps the others waiting."""
+        return self._counter.entered
 
     def gather(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """[b, ...] -> [N, ...] in rank order, differentiable. All ranks must pass the same shape.
 
         dtype: precision in which the values travel, and to which they are rounded; gradients travel exactly.
         """
-        return collectives.gather(tensor, dtype)
+        return tensor if self.size == 1 else Gather.apply(tensor, dtype, self._counter)
 
     def transpose(self, rows: Tensor) -> Tensor:
         """[b, N], this rank's rows of a global matrix -> [b, N], its rows of the transpose. Differentiable."""
-        return collectives.transposed(rows)
+        if self.size == 1:
+            return rows.mT
+        parts = self.exchange(rows.unflatten(1, (self.size, -1)).permute(1, 2, 0))  # [ranks, b texts, b images]
+        return parts.transpose(0, 1).flatten(1)
 
     def exchange(self, parts: Tensor) -> Tensor:
-        """[size, ...] -> [size, ...]: all-to-all; part r goes to rank r. Differentiable."""
-        return collectives.exchange(parts)
+        """[size, ...] -> [size, ...]: part r goes to rank r, part r of the result came from it. Differentiable."""
+        return parts if self.size == 1 else Exchange.apply(parts, self._counter)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks, without gradient."""
-        return collectives.total(tensor)
+        return self._reduce(tensor, dist.ReduceOp.SUM)
 
     def mean(self, tensor: Tensor) -> Tensor:
         """Mean over ranks, without gradient."""
-        return collectives.mean(tensor)
+        return self.sum(tensor) / self.size
 
     def maximum(self, tensor: Tensor) -> Tensor:
         """Maximum over ranks, without gradient."""
-        return collectives.maximum(tensor)
+        return self._reduce(tensor, dist.ReduceOp.MAX)
 
-    def gather_object(self, value: Any) -> list[Any]:
+    def gather_object(self, value: T) -> list[T]:
         """Every rank's picklable value in rank order, on every rank."""
-        return collectives.gather_object(value)
+        if self.size == 1:
+            return [value]
+        values: list[T] = [value] * self.size
+        self._counter.enter()
+        dist.all_gather_object(values, value)
+        return values
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors with the first rank's values."""
-        collectives.copy_from_first_(tensors)
+        for tensor in tensors if self.size > 1 else ():
+            self._counter.enter()
+            dist.broadcast(tensor, src=0)
 
-    def run_on_first(self, action: Callable[[], Any]) -> Any:
+    def run_on_first(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0 alone and return its picklable result on all ranks; its error is raised on all.
 
         The other ranks wait without a time limit.
         """
-        return collectives.first_rank_does(action)
+        if self._rendezvous is None:
+            return action()
+        outcome: list[T | Exception | None] = [None, None]
+        if self.is_first:
+            try:
+                outcome[0] = action()
+            except Exception as error:
+                outcome[1] = error
+        self._rendezvous.wait_for_first(self.is_first)
+        self._counter.enter()
+        dist.broadcast_object_list(outcome, src=0)
+        result, raised = outcome
+        if isinstance(raised, Exception):
+            raised.repeats_first_rank = not self.is_first  # type: ignore[attr-defined]
+            raise raised
+        return result  # type: ignore[return-value]
 
     def barrier(self) -> None:
         """Wait until every rank has reached this call, without a time limit."""
-        collectives.wait_for_all()
+        if self._rendezvous is not None:
+            self._rendezvous.wait_for_all()
 
-    @staticmethod
-    def environment_rank() -> tuple[int, int, int]:
-        """(rank, world size, local rank) as torchrun or the SLURM scripts state them; (0, 1, 0) without them.
+    def store(self, prefix: str) -> dist.Store:
+        """Return a connection of its own to the store of the process group; `prefix` is put before its keys."""
+        return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store().clone())
 
-        The only place that reads these variables.
-        """
-        names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-        rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in names.items())
-        return rank, size, local_rank
+    def _reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        copy = tensor.detach().clone()
+        if self.size > 1:
+            self._counter.enter()
+            dist.all_reduce(copy, operation)
+        return copy
+
+
+def repeats_first_rank(error: BaseException) -> bool:
+    """Return True if `error` was raised by the first rank in `run_on_first`, and only repeated by this rank."""
+    return getattr(error, "repeats_first_rank", False)
+
+
+def _initialise(device: torch.device, timeout: float, launch: environment.Environment) -> None:
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    # NCCL's own watchdog aborts the process without an explanation: ours must come before it.
+    seconds = timeout + (60 if backend == "nccl" else 0)
+    device_id = device if device.type == "cuda" else None
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds), device_id=device_id)
+    except STORE_ERRORS as error:
+        raise ConfigError(
+            f"rank {launch.rank} did not meet all of {launch.world_size} ranks at {launch.address} within "
+            f"trainer.timeout={timeout:g} seconds: {error}"
+        ) from None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.io import write_whole
 from clipzoo.model import Model
 from clipzoo.runs.directory import say
@@ -33,7 +33,7 @@ def of_set(key: str, data: Any) -> str:
     return hashlib.sha256(repr((key, stated, splits)).encode()).hexdigest()
 
 
-def kept(path: Path, key: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+def kept(path: Path, key: str, measure: Callable[[], dict[str, float]], world: World) -> dict[str, float]:
     """The metrics in `path` when they were made under the same key; else `measure` them and keep them."""
     begin = time.perf_counter()
 
@@ -41,11 +41,11 @@ def kept(path: Path, key: str, measure: Callable[[], dict[str, float]]) -> dict[
         content = json.loads(path.read_text()) if path.exists() else {}
         return content["metrics"] if content.get("key") == key else None
 
-    metrics = distributed.first_rank_does(stored)
+    metrics = world.run_on_first(stored)
     if metrics is None:
         metrics = measure()
         content = json.dumps({"key": key, "metrics": metrics}, indent=1)
-        distributed.first_rank_does(lambda: write_whole(made(path), content))
+        world.run_on_first(lambda: write_whole(made(path), content))
     seconds = time.perf_counter() - begin
     say(f"evaluation: {path.parent.name} {path.stem}: {_headline(metrics)} ({seconds:.1f} s)")
     return metrics

@@ -16,12 +16,12 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from clipzoo.data.tokenizer import Tokenizer, trim_padding
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.evaluation.ranking import exact_products
 from clipzoo.evaluation.transform import Transform
 from clipzoo.model import Model
 from clipzoo.runs.directory import say
-from clipzoo.types import Embedding, Features, PointSet, concatenate, map_embedding
+from clipzoo.types import Embedding, Features, PointSet, concatenate, gather_embedding, map_embedding
 
 SECONDS_BETWEEN_LINES = 10
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
@@ -32,6 +32,7 @@ class Encoding:
     """How pictures and captions reach a model.
 
     precision: of the encoders; heads and scores compute in the precision of the parameters.
+    world: the ranks that share the pictures and captions.
     """
 
     tokenizer: Tokenizer
@@ -40,6 +41,7 @@ class Encoding:
     batch_size: int
     workers: int
     precision: Literal["bf16", "fp16", "float32"]
+    world: World = World()
 
     def images(
         self,
@@ -54,7 +56,7 @@ class Encoding:
         pictures: a sequence of (PIL image, label). resize: the shorter side before the central square is cut out.
         Each answer has a row a picture.
         """
-        blocks = _my_blocks(len(pictures), self.batch_size)
+        blocks = _my_blocks(len(pictures), self.batch_size, self.world)
         loader = DataLoader(
             _Transformed(pictures, Transform(self.image_size, resize, self.interpolation)),
             batch_sampler=blocks,
@@ -70,7 +72,7 @@ class Encoding:
                 features = model.image_features(pixels.to(model.device, non_blocking=True))
             return _apart(model, lambda: answer(features, labels.to(model.device)))
 
-        yield from _counted(rounds(len(pictures), self.batch_size, encoded), len(pictures), name)
+        yield from _counted(rounds(len(pictures), self.batch_size, encoded, self.world), len(pictures), name)
 
     def embed_texts(self, model: Model, captions: Sequence[str], draws: int) -> list[Embedding]:
         """A list of captions -> for each draw of random features their embeddings, a row a caption."""
@@ -101,31 +103,33 @@ def in_draws(model: Model, draws: int, embed: Callable[[Features], Embedding], f
     return found
 
 
-def rounds(count: int, size: int, answer: Callable[[Sequence[int]], list[Embedding]]) -> Iterator[list[Embedding]]:
+def rounds(
+    count: int, size: int, answer: Callable[[Sequence[int]], list[Embedding]], world: World
+) -> Iterator[list[Embedding]]:
     """Blocks of `size` from range(count) dealt to the ranks in turn; every rank gets all answers in order.
 
     The blocks do not depend on the number of ranks, so neither do the answers, to the last bit on one kind of device.
     """
     done = 0
-    for block in _my_blocks(count, size):
-        rows = min(size * distributed.world_size(), count - done)
-        yield [_gathered(each, size - len(block), rows) for each in answer(block)]
+    for block in _my_blocks(count, size, world):
+        rows = min(size * world.size, count - done)
+        yield [_gathered(each, size - len(block), rows, world) for each in answer(block)]
         done += rows
 
 
-def _gathered(mine: Embedding, missing: int, rows: int) -> Embedding:
+def _gathered(mine: Embedding, missing: int, rows: int, world: World) -> Embedding:
     """All ranks' answers to equal blocks, of which this rank's lacks `missing` rows; the first `rows` are real."""
     whole = map_embedding(lambda tensor: _padded(tensor, missing), mine)
     # One call a kind: its type variable takes no union.
     if isinstance(whole, PointSet):
-        return distributed.gather_embedding(whole, exact=True).map(lambda tensor: tensor[:rows])
-    return distributed.gather_embedding(whole, exact=True)[:rows]
+        return gather_embedding(whole, world).map(lambda tensor: tensor[:rows])
+    return gather_embedding(whole, world)[:rows]
 
 
-def _my_blocks(count: int, size: int) -> list[list[int]]:
+def _my_blocks(count: int, size: int, world: World) -> list[list[int]]:
     """This rank's blocks. Ranks that have one less repeat the last block; its answers stand behind all others."""
-    blocks, ranks = math.ceil(count / size), distributed.world_size()
-    mine = [min(turn * ranks + distributed.rank(), blocks - 1) for turn in range(math.ceil(blocks / ranks))]
+    blocks, ranks = math.ceil(count / size), world.size
+    mine = [min(turn * ranks + world.rank, blocks - 1) for turn in range(math.ceil(blocks / ranks))]
     return [list(range(index * size, min((index + 1) * size, count))) for index in mine]
 
 

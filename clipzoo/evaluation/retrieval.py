@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.checks import check_paired
 from clipzoo.evaluation.classification import over_draws
@@ -47,7 +47,7 @@ def retrieval(model: Model, data: Any, encoding: Encoding, draws: int, paired: b
     texts = _encoded_texts(model, data, encoding, draws)
     results = []
     for image, text in zip(images, texts, strict=True):
-        results.append(_one_draw(model, image, text, owner.to(model.device), data.name, paired))
+        results.append(_one_draw(model, image, text, owner.to(model.device), data.name, paired, encoding.world))
     return Retrieval(over_draws([each.metrics for each in results]), results[0].place, results[0].found)
 
 
@@ -66,22 +66,25 @@ def _encoded_texts(model: Model, data: Any, encoding: Encoding, draws: int) -> l
     def answer(rows: Sequence[int]) -> list[Embedding]:
         return encoding.embed_texts(model, [data.captions[row] for row in rows], draws)
 
-    blocks = rounds(len(data.captions), encoding.batch_size, answer)
+    blocks = rounds(len(data.captions), encoding.batch_size, answer, encoding.world)
     return [concatenate(each) for each in zip(*list(blocks), strict=True)]
 
 
-def _one_draw(model: Model, image: Embedding, text: Embedding, owner: Tensor, name: str, paired: bool) -> Retrieval:
+def _one_draw(
+    model: Model, image: Embedding, text: Embedding, owner: Tensor, name: str, paired: bool, world: World
+) -> Retrieval:
     """Every rank scores its own slice of the pictures against all captions: the slices make one matrix [n, k]."""
-    size = math.ceil(len(image) / distributed.world_size())
-    first = distributed.rank() * size
+    size = math.ceil(len(image) / world.size)
+    first = world.rank * size
     mine = map_embedding(lambda tensor: tensor[first : first + size], image)
     blocks = [block for _, block in score_blocks(model, mine, text)]
     scores = torch.cat(blocks) if blocks else owner.new_empty(0, len(owner), dtype=model.dtype)  # [rows, k]
-    place, found = _text_to_image(scores, owner, first)
-    metrics = _recalls("image_to_text", _gathered(_image_to_text(scores, owner, first), size, len(image)))
+    place, found = _text_to_image(scores, owner, first, world)
+    metrics = _recalls("image_to_text", _gathered(_image_to_text(scores, owner, first), size, len(image), world))
     metrics |= _recalls("text_to_image", place)
     if paired:
-        metrics |= _recalls("paired/image_to_text", _paired_places(scores, owner, first, size, len(image), name))
+        paired_places = _paired_places(scores, owner, first, size, len(image), name, world)
+        metrics |= _recalls("paired/image_to_text", paired_places)
     return Retrieval(metrics, place.cpu(), found.cpu())
 
 
@@ -97,21 +100,21 @@ def _image_to_text(scores: Tensor, owner: Tensor, first: int) -> Tensor:
     return torch.cat([places(*each) for each in parts])
 
 
-def _text_to_image(scores: Tensor, owner: Tensor, first: int) -> tuple[Tensor, Tensor]:
+def _text_to_image(scores: Tensor, owner: Tensor, first: int, world: World) -> tuple[Tensor, Tensor]:
     """Columns over all ranks -> [k], the place of each caption's picture, and [k, <= 10], the pictures found."""
     here = (owner >= first) & (owner < first + len(scores))
     own = scores.new_full((len(owner),), -math.inf)
     columns = here.nonzero().flatten()
     own[columns] = scores[owner[columns] - first, columns]
-    own = distributed.maximum(own)
+    own = world.maximum(own)
     rows = torch.arange(first, first + len(scores), device=scores.device)[:, None]
     before = torch.zeros_like(owner)
     for part, index in zip(scores.split(ROWS_AT_ONCE), rows.split(ROWS_AT_ONCE), strict=True):
         before += ((part > own) | ((part == own) & (index < owner))).sum(dim=0)
-    return distributed.total(before), _best_pictures(scores, first)
+    return world.sum(before), _best_pictures(scores, first, world)
 
 
-def _best_pictures(scores: Tensor, first: int) -> Tensor:
+def _best_pictures(scores: Tensor, first: int, world: World) -> Tensor:
     """[k, <= 10] over all ranks: the candidates of each rank, merged."""
     count = min(SHOWN, len(scores))
     padded = scores.new_full((SHOWN, scores.shape[1]), -math.inf)
@@ -119,23 +122,25 @@ def _best_pictures(scores: Tensor, first: int) -> Tensor:
     if count:
         order = scores.sort(dim=0, descending=True, stable=True)
         padded[:count], index[:count] = order.values[:count], order.indices[:count] + first
-    values, candidates = distributed.gather(padded), distributed.gather(index)
+    values, candidates = world.gather(padded), world.gather(index)
     best = candidates.gather(0, values.sort(dim=0, descending=True, stable=True).indices[:SHOWN])
     return best[(best >= 0).all(dim=1)].mT
 
 
-def _paired_places(scores: Tensor, owner: Tensor, first: int, size: int, pictures: int, name: str) -> Tensor:
+def _paired_places(
+    scores: Tensor, owner: Tensor, first: int, size: int, pictures: int, name: str, world: World
+) -> Tensor:
     """[pictures x captions a picture]: places among galleries of one caption a picture."""
     check_paired(owner, name)
     galleries = owner.argsort(stable=True).view(pictures, -1)  # [pictures, captions a picture]
     own = torch.arange(first, first + len(scores), device=scores.device)
     found = [places(scores[:, gallery], own) for gallery in galleries.mT]
-    return torch.cat([_gathered(each, size, pictures) for each in found])
+    return torch.cat([_gathered(each, size, pictures, world) for each in found])
 
 
-def _gathered(rows: Tensor, size: int, total: int) -> Tensor:
+def _gathered(rows: Tensor, size: int, total: int, world: World) -> Tensor:
     """Every rank's slice, [<= size] -> [total]."""
-    return distributed.gather(torch.cat([rows, rows.new_zeros(size - len(rows))]))[:total]
+    return world.gather(torch.cat([rows, rows.new_zeros(size - len(rows))]))[:total]
 
 
 def _recalls(direction: str, place: Tensor) -> dict[str, float]:

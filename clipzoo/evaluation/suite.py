@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from math import floor
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from clipzoo.data.tokenizer import Tokenizer
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation import artefacts
 from clipzoo.evaluation import cache as kept
@@ -132,74 +133,76 @@ class Suite:
         return self._every is not None and floor(now / self._every) > floor(before / self._every)
 
     @torch.no_grad()
-    def run(self, model: Model, output: Path) -> dict[str, float]:
+    def run(self, model: Model, output: Path, world: World = World()) -> dict[str, float]:
         """All metrics in percent, by flat keys; pictures and tables for the report go to `output`."""
         if not self._sets and not self._missing:
             self.open()
         # Batch norm's running statistics are a rank's own in training; a checkpoint has the first rank's.
-        distributed.copy_from_first_(model.buffers())
+        world.broadcast_(model.buffers())
         key = kept.key(model, self._facts)
         training = model.training
         model.eval()
         try:
-            return self._run(model, output, key)
+            return self._run(model, output, key, replace(self._encoding, world=world))
         finally:
             model.train(training)
 
-    def _run(self, model: Model, output: Path, key: str) -> dict[str, float]:
+    def _run(self, model: Model, output: Path, key: str, encoding: Encoding) -> dict[str, float]:
+        world = encoding.world
         metrics: dict[str, float] = {}
         if self._sets or self._missing:
             text = json.dumps(self._missing, indent=1)
-            distributed.first_rank_does(lambda: write_whole(kept.made(output / "missing.json"), text))
+            world.run_on_first(lambda: write_whole(kept.made(output / "missing.json"), text))
         for name in self._there("zero_shot"):
             path = output / "zero_shot" / f"{name}.json"
             own = kept.of_set(key, self._sets[name])
-            metrics |= kept.kept(path, own, partial(self._zero_shot, model, name, output))
+            metrics |= kept.kept(path, own, partial(self._zero_shot, model, name, output, encoding), world)
         for name in self._there("linear_probe"):
             path = output / "linear_probe" / f"{name}.json"
             own = kept.of_set(key, self._sets[name])
-            metrics |= kept.kept(path, own, partial(self._linear_probe, model, name, output, own))
+            metrics |= kept.kept(path, own, partial(self._linear_probe, model, name, output, own, encoding), world)
         for name in self._there("retrieval"):
             path = output / "retrieval" / f"{name}.json"
             own = kept.of_set(key, self._sets[name])
-            metrics |= kept.kept(path, own, partial(self._retrieval, model, name, output))
+            metrics |= kept.kept(path, own, partial(self._retrieval, model, name, output, encoding), world)
         return metrics
 
     def _there(self, task: str) -> list[str]:
         return [name for name in self._names[task] if name in self._sets]
 
-    def _zero_shot(self, model: Model, name: str, output: Path) -> dict[str, float]:
+    def _zero_shot(self, model: Model, name: str, output: Path, encoding: Encoding) -> dict[str, float]:
         data = self._sets[name]
-        result = zero_shot(model, data, "test", self._encoding, self._encoding.image_size, self._draws)
+        result = zero_shot(model, data, "test", encoding, encoding.image_size, self._draws)
         path = output / "zero_shot" / f"{name}.npz"
-        distributed.first_rank_does(lambda: artefacts.write_zero_shot(path, data, "test", result))
+        encoding.world.run_on_first(lambda: artefacts.write_zero_shot(path, data, "test", result))
         return {f"zero_shot/{name}/{metric}": value for metric, value in result.metrics.items()}
 
-    def _retrieval(self, model: Model, name: str, output: Path) -> dict[str, float]:
+    def _retrieval(self, model: Model, name: str, output: Path, encoding: Encoding) -> dict[str, float]:
         data = self._sets[name]
-        result = retrieval(model, data, self._encoding, self._draws, self._paired)
+        result = retrieval(model, data, encoding, self._draws, self._paired)
         path = output / "retrieval" / f"{name}.npz"
-        distributed.first_rank_does(lambda: artefacts.write_retrieval(path, data, result))
+        encoding.world.run_on_first(lambda: artefacts.write_retrieval(path, data, result))
         metrics = {}
         for metric, value in result.metrics.items():
             set_name, metric = (f"{name}_paired", metric[7:]) if metric.startswith("paired/") else (name, metric)
             metrics[f"retrieval/{set_name}/{metric}"] = value
         return metrics
 
-    def _linear_probe(self, model: Model, name: str, output: Path, key: str) -> dict[str, float]:
+    def _linear_probe(self, model: Model, name: str, output: Path, key: str, encoding: Encoding) -> dict[str, float]:
+        world = encoding.world
         data = self._sets[name]
         folder = output / "features" / name
         for split, samples in data.splits.items():
-            write_features(model, samples, name, split, self._encoding, self._probe_resize, folder, key)
+            write_features(model, samples, name, split, encoding, self._probe_resize, folder, key)
         # One rank a probe: the solver itself is not distributed.
         found: dict[str, dict[str, Any]] = {}
         for turn, where in enumerate(WHERE):
-            if turn % distributed.world_size() == distributed.rank():
+            if turn % world.size == world.rank:
                 found[where] = self._solve(data, where, folder, model.device)
         # A large set keeps the solving ranks busy for longer than a collective may take.
-        distributed.wait_for_all()
-        merged = {where: each for part in distributed.gather_object(found) for where, each in part.items()}
-        if distributed.is_first():
+        world.barrier()
+        merged = {where: each for part in world.gather_object(found) for where, each in part.items()}
+        if world.is_first:
             write_whole(kept.made(output / "linear_probe" / f"{name}.search.json"), json.dumps(merged, indent=1))
             if not self._keep_features:
                 shutil.rmtree(folder)

@@ -59,7 +59,9 @@ def build_classifier(
             for each in encoding.embed_texts(model, prompts, draws)
         ]
 
-    return [concatenate(each) for each in zip(*list(rounds(len(class_names), block, answer)), strict=True)]
+    return [
+        concatenate(each) for each in zip(*list(rounds(len(class_names), block, answer, encoding.world)), strict=True)
+    ]
 
 
 def _ensemble(model: Model, prompts: Embedding, place: int, count: int) -> Embedding:

@@ -9,9 +9,9 @@ from typing import Generic
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.similarity.dense import DenseScores
-from clipzoo.types import EmbeddingKind, Features, Similarity
+from clipzoo.types import EmbeddingKind, Features, Similarity, gather_embedding
 
 
 class Head(nn.Module, Generic[EmbeddingKind]):
@@ -31,8 +31,6 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """Some parameter scales the scores; an objective with a temperature of its own cannot use them."""
     compares_within: bool = True
     """`similarity` offers `within_image` and `within_text`."""
-    tile: int | None = None
-    """Rows and columns of a tile where a vector head keeps no matrix; None: a matrix. Set by the trainer."""
     published_with: tuple[str, ...] = ()
     """Names of the objectives (`Objective.name`) that the papers trained this head with."""
 
@@ -61,21 +59,31 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     def probe(self, features: Features, where: str) -> Tensor:
         """Image features for a linear probe, [b, w]; `where` is "before" or "after" the projection."""
 
-    def forward(self, image: Features, text: Features) -> Similarity:
-        """Features of the b local pairs -> similarities against the global batch: embed, gather, score."""
-        return self.similarity(self.embed_image(image), self.embed_text(text))
+    def forward(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
+        """Features of the b local pairs -> similarities to the global batch of all ranks: embed, gather, score.
 
-    def similarity(self, image: EmbeddingKind, text: EmbeddingKind) -> Similarity:
-        """Local embeddings -> similarities against the global batch."""
-        all_texts = distributed.gather_embedding(text)
-        first = distributed.rank() * len(image)
+        tile: rows and columns of the tiles in which a vector head computes scores without a matrix; None: a matrix.
+        """
+        return self.similarity(self.embed_image(image), self.embed_text(text), world, tile)
+
+    def similarity(
+        self, image: EmbeddingKind, text: EmbeddingKind, world: World = World(), tile: int | None = None
+    ) -> Similarity:
+        """Local embeddings -> similarities to the global batch; arguments as for `forward`."""
+
+        def gather(embedding: EmbeddingKind) -> EmbeddingKind:
+            return gather_embedding(embedding, world, world.gather_dtype)
+
+        all_texts = gather(text)
+        first = world.rank * len(image)
         # Each rank scores its own images with all texts, once: the other direction is the same matrix, redistributed.
         image_to_text = self.score(image, all_texts)
         return Similarity(
             DenseScores(image_to_text, first),
-            DenseScores(distributed.transposed(image_to_text), first),
-            within_image=lambda: DenseScores(self.score(image, distributed.gather_embedding(image)), first),
+            DenseScores(world.transpose(image_to_text), first),
+            within_image=lambda: DenseScores(self.score(image, gather(image)), first),
             within_text=lambda: DenseScores(self.score(text, all_texts), first),
+            world=world,
         )
 
     def resample(self, index: int) -> None:

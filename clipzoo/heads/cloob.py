@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.heads.vector import UnitVectorHead
-from clipzoo.types import Count, Positive, Similarity
+from clipzoo.types import Count, Positive, Similarity, gather_embedding
 
 
 class CloobHead(UnitVectorHead):
@@ -45,18 +45,19 @@ class CloobHead(UnitVectorHead):
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self._inverse_temperature * image, text
 
-    def similarity(self, image: Tensor, text: Tensor) -> Similarity:
-        """[b, d] embeddings -> the scores of what they retrieve, with the full gradient through every rank's memory."""
+    def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
+        """[b, d] embeddings -> scores of the retrieved patterns, with the full gradient through every rank's memory."""
         if not self._hopfield:
-            return super().similarity(image, text)
-        images, texts = distributed.gather_embedding(image), distributed.gather_embedding(text)
+            return super().similarity(image, text, world, tile)
+        images, texts = (gather_embedding(embedding, world, world.gather_dtype) for embedding in (image, text))
         image_of_image, image_of_text = self._retrieve(image, images), self._retrieve(text, images)  # U_x, U_y
         text_of_image, text_of_text = self._retrieve(image, texts), self._retrieve(text, texts)  # V_x, V_y
         return Similarity(
-            self.anchored(image_of_image, image_of_text),
-            self.anchored(text_of_text, text_of_image),
-            within_image=lambda: self.anchored(image_of_image, image_of_image),
-            within_text=lambda: self.anchored(text_of_text, text_of_text),
+            self.anchored(image_of_image, image_of_text, world, tile),
+            self.anchored(text_of_text, text_of_image, world, tile),
+            within_image=lambda: self.anchored(image_of_image, image_of_image, world, tile),
+            within_text=lambda: self.anchored(text_of_text, text_of_text, world, tile),
+            world=world,
         )
 
     def _retrieve(self, query: Tensor, memory: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.heads.base import Head
 from clipzoo.similarity.dense import DenseScores
 from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
-from clipzoo.types import Features, Scores, Similarity
+from clipzoo.types import Features, Scores, Similarity, gather_embedding
 
 
 class VectorHead(Head[Tensor]):
@@ -29,21 +29,23 @@ class VectorHead(Head[Tensor]):
         left, right = self.factors(image, text)
         return left @ right.mT
 
-    def similarity(self, image: Tensor, text: Tensor) -> Similarity:
-        if self.tile is None:
-            return super().similarity(image, text)
+    def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
+        if tile is None:
+            return super().similarity(image, text, world)
+        all_texts = gather_embedding(text, world, world.gather_dtype)
         return Similarity(
-            *tiled_scores(*self.factors(image, distributed.gather_embedding(text)), self.tile),
-            within_image=lambda: self.anchored(image, image),
-            within_text=lambda: self.anchored(text, text),
+            *tiled_scores(*self.factors(image, all_texts), tile, world),
+            within_image=lambda: self.anchored(image, image, world, tile),
+            within_text=lambda: self.anchored(text, text, world, tile),
+            world=world,
         )
 
-    def anchored(self, anchors: Tensor, contrasts: Tensor) -> Scores:
+    def anchored(self, anchors: Tensor, contrasts: Tensor, world: World, tile: int | None) -> Scores:
         """[b, d] and [b, d], both local -> the anchors' scores with every rank's contrasts."""
-        all_contrasts = distributed.gather_embedding(contrasts)
-        if self.tile is not None:
-            return tiled_anchors(*self.factors(anchors, all_contrasts), self.tile)
-        return DenseScores(self.score(anchors, all_contrasts), distributed.rank() * len(anchors))
+        all_contrasts = gather_embedding(contrasts, world, world.gather_dtype)
+        if tile is not None:
+            return tiled_anchors(*self.factors(anchors, all_contrasts), tile, world)
+        return DenseScores(self.score(anchors, all_contrasts), world.rank * len(anchors))
 
 
 class UnitVectorHead(VectorHead):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
@@ -58,8 +58,8 @@ class ISogCLR(MovingAverageObjective):
         self._range = minimum_temperature, maximum_temperature
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        ids = self.global_ids(batch)
-        loss = both_anchors(similarity, lambda anchor, scores: self._direction(anchor, scores, ids))
+        ids = self.global_ids(batch, similarity.world)
+        loss = both_anchors(similarity, lambda anchor, scores: self._direction(anchor, scores, ids, similarity.world))
         means = self.tau[:, ids].mean(dim=1)
         logs = {"temperature_image_mean": means[IMAGE], "temperature_text_mean": means[TEXT]}
         return Loss(loss.total, {**loss.logs, **logs})
@@ -68,17 +68,17 @@ class ISogCLR(MovingAverageObjective):
         """The temperatures."""
         return self.only_seen("temperature", self.tau)
 
-    def _direction(self, anchor: int, scores: Scores, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _direction(self, anchor: int, scores: Scores, ids: Tensor, world: World) -> tuple[Tensor, Tensor]:
         difference = differences(scores)
         all_tau = self.tau[anchor, ids].to(difference.dtype)  # [N]
         tau = all_tau[local_rows(scores)]  # [b]
         exponents = difference.detach() / tau[:, None]
         log_terms = without_positive(exponents - math.log(len(ids) - 1), scores)
-        log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1))[local_rows(scores)]
+        log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1), world)[local_rows(scores)]
         log_weights = log_terms - log_u[:, None]
         if self.training:
             gradient = log_u + self._rho - (log_weights.exp() * exponents).sum(dim=1)
-            self._move_tau(anchor, ids, distributed.gather(gradient), all_tau)
+            self._move_tau(anchor, ids, world.gather(gradient), all_tau)
         return surrogate(log_weights, difference), (tau * (log_u + self._rho)).mean()
 
     def _move_tau(self, modality: int, ids: Tensor, gradient: Tensor, tau: Tensor) -> None:

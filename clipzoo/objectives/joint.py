@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from torch import Tensor
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
@@ -21,10 +22,10 @@ class Joint(Objective):
     name = "joint"
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        return weighted_loss(similarity, (0.5, 0.5), negative_log_density)
+        return weighted_loss(similarity, (0.5, 0.5), partial(negative_log_density, world=similarity.world))
 
 
-def negative_log_density(scores: Scores) -> Tensor:
+def negative_log_density(scores: Scores, world: World) -> Tensor:
     """Mean over the local pairs of -log rho(u, v). The partition function of all ranks' rows carries its gradient."""
-    log_partition = distributed.gather(scores.log_sum_exp()).logsumexp(dim=0) - 2 * math.log(scores.columns)
+    log_partition = world.gather(scores.log_sum_exp()).logsumexp(dim=0) - 2 * math.log(scores.columns)
     return log_partition - scores.positives().mean()

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from clipzoo.distributed.world import World
 from clipzoo.heads.kernels import Kernel
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import direction_weights, weighted_loss
@@ -45,15 +46,15 @@ class MMDConditional(Objective):
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         image_kernel, text_kernel = self._kernels
-        of_texts = partial(self._discrepancy, view=batch.text, kernel=text_kernel)
-        of_images = partial(self._discrepancy, view=batch.image, kernel=image_kernel)
+        of_texts = partial(self._discrepancy, view=batch.text, kernel=text_kernel, world=similarity.world)
+        of_images = partial(self._discrepancy, view=batch.image, kernel=image_kernel, world=similarity.world)
         return weighted_loss(similarity, self._weights, of_texts, of_images)
 
-    def _discrepancy(self, scores: Scores, view: Tensor, kernel: Kernel) -> Tensor:
+    def _discrepancy(self, scores: Scores, view: Tensor, kernel: Kernel, world: World) -> Tensor:
         """view: the raw inputs that the scores' columns stand for."""
         log_probabilities = scores.dense() - scores.log_sum_exp()[:, None]
         probabilities = log_probabilities.exp()
-        values = kernel_matrix(view, kernel, self._median_unit, probabilities.dtype)
+        values = kernel_matrix(view, kernel, self._median_unit, probabilities.dtype, world)
         if self._exclude_diagonal:
             values = values.fill_diagonal_(0) * (scores.columns / (scores.columns - 1))
         smoothed = probabilities @ values  # [b, N]

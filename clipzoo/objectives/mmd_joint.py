@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.heads.kernels import Kernel
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
@@ -31,20 +31,21 @@ class MMDJoint(Objective):
         self._median_unit = median_unit
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        world = similarity.world
         dtype = similarity.image_to_text.positives().dtype
         views = zip((batch.image, batch.text), self._kernels, strict=True)
-        images, texts = [kernel_matrix(view, kernel, self._median_unit, dtype) for view, kernel in views]
-        from_images = partial(_discrepancy, anchors=images, contrasts=texts)
-        from_texts = partial(_discrepancy, anchors=texts, contrasts=images)
+        images, texts = [kernel_matrix(view, kernel, self._median_unit, dtype, world) for view, kernel in views]
+        from_images = partial(_discrepancy, anchors=images, contrasts=texts, world=world)
+        from_texts = partial(_discrepancy, anchors=texts, contrasts=images, world=world)
         return weighted_loss(similarity, (0.5, 0.5), from_images, from_texts)
 
 
-def _discrepancy(scores: Scores, anchors: Tensor, contrasts: Tensor) -> Tensor:
+def _discrepancy(scores: Scores, anchors: Tensor, contrasts: Tensor, world: World) -> Tensor:
     """anchors, contrasts: [N, N], the kernels among what rows and columns stand for."""
-    log_partition = distributed.gather(scores.log_sum_exp()).logsumexp(dim=0)
+    log_partition = world.gather(scores.log_sum_exp()).logsumexp(dim=0)
     local = (scores.dense() - log_partition).exp()  # [b, N], this rank's rows of P
     rows = slice(scores.first_positive, scores.first_positive + len(local))
-    smoothed = anchors[rows] @ distributed.gather(local) @ contrasts  # [b, N]
+    smoothed = anchors[rows] @ world.gather(local) @ contrasts  # [b, N]
     fit = smoothed.diagonal(scores.first_positive).mean()
     # This rank's rows of a sum over all: times N / b, so that the mean over ranks is the sum.
     return (local * smoothed).sum() * (scores.columns / len(local)) - 2 * fit

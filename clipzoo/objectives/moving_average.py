@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, PerSampleObjective
@@ -39,9 +39,9 @@ class MovingAverageObjective(PerSampleObjective):
     def check(self, head: Head) -> list[str]:
         return plain_cosines(head, self.name)
 
-    def track(self, modality: int, ids: Tensor, log_estimates: Tensor) -> Tensor:
+    def track(self, modality: int, ids: Tensor, log_estimates: Tensor, world: World) -> Tensor:
         """log of the local anchors' batch estimates, [b] -> log u of all ranks' anchors, [N]; kept when training."""
-        log_new = distributed.gather(log_estimates)
+        log_new = world.gather(log_estimates)
         log_old = self.log_u[modality, ids].to(log_new.dtype)
         log_u = torch.where(log_old == NEVER, log_new, _log_blend(log_old, log_new, self._gamma))
         if self.training:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
     both_anchors,
@@ -70,11 +70,12 @@ class NUCLR(MovingAverageObjective):
         self._xi_each_step = xi_update == "step"
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        ids = self.global_ids(batch)
+        ids = self.global_ids(batch, similarity.world)
         if self.training and not self._xi_each_step and _begins_epoch(progress):
             self.xi.copy_(self.zeta.amax(dim=1).clamp(min=self._first_xi))
         rate = zeta_rate(progress, self._eta, self._frozen_epochs) if self._learn_zeta else 0.0
-        loss = both_anchors(similarity, lambda anchor, scores: self._direction(anchor, scores, ids, rate))
+        world = similarity.world
+        loss = both_anchors(similarity, lambda anchor, scores: self._direction(anchor, scores, ids, rate, world))
         if self.training and self._xi_each_step:
             low, high = self.zeta.aminmax(dim=1)
             self.xi.copy_(torch.maximum(self.xi, torch.maximum(-low, high)))
@@ -84,7 +85,7 @@ class NUCLR(MovingAverageObjective):
         """log popularity, zeta / tau."""
         return self.only_seen("log_popularity", self.zeta / self._temperature)
 
-    def _direction(self, anchor: int, scores: Scores, ids: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    def _direction(self, anchor: int, scores: Scores, ids: Tensor, rate: float, world: World) -> tuple[Tensor, Tensor]:
         contrast = 1 - anchor
         rows = local_rows(scores)
         difference = differences(scores)
@@ -92,13 +93,14 @@ class NUCLR(MovingAverageObjective):
         exponents = (difference.detach() - zeta) / self._temperature  # [b, N]
         log_ratio = math.log(self.samples - 1) - math.log(len(ids) - 1)
         log_terms = without_positive(exponents + log_ratio, scores)
-        log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1))[rows]
+        log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1), world)[rows]
         own_strength = -zeta[rows] / self._temperature
         xi_strength = -self.xi[contrast].to(log_u.dtype) / self._temperature
         log_denominator = torch.logaddexp(xi_strength if self._positive_by_xi else own_strength, log_u)
         if self.training and rate > 0:
             # The popularity's own gradient always weighs the positive by its zeta, and keeps the diagonal.
-            log_pull = exponents - torch.logaddexp(own_strength, log_u)[:, None]
+            log_pull = (exponents - torch.logaddexp(own_strength, log_u)[:, None]).logsumexp(dim=0)
+            log_pull = world.gather(log_pull[None]).logsumexp(dim=0)  # [N]
             self._move_zeta(contrast, ids, log_pull, zeta, rate * self._eta_factors[contrast])
         loss = surrogate(log_terms - log_denominator[:, None], difference)
         return loss, self._temperature * log_denominator.mean()
@@ -106,10 +108,9 @@ class NUCLR(MovingAverageObjective):
     def _move_zeta(self, modality: int, ids: Tensor, log_pull: Tensor, zeta: Tensor, rate: float) -> None:
         """One step of SGD with momentum along n times the gradient (14), for the contrasts of the global batch.
 
-        log_pull: [b, N], log of exp((s_ij - s_ii - zeta_j) / tau) / (exp(-zeta_i / tau) + u_i), anchors i of this rank.
+        log_pull: [N], log of the sum over anchors i of exp((s_ij - s_ii - zeta_j) / tau) / (exp(-zeta_i / tau) + u_i).
         """
-        pull = distributed.gather(log_pull.logsumexp(dim=0)[None]).logsumexp(dim=0)  # [N]
-        gradient = 1 - (pull + math.log(self.samples / len(ids))).exp()
+        gradient = 1 - (log_pull + math.log(self.samples / len(ids))).exp()
         before = self.zeta_momentum[modality, ids].to(gradient.dtype)
         blended = (1 - self._momentum) * before + self._momentum * gradient
         step = torch.where(before == NEVER, gradient, blended)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch
@@ -44,9 +44,9 @@ class PerSampleObjective(Objective):
         """n, the number of samples that there is state for."""
         return self.get_buffer(next(iter(self._initial))).shape[1]
 
-    def global_ids(self, batch: Batch) -> Tensor:
+    def global_ids(self, batch: Batch, world: World) -> Tensor:
         """[N], every rank's sample ids in rank order; all different and within the state."""
-        ids = distributed.gather(batch.sample_id)
+        ids = world.gather(batch.sample_id)
         ordered = ids.sort().values
         repeated = (ordered[1:] == ordered[:-1]).any()
         # One look at the device for all faults.

@@ -6,17 +6,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.heads.kernels import Kernel
 
 
-def kernel_matrix(view: Tensor, kernel: Kernel, median_unit: bool, dtype: torch.dtype) -> Tensor:
+def kernel_matrix(
+    view: Tensor, kernel: Kernel, median_unit: bool, dtype: torch.dtype, world: World = World()
+) -> Tensor:
     """One view of the b local samples, [b, ...] -> [N, N], the kernel between all ranks' samples.
 
     Floats are compared as they are, uint8 images as fractions of 255, token ids as bags (counts of each id, 0 left out
     as padding). median_unit: distances are measured in the median distance of two different samples of the batch.
     """
-    entries = _entries(_gathered(view), dtype)
+    entries = _entries(_gathered(view, world), dtype)
     # Distances do not change, but far from the origin they would be differences of large numbers.
     entries = entries - entries.mean(dim=0)
     norms = entries.square().sum(dim=1)
@@ -30,12 +32,12 @@ def kernel_matrix(view: Tensor, kernel: Kernel, median_unit: bool, dtype: torch.
     return kernel.value(squared)
 
 
-def _gathered(view: Tensor) -> Tensor:
+def _gathered(view: Tensor, world: World) -> Tensor:
     """All ranks' rows. Captions may be trimmed to another length on each rank, and 0 is no entry."""
     if view.ndim == 2 and view.dtype == torch.int64:
-        longest = int(distributed.maximum(view.new_full((), view.shape[1])))
+        longest = int(world.maximum(view.new_full((), view.shape[1])))
         view = functional.pad(view, (0, longest - view.shape[1]))
-    return distributed.gather(view)
+    return world.gather(view)
 
 
 def _entries(view: Tensor, dtype: torch.dtype) -> Tensor:

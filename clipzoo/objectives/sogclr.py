@@ -34,13 +34,13 @@ class SogCLR(MovingAverageObjective):
         self._positive_in_denominator = positive_in_denominator
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        ids = self.global_ids(batch)
+        ids = self.global_ids(batch, similarity.world)
 
         def direction(anchor: int, scores: Scores) -> tuple[Tensor, Tensor]:
             difference = differences(scores)
             log_ratio = math.log(self.samples - 1) - math.log(len(ids) - 1)
             log_terms = without_positive(difference.detach() / self._temperature + log_ratio, scores)
-            log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1))[local_rows(scores)]
+            log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1), similarity.world)[local_rows(scores)]
             log_denominator = torch.logaddexp(log_u, log_u.new_zeros(())) if self._positive_in_denominator else log_u
             loss = surrogate(log_terms - log_denominator[:, None], difference)
             return loss, self._temperature * log_denominator.mean()

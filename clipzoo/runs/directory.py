@@ -14,6 +14,7 @@ import yaml
 
 from clipzoo.config import renamed
 from clipzoo.config.identity import flat, identity
+from clipzoo.distributed import environment
 from clipzoo.errors import ConfigError
 from clipzoo.io import write_whole
 from clipzoo.runs import lock
@@ -53,12 +54,12 @@ def refuse_another(folder: Path, plain: Mapping[str, Any]) -> None:
 def nothing_left_of_a_failed_start(folder: Path) -> Iterator[None]:
     """What cannot even start, such as a run whose shards are not there, leaves no folder that was not there before."""
     new = not folder.exists()
-    if _is_first():
+    if environment.read().is_first:
         _make(folder)
     try:
         yield
     except ConfigError:
-        if new and _is_first():
+        if new and environment.read().is_first:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -89,9 +90,5 @@ def is_finished(folder: Path) -> bool:
 
 def say(text: str) -> None:
     """A line to the terminal, from the first rank only."""
-    if _is_first():
+    if environment.read().is_first:
         print(text, file=sys.stderr, flush=True)
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"

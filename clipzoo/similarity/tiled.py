@@ -12,7 +12,7 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.ops.log_sum_exps import log_sum_exps
 from clipzoo.types import Scores
 
@@ -22,27 +22,28 @@ def automatic_tile(local_batch: int, global_batch: int) -> int | None:
     return 1024 if local_batch * global_batch >= 2**25 else None
 
 
-def tiled_scores(left: Tensor, right: Tensor, tile: int) -> tuple[Scores, Scores]:
+def tiled_scores(left: Tensor, right: Tensor, tile: int, world: World = World()) -> tuple[Scores, Scores]:
     """Factors of the local images [b, f] and of all ranks' texts [N, f] -> image_to_text and text_to_image.
 
     One pass over tiles of `tile` x `tile` scores serves both directions. Each rank passes over its own images and all
     texts, and of text_to_image's sums only the ranks' parts travel.
     """
-    pairs = _Pairs(left, right, tile)
+    pairs = _Pairs(left, right, tile, world)
     return _ImageToText(pairs), _TextToImage(pairs)
 
 
-def tiled_anchors(left: Tensor, right: Tensor, tile: int) -> Scores:
+def tiled_anchors(left: Tensor, right: Tensor, tile: int, world: World = World()) -> Scores:
     """Factors of the local anchors [b, f] and of all ranks' contrasts [N, f] -> one direction."""
-    return _ImageToText(_Pairs(left, right, tile, one_direction=True))
+    return _ImageToText(_Pairs(left, right, tile, world, one_direction=True))
 
 
 class _Pairs:
     """What the two directions share."""
 
-    def __init__(self, left: Tensor, right: Tensor, tile: int, one_direction: bool = False) -> None:
+    def __init__(self, left: Tensor, right: Tensor, tile: int, world: World, one_direction: bool = False) -> None:
         self._left, self._right, self._tile, self._one_direction = left, right, tile, one_direction
-        self.first_positive = distributed.rank() * len(left)
+        self._world = world
+        self.first_positive = world.rank * len(left)
         self.columns = len(right)
 
     @cached_property
@@ -56,13 +57,17 @@ class _Pairs:
         """[b], [b]: log-sum-exps without the positive, of the local images over all texts and the other way round."""
         rows, columns = log_sum_exps(self._left, self._right, self.first_positive, self._tile, not self._one_direction)
         # [N] over the local images -> [ranks, b] for the local texts over each rank's images.
-        parts = distributed.exchange(columns.unflatten(0, (-1, len(self._left))))
+        parts = self._world.exchange(columns.unflatten(0, (-1, len(self._left))))
         return rows, reduce(torch.logaddexp, parts)
 
     @cached_property
     def matrix(self) -> Tensor:
         """[b, N]"""
         return self._left @ self._right.mT
+
+    def transposed(self) -> Tensor:
+        """[b, N], this rank's rows of the transpose of the global matrix."""
+        return self._world.transpose(self.matrix)
 
 
 class _TiledScores(Scores):
@@ -102,4 +107,4 @@ class _TextToImage(_TiledScores):
         return self._pairs.excluded[1]
 
     def dense(self) -> Tensor:
-        return distributed.transposed(self._pairs.matrix)
+        return self._pairs.transposed()

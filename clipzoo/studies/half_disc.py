@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.data.in_memory import PairData
+from clipzoo.distributed.world import World
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.model import Model
 from clipzoo.objectives.nuclr import NUCLR
@@ -218,7 +219,7 @@ def learned_log_popularity(
     objective.allocate(len(x))
     model = Model(Vectors(2, 2), InnerProductHead(2, 2, embed_width=None, temperature=1.0))
     batches = PairData(x, y).batches(
-        seed=0, global_batch=batch, rank=0, world_size=1, start_step=0, stop_step=steps, trim_text=False
+        seed=0, global_batch=batch, world=World(), start_step=0, stop_step=steps, trim_text=False
     )
     with torch.no_grad():
         for step, pairs in enumerate(batches):

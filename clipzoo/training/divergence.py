@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.errors import TrainingError
 from clipzoo.io import write_whole
 
@@ -36,8 +36,8 @@ class Soundness:
     broken as NaN is. stop: whether any rank was asked to stop in a step that is settled; the same on all ranks.
     """
 
-    def __init__(self, folder: Path, loss_limit: float) -> None:
-        self._folder, self._limit = folder, loss_limit
+    def __init__(self, folder: Path, loss_limit: float, world: World) -> None:
+        self._folder, self._limit, self._world = folder, loss_limit, world
         self._pending: _Judged | None = None
         self.stop = False
 
@@ -52,7 +52,7 @@ class Soundness:
         broken = ~torch.isfinite(loss) | (loss.abs() > self._limit)
         if norm_counts:
             broken = broken | ~torch.isfinite(norm)
-        anywhere = distributed.maximum(torch.stack([broken, torch.full_like(broken, asked)]).int())
+        anywhere = self._world.maximum(torch.stack([broken, torch.full_like(broken, asked)]).int())
         self._pending = _Judged(step, sample_id, loss, norm, _Answer(anywhere))
         return anywhere[0] > 0
 
@@ -68,9 +68,9 @@ class Soundness:
 
     def _refuse(self, judged: _Judged) -> None:
         loss, norm = float(judged.loss), float(judged.norm)
-        found = distributed.gather_object({"sample_id": judged.sample_id.tolist(), "loss": loss, "gradient_norm": norm})
+        found = self._world.gather_object({"sample_id": judged.sample_id.tolist(), "loss": loss, "gradient_norm": norm})
         path = self._folder / f"broken_step_{judged.step}.json"
-        if distributed.is_first():
+        if self._world.is_first:
             write_whole(path, json.dumps({"step": judged.step, "ranks": found}))
         losses = ", ".join(f"{each['loss']:g}" for each in found[:8])
         raise TrainingError(

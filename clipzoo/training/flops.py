@@ -7,6 +7,7 @@ import time
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.types import Batch, Features
 
@@ -17,7 +18,7 @@ PEAKS = {
 """Dense half-precision floating-point operations a second, from the makers' data sheets."""
 
 
-def step_flops(model: Model, batch: Batch) -> float:
+def step_flops(model: Model, batch: Batch, world: World, tile: int | None) -> float:
     """Floating-point operations of this rank's share of a step, as torch counts them: three times a forward pass.
 
     Encoders and head; what is recomputed in the backward pass to save memory is not counted, and neither are kernels
@@ -28,7 +29,7 @@ def step_flops(model: Model, batch: Batch) -> float:
     with FlopCounterMode(display=False) as encoders, torch.compiler.set_stance("force_eager"):
         image, text = model.encoder.image(few.image), model.encoder.text(few.text)
     with torch.no_grad(), FlopCounterMode(display=False) as head:
-        similarity = model.compare(_repeated(image, size), _repeated(text, size))
+        similarity = model.compare(_repeated(image, size), _repeated(text, size), world, tile)
         for scores in similarity.directions:
             scores.positives()
             scores.log_sum_exp()

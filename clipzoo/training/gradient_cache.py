@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
@@ -23,12 +24,22 @@ class Contrast(nn.Module):
 
     compile: run the encoders through torch.compile; evaluation does not.
     diagnose: set for the steps that are logged: the loss then also carries the diagnostics.
+    world: the ranks whose samples are compared. tile: see `Head.forward`.
     """
 
     diagnose = False
 
-    def __init__(self, model: Model, objective: Objective, autocast: torch.dtype | None, compile: bool = False) -> None:
+    def __init__(
+        self,
+        model: Model,
+        objective: Objective,
+        autocast: torch.dtype | None,
+        compile: bool = False,
+        world: World = World(),
+        tile: int | None = None,
+    ) -> None:
         super().__init__()
+        self._world, self._tile = world, tile
         self.model = model
         self.objective = objective
         self._autocast = autocast
@@ -45,7 +56,7 @@ class Contrast(nn.Module):
             return self._image(batch.image), self._text(batch.text)
 
     def judge(self, features: Pair, batch: Batch, progress: Progress) -> Loss:
-        similarity = self.model.compare(*features)
+        similarity = self.model.compare(*features, self._world, self._tile)
         loss = self.objective(similarity, batch, progress)
         total, logs = loss.total, loss.logs
         if self.model.head.needs_tokens:

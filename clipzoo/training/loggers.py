@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed import environment
 from clipzoo.errors import TrainingError
 from clipzoo.io import write_whole
 from clipzoo.runs.record import revision
@@ -24,7 +24,7 @@ PATIENCE = {"init_timeout": 60, "finish_timeout": 300}
 
 
 class Logger:
-    """Writes on the first rank only. metrics.jsonl is the source of truth; the others are copies for the eye.
+    """Logs to metrics.jsonl, the source of truth, and copies to W&B and TensorBoard. Opened on the first rank only.
 
     wandb: "online", "offline" (sync later with `wandb sync`) or "off". project, entity, group: W&B's names; without a
     group the points of a sweep share one of their own. tensorboard: write event files with torch's own writer.
@@ -49,8 +49,6 @@ class Logger:
 
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         """Begin, or go on at `step`: lines of later steps, which a killed run left behind, are dropped."""
-        if not distributed.is_first():
-            return
         path = folder / "metrics.jsonl"
         if path.exists():
             write_whole(path, "".join(_lines_until(path, step)))
@@ -154,13 +152,8 @@ def _lines_until(path: Path, step: int) -> list[str]:
 
 def quiet_libraries() -> None:
     """Messages of this package on the terminal; of other libraries only warnings."""
-    logging.basicConfig(
-        force=True, format="%(levelname)s %(message)s" if _rank() == 0 else f"rank {_rank()}: %(message)s"
-    )
+    rank = environment.read().rank
+    logging.basicConfig(force=True, format="%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s")
     # torch's own deprecations, of names that the oldest supported torch still needs.
     warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
-    logging.getLogger("clipzoo").setLevel(logging.INFO if _rank() == 0 else logging.ERROR)
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    logging.getLogger("clipzoo").setLevel(logging.INFO if rank == 0 else logging.ERROR)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.runs.directory import say
 from clipzoo.training import checkpoint
@@ -23,8 +23,16 @@ class TrainingState:
     """
 
     def __init__(
-        self, folder: Path, parts: Mapping[str, Any], data: Mapping[str, Any], meter: Meter, keep: int, background: bool
+        self,
+        folder: Path,
+        parts: Mapping[str, Any],
+        data: Mapping[str, Any],
+        meter: Meter,
+        keep: int,
+        background: bool,
+        world: World,
     ) -> None:
+        self._world = world
         self._folder, self._keep = folder, keep
         self._parts, self._data, self._meter = parts, dict(data), meter
         self._writer = checkpoint.Writer(background)
@@ -41,14 +49,14 @@ class TrainingState:
         if name not in metrics:
             known = ", ".join(sorted(metrics)) or "none: eval has no sets"
             raise ConfigError(f"there is no metric trainer.best_metric={name} (there are: {known})")
-        marks = distributed.first_rank_does(lambda: [path.read_text() for path in self._best.glob("*.json")])
+        marks = self._world.run_on_first(lambda: [path.read_text() for path in self._best.glob("*.json")])
         if all(json.loads(mark)["value"] < metrics[name] for mark in marks):
             self._write(self._best, step, {"metric": name, "value": metrics[name]}, keep=1)
             say(f"best so far: {name} {metrics[name]:.2f} after step {step}, kept in {self._best}")
 
     def finish(self) -> None:
         """Wait until all is on the disk."""
-        distributed.first_rank_does(self._writer.wait)
+        self._world.run_on_first(self._writer.wait)
 
     def flush(self) -> None:
         """The same on this rank alone, for the end of a run that failed."""
@@ -56,11 +64,11 @@ class TrainingState:
 
     def restore(self) -> int:
         """Load the newest whole checkpoint; the number of steps it has done is returned, 0 without one."""
-        path = distributed.first_rank_does(lambda: checkpoint.newest(self._folder / "checkpoints"))
+        path = self._world.run_on_first(lambda: checkpoint.newest(self._folder / "checkpoints"))
         if path is None:
             return 0
         if not path.exists():
-            raise ConfigError(f"rank {distributed.rank()} cannot see {path}: runs=... must be a folder of all nodes")
+            raise ConfigError(f"rank {self._world.rank} cannot see {path}: runs=... must be a folder of all nodes")
         state = checkpoint.read(path)
         if state["data"] != self._data:
             raise ConfigError(
@@ -84,4 +92,4 @@ class TrainingState:
             state = {"step": step, "data": self._data, "spent": self._meter.state(step), **parts}
             self._writer.save(folder, step, state, facts, keep)
 
-        distributed.first_rank_does(write)
+        self._world.run_on_first(write)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 
 T = TypeVar("T")
 SHARES = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
@@ -22,9 +22,10 @@ class Meter:
     step_flops: of this rank, set when known; peak_flops: of its device.
     """
 
-    def __init__(self, total_steps: int, global_batch: int, device: torch.device) -> None:
-        self._total, self._batch, self._device = total_steps, global_batch, device
-        self._clock = _Clock(device)
+    def __init__(self, total_steps: int, global_batch: int, world: World) -> None:
+        self._total, self._batch, self._device = total_steps, global_batch, world.device
+        self._ranks = world.size
+        self._clock = _Clock(world.device)
         self._begin = self._read_at = time.perf_counter()
         self._first = self._read_step = 0
         self._read_parts: dict[str, float] = {}
@@ -103,7 +104,7 @@ class Meter:
             **{shown: state.get(part, 0.0) / seconds for part, shown in SHARES.items()},
             **self._utilisation(steps, seconds),
             "peak_memory_mib": self._peak_memory(),
-            "ranks": distributed.world_size(),
+            "ranks": self._ranks,
             "device": torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU",
         }
 

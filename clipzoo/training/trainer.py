@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clipzoo.distributed import collectives as distributed
-from clipzoo.distributed import watchdog as watch
-from clipzoo.distributed.device import choose_device
-from clipzoo.distributed.preemption import Interruption
+from clipzoo.distributed.preemption import Preemption
+from clipzoo.distributed.watchdog import Watchdog
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -47,7 +45,7 @@ class Parts:
     folder: Path
     seed: int
     config: Mapping[str, Any]
-    interruption: Interruption = field(default_factory=Interruption)
+    preemption: Preemption = field(default_factory=lambda: Preemption(Watchdog()))
 
 
 class Trainer:
@@ -94,13 +92,10 @@ class Trainer:
             )
         if global_batch < 2:
             raise ConfigError("trainer.global_batch=1 has nothing to contrast a sample with: it must be at least 2")
-        world = int(os.environ.get("WORLD_SIZE", "1"))
-        if global_batch % world:
-            raise ConfigError(f"trainer.global_batch={global_batch} cannot be divided among {world} ranks")
         self.global_batch = global_batch
         self.epochs, self.steps = epochs, steps
         self.micro_batch = micro_batch
-        self.tile = automatic_tile(global_batch // world, global_batch) if tile == "auto" else tile
+        self.tile = tile
         self.precision = precision
         self.clip_gradient, self.loss_limit = clip_gradient, loss_limit
         self.compile, self.gather = compile, gather
@@ -108,36 +103,40 @@ class Trainer:
         self.best_metric = best_metric
         self.save_in_background = save_in_background
         self.timeout = timeout
-        self.device = choose_device(device, "trainer.device")
-        if self.device.type == "cuda":
-            torch.set_float32_matmul_precision(PRODUCTS[head_products])
+        self.device = device
+        self.head_products = head_products
 
-    def check(self, data: Any, seed: int) -> None:
-        """Raise where this length or batch cannot be had of the data."""
-        data.plan(seed, self.global_batch)
+    def check(self, data: Any, seed: int, world: World) -> None:
+        """Raise if the data cannot supply this batch size or run length, or the ranks cannot share a batch."""
+        if self.global_batch % world.size:
+            raise ConfigError(f"trainer.global_batch={self.global_batch} cannot be divided among {world.size} ranks")
+        data.check(seed, self.global_batch)
         if self._total_steps(data.samples) < 1:
             raise ConfigError(
                 f"trainer.epochs={self.epochs} of {data.samples} samples is no whole step of {self.global_batch}: "
                 "raise trainer.epochs or lower trainer.global_batch"
             )
 
-    def fit(self, parts: Parts) -> tuple[dict[str, Any], dict[str, float]]:
+    def fit(self, parts: Parts, world: World) -> tuple[dict[str, Any], dict[str, float]]:
         """Train to the last step and evaluate: what the training cost, and the metrics.
 
         Leaves the process when asked to stop, with all saved.
         """
         model, objective, data = parts.model, parts.objective, parts.data
+        watchdog = parts.preemption.watchdog
+        world = replace(world, gather_dtype=torch.bfloat16 if self.gather == "bf16" else None)
+        if world.device.type == "cuda":
+            torch.set_float32_matmul_precision(PRODUCTS[self.head_products])
+        tile = automatic_tile(self.global_batch // world.size, self.global_batch) if self.tile == "auto" else self.tile
         precision = torch.float64 if self.precision == "float64" else torch.float32
-        model.to(self.device, precision)
-        model.head.tile = self.tile
-        objective.to(self.device, precision)
+        model.to(world.device, precision)
+        objective.to(world.device, precision)
         objective.allocate(data.samples)
-        objective.to(self.device)
-        distributed.send_in(torch.bfloat16 if self.gather == "bf16" else None)
+        objective.to(world.device)
         optimizer = parts.optim.build(model, objective)
-        scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        scaler = torch.amp.GradScaler(world.device.type, enabled=self.precision == "fp16")
         total = self._total_steps(data.samples)
-        meter = Meter(total, self.global_batch, self.device)
+        meter = Meter(total, self.global_batch, world)
         state = TrainingState(
             parts.folder,
             {"model": model, "objective": objective, "optimizer": optimizer, "scaler": scaler},
@@ -145,39 +144,40 @@ class Trainer:
             meter,
             self.keep,
             self.save_in_background,
+            world,
         )
-        watch.before_leaving(state.flush)
+        watchdog.before_exit(state.flush)
         start = state.restore()
-        contrast = Contrast(model, objective, PRECISIONS[self.precision], self.compile)
-        module = _wrapped(contrast)
-        parts.logger.open(parts.folder, parts.config, start)
+        contrast = Contrast(model, objective, PRECISIONS[self.precision], self.compile, world, tile)
+        module = _wrapped(contrast, world)
+        if world.is_first:
+            parts.logger.open(parts.folder, parts.config, start)
         module.train()
         batches = data.batches(
             seed=parts.seed,
             global_batch=self.global_batch,
-            rank=distributed.rank(),
-            world_size=distributed.world_size(),
+            world=world,
             start_step=start,
             stop_step=total,
             trim_text=not model.head.needs_padding,
         )
-        soundness = Soundness(parts.folder, self.loss_limit)
-        watch.at(start, "waiting for data")
-        with parts.interruption.latched():
+        soundness = Soundness(parts.folder, self.loss_limit, world)
+        watchdog.set_status(start, "waiting for data")
+        with parts.preemption.deferred():
             for step, batch in enumerate(meter.timed(batches), start=start):
                 progress = Progress(step, total, data.samples, self.global_batch)
                 if step and parts.suite.due(Progress(step - 1, *_rest(progress)).epoch, progress.epoch):
                     soundness.settle()
                     state.save(step)
-                    with parts.interruption.unlatched():
-                        self._evaluate(parts, step, state)
-                watch.at(step, "computing")
-                batch = batch.to(self.device)
+                    with parts.preemption.immediate():
+                        self._evaluate(parts, step, state, world)
+                watchdog.set_status(step, "computing")
+                batch = batch.to(world.device)
                 if meter.step_flops is None:
-                    self._count(meter, model, batch)
+                    self._count(meter, model, batch, world, tile)
                 rate = parts.optim.set_rate(optimizer, progress)
                 contrast.diagnose = (step + 1) % self.log_every == 0
-                loss, norm = self._update(module, optimizer, scaler, batch, progress, parts, meter, soundness)
+                loss, norm = self._update(module, optimizer, scaler, batch, progress, parts, meter, soundness, world)
                 done = step + 1
                 logs = done % self.log_every == 0 or done == total
                 saves = done % self.save_every == 0 or done == total or soundness.stop
@@ -186,18 +186,18 @@ class Trainer:
                 if logs:
                     epoch = Progress(done, *_rest(progress)).epoch
                     values = {"epoch": epoch, "loss": loss.total, "lr": rate, "gradient_norm": norm}
-                    self._log(parts, meter, done, {**values, **loss.logs, **model.head.logs()})
+                    self._log(parts, meter, world, done, {**values, **loss.logs, **model.head.logs()})
                 if saves:
-                    watch.at(done, "saving", bounded=False)
+                    watchdog.set_status(done, "saving", bounded=False)
                     state.save(done)
                 if saves and soundness.stop and done < total:
                     state.finish()
                     parts.logger.close()
-                    parts.interruption.leave(f" and saved after step {done}")
-                watch.at(done, "waiting for data", bounded=done < total)
+                    parts.preemption.exit(f" and saved after step {done}")
+                watchdog.set_status(done, "waiting for data", bounded=done < total)
             state.finish()
         cost = meter.summary(total)
-        return cost, self._evaluate(parts, total, state)
+        return cost, self._evaluate(parts, total, state, world)
 
     def _update(
         self,
@@ -209,20 +209,21 @@ class Trainer:
         parts: Parts,
         meter: Meter,
         soundness: Soundness,
+        world: World,
     ) -> tuple[Loss, Tensor]:
         """One optimiser step: its loss and the norm of its gradient. A broken one leaves the weights as they are."""
         # All randomness of a step is a function of seed, step and rank: a resumed run needs no saved generator state.
-        torch.manual_seed(_mixed(parts.seed, progress.step, distributed.rank()))
+        torch.manual_seed(_mixed(parts.seed, progress.step, world.rank))
         parts.model.head.resample(progress.step)
         optimizer.zero_grad(set_to_none=True)
-        scale = scaler.scale(torch.ones((), device=self.device)) if scaler.is_enabled() else 1.0
+        scale = scaler.scale(torch.ones((), device=world.device)) if scaler.is_enabled() else 1.0
         loss = backward(module, batch, progress, self.micro_batch, scale, meter.mark)
         scaler.unscale_(optimizer)
         trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         norm = nn.utils.get_total_norm([each.grad for each in trained])
         # With a scaler infinite gradients are ordinary: it skips them.
         broken = soundness.judge(
-            progress.step, batch.sample_id, loss.total, norm, not scaler.is_enabled(), parts.interruption.asked
+            progress.step, batch.sample_id, loss.total, norm, not scaler.is_enabled(), parts.preemption.requested
         )
         if not scaler.is_enabled():
             # What a scaler would set: the fused optimiser reads it on the device, and leaves all as it is when it is 1.
@@ -235,27 +236,27 @@ class Trainer:
         meter.mark("optimizer")
         return loss, norm
 
-    def _log(self, parts: Parts, meter: Meter, step: int, values: dict[str, Any]) -> None:
+    def _log(self, parts: Parts, meter: Meter, world: World, step: int, values: dict[str, Any]) -> None:
         tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
-        averaged = distributed.mean(torch.stack([each.to(self.device) for each in tensors.values()])).tolist()
+        averaged = world.mean(torch.stack([each.to(world.device) for each in tensors.values()])).tolist()
         values = {**values, **dict(zip(tensors, averaged, strict=True)), **meter.read(step), **parts.data.counters()}
         parts.logger.log(step, values)
         say(meter.line(step, values))
 
-    def _evaluate(self, parts: Parts, step: int, state: TrainingState) -> dict[str, float]:
-        watch.at(step, "evaluating", bounded=False)
-        metrics = parts.suite.run(parts.model, parts.folder / "evaluation")
+    def _evaluate(self, parts: Parts, step: int, state: TrainingState, world: World) -> dict[str, float]:
+        parts.preemption.watchdog.set_status(step, "evaluating", bounded=False)
+        metrics = parts.suite.run(parts.model, parts.folder / "evaluation", world)
         parts.logger.log(step, {"event": "evaluation", **metrics})
         if self.best_metric is not None:
             state.save_best(step, metrics, self.best_metric)
             state.finish()
         return metrics
 
-    def _count(self, meter: Meter, model: Model, batch: Batch) -> None:
+    def _count(self, meter: Meter, model: Model, batch: Batch, world: World, tile: int | None) -> None:
         """Tell the meter how much arithmetic a step needs, and how much the device can do."""
-        meter.step_flops = step_flops(model, batch)
+        meter.step_flops = step_flops(model, batch, world, tile)
         dtype = PRECISIONS[self.precision] or model.dtype
-        meter.peak_flops = distributed.first_rank_does(lambda: peak_flops(self.device, dtype))
+        meter.peak_flops = world.run_on_first(lambda: peak_flops(world.device, dtype))
 
     def _total_steps(self, samples: int) -> int:
         if self.steps is not None:
@@ -264,9 +265,9 @@ class Trainer:
         return int(self.epochs * samples / self.global_batch)
 
 
-def _wrapped(contrast: Contrast) -> nn.Module:
+def _wrapped(contrast: Contrast, world: World) -> nn.Module:
     replay = Replay(contrast)
-    if distributed.world_size() == 1:
+    if world.size == 1:
         return replay
     # Buffers are equal on all ranks by construction (per-sample state) or a rank's own (batch norm's statistics).
     return DistributedDataParallel(replay, broadcast_buffers=False, gradient_as_bucket_view=True)

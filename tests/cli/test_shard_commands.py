@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from clipzoo.data.shards.writer import pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.paths import ROOT
 from tests.support.shards import picture, shard_data, write_numbered
@@ -34,10 +35,8 @@ def pictures(folder, count):
 
 def captions_of(shards, **changes):
     data = shard_data(shards, **changes)
-    data.open(None)
-    (batch,) = data.batches(
-        seed=0, global_batch=data.samples, rank=0, world_size=1, start_step=0, stop_step=1, trim_text=True
-    )
+    data.open(None, World())
+    (batch,) = data.batches(seed=0, global_batch=data.samples, world=World(), start_step=0, stop_step=1, trim_text=True)
     return sorted((batch.text[:, 1] - 10).tolist())
 
 

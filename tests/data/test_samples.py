@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.shards import numbered, picture, shard_data, write_numbered, write_shard
 
@@ -69,10 +70,10 @@ BAD_JSON = {
 def epoch(folder, run=None, **changes):
     """(data, {id: (number in the caption, image)}) of one epoch in batches of 1."""
     data = shard_data(folder, **changes)
-    data.open(run)
+    data.open(run, World())
     found = {}
     for batch in data.batches(
-        seed=0, global_batch=1, rank=0, world_size=1, start_step=0, stop_step=data.samples, trim_text=True
+        seed=0, global_batch=1, world=World(), start_step=0, stop_step=data.samples, trim_text=True
     ):
         found[int(batch.sample_id)] = int(batch.text[0, 1]) - 10, batch.image[0]
     return data, found
@@ -162,15 +163,13 @@ def test_one_bad_sample_at_the_start_is_not_a_share_of_one(tmp_path):
 def test_a_shard_that_changes_under_a_run_is_noticed(tmp_path, damage):
     folder = write_numbered(tmp_path / "s", [10, 10])
     data = shard_data(folder, max_bad_fraction=0.6)
-    data.open(tmp_path / "run")
+    data.open(tmp_path / "run", World())
     path = folder / "00001.tar"
     content = path.read_bytes()
     path.unlink()
     if damage != "gone":
         path.write_bytes(content[:-9000] if damage == "shorter" else content + bytes(512))
-    found = list(
-        data.batches(seed=0, global_batch=20, rank=0, world_size=1, start_step=0, stop_step=1, trim_text=True)
-    )[0]
+    found = list(data.batches(seed=0, global_batch=20, world=World(), start_step=0, stop_step=1, trim_text=True))[0]
     assert sorted(found.sample_id.tolist()) == list(range(20))
     assert data.counters() == {"shard_missing" if damage == "gone" else "shard_changed": 10}
     # Every lost sample by another one, rather than all of them by the same.
@@ -181,10 +180,10 @@ def test_a_shard_that_changes_under_a_run_is_noticed(tmp_path, damage):
 def test_a_shard_lost_since_it_was_indexed_keeps_its_ids_and_counts_as_bad(tmp_path):
     folder = write_numbered(tmp_path / "s", [10, 10, 10])
     shards = str(folder / "{00000..00002}.tar")
-    shard_data(shards).open(None)
+    shard_data(shards).open(None, World())
     (folder / "00001.tar").unlink()
     with pytest.raises(ConfigError, match="33.33%.*00001.tar"):
-        shard_data(shards).open(None)
+        shard_data(shards).open(None, World())
     data, found = epoch(shards, tmp_path / "run", max_bad_fraction=0.4)
     assert sorted(found) == list(range(30)) and found[10][0] == 20
     assert data.counters() == {"missing_shards": 1, "shard_missing": 10}
@@ -192,7 +191,7 @@ def test_a_shard_lost_since_it_was_indexed_keeps_its_ids_and_counts_as_bad(tmp_p
 
 def test_a_shard_cut_since_it_was_indexed_gives_what_is_left_of_it(tmp_path):
     folder = write_numbered(tmp_path / "s", [10, 10])
-    shard_data(folder).open(None)
+    shard_data(folder).open(None, World())
     content = (folder / "00001.tar").read_bytes()
     (folder / "00001.tar").write_bytes(content[: 3 * 512 * 2 * 4 + 700])
     data, found = epoch(folder, max_bad_fraction=0.4)
@@ -204,8 +203,8 @@ def test_samples_are_named_once_in_a_run_and_its_resumes(tmp_path):
     folder = with_one(tmp_path, BAD["zero bytes"][0])
     for _ in range(2):
         data = shard_data(folder, max_bad_fraction=0.05)
-        data.open(tmp_path / "run")
-        list(data.batches(seed=0, global_batch=10, rank=0, world_size=1, start_step=0, stop_step=9, trim_text=True))
+        data.open(tmp_path / "run", World())
+        list(data.batches(seed=0, global_batch=10, world=World(), start_step=0, stop_step=9, trim_text=True))
         assert data.counters() == {"empty_image": 3}
     assert len((tmp_path / "run" / "bad_samples.rank0.jsonl").read_text().splitlines()) == 1
 
@@ -215,8 +214,8 @@ def test_ranks_write_files_of_their_own(tmp_path):
     names = set()
     for rank in range(2):
         data = shard_data(folder, max_bad_fraction=0.1)
-        data.open(tmp_path / "run")
-        list(data.batches(seed=0, global_batch=10, rank=rank, world_size=2, start_step=0, stop_step=3, trim_text=True))
+        data.open(tmp_path / "run", World())
+        list(data.batches(seed=0, global_batch=10, world=World(rank, 2), start_step=0, stop_step=3, trim_text=True))
         names |= {path.name for path in (tmp_path / "run").glob("bad_samples*") if path.stat().st_size}
     assert len(names) == 1 and names < {"bad_samples.rank0.jsonl", "bad_samples.rank1.jsonl"}
 
@@ -228,8 +227,8 @@ def test_one_of_several_captions_is_picked_anew_every_epoch_and_the_same_every_t
 
     def picks():
         data = shard_data(tmp_path, caption_key="captions")
-        data.open(None)
-        stream = data.batches(seed=0, global_batch=40, rank=0, world_size=1, start_step=0, stop_step=2, trim_text=True)
+        data.open(None, World())
+        stream = data.batches(seed=0, global_batch=40, world=World(), start_step=0, stop_step=2, trim_text=True)
         return [batch.text[batch.sample_id.argsort(), 1] - 10 for batch in stream]
 
     first, second = picks()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.processes import context as forks
 from tests.support.shards import shard_data, write_numbered
@@ -28,12 +29,11 @@ def folder(tmp_path_factory):
 
 def batches(folder, *, rank=0, ranks=1, start=0, stop=STEPS, trim=True, seed=3, global_batch=N, **changes):
     data = shard_data(folder, **changes)
-    data.open(None)
+    data.open(None, World())
     return data.batches(
         seed=seed,
         global_batch=global_batch,
-        rank=rank,
-        world_size=ranks,
+        world=World(rank, ranks),
         start_step=start,
         stop_step=stop,
         trim_text=trim,
@@ -123,7 +123,7 @@ def test_the_callers_random_state_is_left_alone(folder):
 def test_the_fingerprint_tells_sets_and_orders_apart(folder, tmp_path):
     def fingerprint(shards, **changes):
         data = shard_data(shards, **changes)
-        data.open(None)
+        data.open(None, World())
         return data.fingerprint
 
     assert fingerprint(folder) == fingerprint(folder, workers=2, crop_scale=[0.9, 1.0])
@@ -143,14 +143,15 @@ def test_a_batch_that_ranks_cannot_share_is_refused(folder):
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
+from clipzoo.distributed.world import World
 from tests.support.processes import context as forks
 from tests.support.shards import shard_data
 
 if __name__ == "__main__":
     data = shard_data(Path(sys.argv[1]), workers=2)
-    data.open(None)
+    data.open(None, World())
     batches = data.batches(
-        seed=0, global_batch=4, rank=0, world_size=1, start_step=0, stop_step=10**9, trim_text=False
+        seed=0, global_batch=4, world=World(), start_step=0, stop_step=10**9, trim_text=False
     )
     first = next(batches)
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()

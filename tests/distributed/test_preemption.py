@@ -9,12 +9,13 @@ import pytest
 
 CODE = """
 import os, signal, sys
-from clipzoo.distributed.preemption import Interruption
+from clipzoo.distributed.preemption import Preemption
+from clipzoo.distributed.watchdog import Watchdog
 {before}
-interruption = Interruption()
-with interruption.latched():
+preemption = Preemption(Watchdog())
+with preemption.deferred():
     {latched}
-    print("latched", interruption.asked, flush=True)
+    print("latched", preemption.requested, flush=True)
 print("behind", flush=True)
 {behind}
 print("end", flush=True)
@@ -61,7 +62,7 @@ def test_outside_of_training_the_process_leaves_at_once():
 
 def test_while_a_saved_state_is_evaluated_the_process_leaves_at_once():
     latched = f"""
-    with interruption.unlatched():
+    with preemption.immediate():
         {ASK}
         print("not reached", flush=True)
     """.strip()

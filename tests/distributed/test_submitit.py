@@ -20,6 +20,6 @@ def test_a_task_is_a_rank_on_the_device_that_it_sees(tmp_path, monkeypatch, devi
     }  # fmt: skip
     task["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     monkeypatch.setattr(os, "environ", {**task, **({"CUDA_VISIBLE_DEVICES": devices} if devices else {})})
-    submitit.adopt()
+    submitit.set_environment()
     made = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     assert [os.environ[name] for name in made] == ["1", "2", local_rank, "10.0.0.1", "20049"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from clipzoo.build import part
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import catalogue
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
@@ -42,27 +43,29 @@ def suite_of(root: Path, **changes) -> Suite:
 HEADS = ["wpse", "kme"]
 
 
-def run_suite(root: Path, output: Path, heads: list[str], astray: float = 0.0) -> list[dict[str, float]]:
+def run_suite(
+    root: Path, output: Path, heads: list[str], world: World = World(), astray: float = 0.0
+) -> list[dict[str, float]]:
     torch.set_num_threads(1)
     found = []
     for head in heads:
         model = model_of(head)
         model.encoder._shift += astray
-        found.append(suite_of(root).run(model, output / head))
+        found.append(suite_of(root).run(model, output / head, world))
     return found
 
 
 def run_suite_on_a_rank(root: Path, output: Path, heads: list[str]) -> tuple[list[dict[str, float]], list[int]]:
     """As in a run whose embeddings travel in bf16, with a buffer that went astray on the second rank, as batch norm's
     do; and what becomes of numbers that bf16 does not have. Who comes first waits without a collective."""
-    distributed.send_in(torch.bfloat16)
-    if distributed.is_first():
+    world = replace(World.from_process_group(), gather_dtype=torch.bfloat16)
+    if world.is_first:
         (output / "late").mkdir(parents=True)
-    distributed.wait_for_all()
+    world.barrier()
     assert (output / "late").exists()
     numbers = torch.arange(1000)
-    gathered = [part[0] for part in rounds(len(numbers), 300, lambda rows: [numbers[list(rows)]])]
-    return run_suite(root, output, heads, distributed.rank()), torch.cat(gathered).tolist()
+    gathered = [part[0] for part in rounds(len(numbers), 300, lambda rows: [numbers[list(rows)]], world)]
+    return run_suite(root, output, heads, world, world.rank), torch.cat(gathered).tolist()
 
 
 def test_two_ranks_give_the_metrics_of_one_and_every_rank_has_them(root, tmp_path):

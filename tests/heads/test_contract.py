@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clipzoo.config import schema
 from clipzoo.data.tokenizer import ClipTokenizer
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.encoders.text import ClipTextTower
 from clipzoo.model import Model
@@ -197,24 +197,23 @@ def test_two_ranks_give_the_values_and_gradients_of_one(name, two_ranks):
 def _answers(names: list[str]) -> dict[str, dict]:
     """This rank's rows of both directions, its loss, and the gradients as DDP averages them."""
     samples = 6
-    local = samples // distributed.world_size()
-    mine = slice(distributed.rank() * local, (distributed.rank() + 1) * local)
+    world = World.from_process_group()
+    local = samples // world.size
+    mine = slice(world.rank * local, (world.rank + 1) * local)
     answers = {}
     for name in names:
         head = build_head(name)
         head.resample(3)
         text = rows(text_features(samples), mine)
         # Ranks whose captions are trimmed to different lengths must still agree.
-        similarity = head(rows(image_features(samples), mine), text if head.needs_padding else trimmed(text))
+        similarity = head(rows(image_features(samples), mine), text if head.needs_padding else trimmed(text), world)
         loss = every_answer(similarity)
         loss.backward()
         answers[name] = {
             "loss": loss.detach(),
             "image_to_text": similarity.image_to_text.dense().detach(),
             "text_to_image": similarity.text_to_image.dense().detach(),
-            "gradients": {
-                key: distributed.mean(each.grad) for key, each in head.named_parameters() if each.grad is not None
-            },
+            "gradients": {key: world.mean(each.grad) for key, each in head.named_parameters() if each.grad is not None},
         }
     return answers
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.build import build_objective, part
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.compatibility import check_pair
 from clipzoo.types import Batch, Features, Progress
@@ -86,17 +86,17 @@ def _train(head_config: Plain, objective: Objective) -> Found:
     named = {"image_map": image_map, "text_map": text_map, **dict(head.named_parameters())}
     named |= {f"objective {name}": each for name, each in objective.named_parameters()}
     trained = {name: each for name, each in named.items() if each.requires_grad}
-    found = {}
+    found, world = {}, World.from_process_group()
     # One step tells all of an objective without state.
     for step in range(STEPS if any(True for _ in objective.buffers()) else 1):
         head.resample(step)
-        image, text, of = _local(step)
-        similarity = head(image.map(lambda each: each @ image_map), text.map(lambda each: each @ text_map))
+        image, text, of = _local(step, world)
+        similarity = head(image.map(lambda each: each @ image_map), text.map(lambda each: each @ text_map), world)
         loss = objective(similarity, of, Progress(step, 2 * STEPS, SAMPLES, BATCH))
         gradients = torch.autograd.grad(loss.total, list(trained.values()), materialize_grads=True)
-        found[f"loss {step}"] = distributed.mean(loss.total)
+        found[f"loss {step}"] = world.mean(loss.total)
         for name, gradient in zip(trained, gradients, strict=True):
-            found[f"gradient {step} {name}"] = distributed.mean(gradient)
+            found[f"gradient {step} {name}"] = world.mean(gradient)
     found |= {f"state {name}": buffer.clone() for name, buffer in objective.named_buffers() if buffer.numel()}
     return found
 
@@ -106,10 +106,10 @@ def _overrides(name: str) -> list[str]:
     return [f"+objective={option}", *changes]
 
 
-def _local(step: int) -> tuple[Features, Features, Batch]:
+def _local(step: int, world: World) -> tuple[Features, Features, Batch]:
     """This rank's rows of step's global batch; captions cut to the rank's own longest, as a loader may cut them."""
-    count = BATCH // distributed.world_size()
-    mine = slice(distributed.rank() * count, (distributed.rank() + 1) * count)
+    count = BATCH // world.size
+    mine = slice(world.rank * count, (world.rank + 1) * count)
     ids = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(step // 2))
     ids = ids[(step % 2) * BATCH :][:BATCH][mine]
     view = torch.rand(BATCH, 4, generator=torch.Generator().manual_seed(step), dtype=torch.float64)[mine]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from clipzoo.build import build_objective
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.heads.vector import VectorHead
 from clipzoo.similarity.tiled import automatic_tile, tiled_anchors, tiled_scores
 from clipzoo.types import Batch, Progress
@@ -70,8 +71,7 @@ def test_vector_heads_answer_the_same_with_a_tile(name):
     parameters = [each for each in head.parameters() if each.requires_grad]
     expected = every_answer(head(image_features(7), text_features(7)))
     expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
-    head.tile = 3
-    answer = every_answer(head(image_features(7), text_features(7)))
+    answer = every_answer(head(image_features(7), text_features(7), tile=3))
     gradients = torch.autograd.grad(answer, parameters, allow_unused=True)
     torch.testing.assert_close(answer, expected, rtol=1e-12, atol=1e-12)
     for ours, theirs in zip(gradients, expected_gradients, strict=True):
@@ -119,33 +119,33 @@ def test_embeddings_that_travel_in_bf16_are_rounded_alike_with_and_without_tiles
 def on_this_rank() -> dict:
     runs = [(name, tile, torch.float64) for name in ("clip", "cloob", "wpse", "kme") for tile in (None, 4)]
     runs.append(("clip", 4, torch.float32))
-    found = {"trained": {run: trained(*run) for run in runs}, "transposed": _transposed()}
-    distributed.send_in(torch.bfloat16)
+    world = World.from_process_group()
+    found = {"trained": {run: trained(*run, world) for run in runs}, "transposed": _transposed(world)}
+    world = replace(world, gather_dtype=torch.bfloat16)
     narrow = [(name, tile) for name in ("clip", "cloob", "distance") for tile in (None, 4)]
-    return found | {"narrow": {run: trained(*run, torch.float64) for run in narrow}}
+    return found | {"narrow": {run: trained(*run, torch.float64, world) for run in narrow}}
 
 
-def trained(name: str, tile: int | None, dtype: torch.dtype) -> dict[str, Tensor]:
+def trained(name: str, tile: int | None, dtype: torch.dtype, world: World = World()) -> dict[str, Tensor]:
     """Loss and gradients of every objective that asks for sums alone, for this rank's share of the samples."""
-    count = SAMPLES // distributed.world_size()
-    mine = slice(distributed.rank() * count, (distributed.rank() + 1) * count)
+    count = SAMPLES // world.size
+    mine = slice(world.rank * count, (world.rank + 1) * count)
     found = {}
     for objective_name in OBJECTIVES:
         head, objective = build_head(name).to(dtype), build_objective(composed(f"+objective={objective_name}"))
-        head.tile = tile
         image, text = (rows(each(SAMPLES), mine).map(lambda t: t.to(dtype)) for each in (image_features, text_features))
         batch = Batch(torch.zeros(count, 1), torch.zeros(count, 1), torch.arange(SAMPLES)[mine])
-        loss = objective(head(image, text), batch, Progress(0, 1, SAMPLES, SAMPLES)).total
+        loss = objective(head(image, text, world, tile), batch, Progress(0, 1, SAMPLES, SAMPLES)).total
         gradients = torch.autograd.grad(loss, [each for each in head.parameters() if each.requires_grad])
         found[objective_name] = loss.detach()
         found |= {f"{objective_name} {index}": each for index, each in enumerate(gradients)}
     return found
 
 
-def _transposed() -> tuple[Tensor, Tensor]:
-    count = 6 // distributed.world_size()
-    first = distributed.rank() * count
+def _transposed(world: World = World()) -> tuple[Tensor, Tensor]:
+    count = 6 // world.size
+    first = world.rank * count
     mine = torch.arange(36.0).view(6, 6)[first : first + count].clone().requires_grad_()
-    turned = distributed.transposed(mine)
+    turned = world.transpose(mine)
     (gradient,) = torch.autograd.grad((turned * turned.detach()).sum(), mine)
     return turned.detach(), gradient

@@ -17,6 +17,7 @@ from clipzoo.build import part
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.data.in_memory import PairData
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.studies.__main__ import main
 from clipzoo.studies.framework.page import write_page
@@ -37,7 +38,7 @@ class Example(Study):
 
 
 def batches(data: PairData, **changes):
-    arguments = dict(seed=0, global_batch=4, rank=0, world_size=1, start_step=0, stop_step=6, trim_text=False)
+    arguments = dict(seed=0, global_batch=4, world=World(), start_step=0, stop_step=6, trim_text=False)
     return list(data.batches(**{**arguments, **changes}))
 
 
@@ -163,7 +164,7 @@ def test_ranks_and_resumed_steps_see_the_rows_of_one_rank_without_a_stop() -> No
     whole = [batch.sample_id for batch in batches(data)]
     resumed = [batch.sample_id for batch in batches(data, start_step=2)]
     assert all(torch.equal(a, b) for a, b in zip(whole[2:], resumed, strict=True))
-    halves = [[batch.sample_id for batch in batches(data, rank=rank, world_size=2)] for rank in (0, 1)]
+    halves = [[batch.sample_id for batch in batches(data, world=World(rank, 2))] for rank in (0, 1)]
     assert all(torch.equal(a, torch.cat(parts)) for a, *parts in zip(whole, *halves, strict=True))
 
 

@@ -51,12 +51,11 @@ def training_step(head: str, objective: str, device: torch.device, micro_batch: 
     torch.manual_seed(0)
     name, _, tiles = head.partition(" in ")
     model = Model(Towers(), build_head(part_config("head", name))).to(device)
-    model.head.tile = 3 if tiles else None
     criterion = build_objective(part_config("objective", objective)).to(device)
     criterion.allocate(SAMPLES)
     schedule = Cosine(1e-3, 0.0, 0.0, None, 0, None, False)
     optimizer = AdamW([0.9, 0.98], 1e-8, 0.1, schedule).build(model, criterion)
-    contrast = Contrast(model, criterion, None)
+    contrast = Contrast(model, criterion, None, tile=3 if tiles else None)
     text = torch.randint(1, 20, (BATCH, 5)) * (torch.arange(5) < 2 + torch.arange(BATCH)[:, None] % 4)
     images = torch.randint(0, 256, (BATCH, 3, 8, 8), dtype=torch.uint8)
     batch = Batch(images, text, torch.randperm(SAMPLES)[:BATCH]).to(device)

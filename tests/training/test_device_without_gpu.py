@@ -10,6 +10,7 @@ import torch
 
 from clipzoo.build import build_model, build_objective, part
 from clipzoo.distributed.device import choose_device
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.probe.logistic import LogisticRegression
 from clipzoo.evaluation.probe.penalty_search import Split, held_out
@@ -80,8 +81,9 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         trainer: Trainer = part(plain["trainer"])
         model, objective = build_model(plain), build_objective(plain)
         data, optim, suite, logger = (part(plain[name]) for name in ("data", "optim", "eval", "logger"))
-        data.open(tmp_path)
-        _, metrics = trainer.fit(Parts(model, objective, data, optim, suite, logger, tmp_path, 0, plain))
+        world = World.join(trainer.device, trainer.timeout)
+        data.open(tmp_path, world)
+        _, metrics = trainer.fit(Parts(model, objective, data, optim, suite, logger, tmp_path, 0, plain), world)
     assert all(isinstance(each, OnCuda) for each in (*model.state_dict().values(), *objective.buffers()))
     assert {"zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_1"} <= set(metrics)
     moving, logging = {"training/trainer.py fit"}, {"training/trainer.py _log", "training/diagnostics.py _uniformity"}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clipzoo.distributed import collectives as distributed
+from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.clip import ClipHead
 from clipzoo.heads.kme import KmeHead
@@ -39,14 +39,15 @@ class DropoutEncoder(Encoder):
 
 def gradients(micro_batch: int | None, dropout: float = 0.0, scale: float = 1.0) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one fixed batch in float64; on several ranks each takes its slice."""
+    world = World.from_process_group()
     torch.manual_seed(0)
     head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
-    contrast = Contrast(Model(DropoutEncoder(dropout), head).double(), InfoNCE(0.5, 0.5), None)
+    contrast = Contrast(Model(DropoutEncoder(dropout), head).double(), InfoNCE(0.5, 0.5), None, world=world)
     image, text = torch.randn(SAMPLES, 3, 2, 2, dtype=torch.float64), torch.randint(0, 20, (SAMPLES, 4))
-    local = SAMPLES // distributed.world_size()
-    batch = Batch(image, text, torch.arange(SAMPLES)).split(local)[distributed.rank()]
+    local = SAMPLES // world.size
+    batch = Batch(image, text, torch.arange(SAMPLES)).split(local)[world.rank]
     module: nn.Module = Replay(contrast)
-    if distributed.world_size() > 1:
+    if world.size > 1:
         module = DistributedDataParallel(module, broadcast_buffers=False)
     torch.manual_seed(1)
     for _ in range(2):  # twice: DDP rebuilds its buckets after the first
@@ -54,7 +55,7 @@ def gradients(micro_batch: int | None, dropout: float = 0.0, scale: float = 1.0)
         torch.manual_seed(1)
         loss = backward(module, batch, Progress(0, 10, 100, SAMPLES), micro_batch, scale)
     found = {name: parameter.grad.clone() for name, parameter in contrast.named_parameters()}
-    return float(distributed.mean(loss.total)), found
+    return float(world.mean(loss.total)), found
 
 
 def assert_same(first, second):
@@ -130,9 +131,10 @@ def test_batch_norm_counts_each_micro_batch_once():
 
 def by_hand(micro_batch: int, dropout: float) -> tuple[float, dict[str, Tensor]]:
     """One graph over all micro-batches, encoded one after the other without any caching."""
+    world = World.from_process_group()
     torch.manual_seed(0)
     head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
-    contrast = Contrast(Model(DropoutEncoder(dropout), head).double(), InfoNCE(0.5, 0.5), None)
+    contrast = Contrast(Model(DropoutEncoder(dropout), head).double(), InfoNCE(0.5, 0.5), None, world=world)
     image, text = torch.randn(SAMPLES, 3, 2, 2, dtype=torch.float64), torch.randint(0, 20, (SAMPLES, 4))
     batch = Batch(image, text, torch.arange(SAMPLES))
     torch.manual_seed(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clipzoo.distributed.world import World
 from scripts.gradient_parity import PARTS, difference, gradients, legal_pairs, open_clip_gradients
 from tests.support.ranks import run_ranks
 
@@ -28,7 +29,8 @@ def two_ranks(pairs):
 
 def all_gradients(pairs: list[Pair], parts: int):
     """Ours in `parts` micro-batches, and open_clip's of the whole batch."""
-    return {pair: gradients(pair, parts) for pair in pairs}, open_clip_gradients(1)
+    world = World.from_process_group()
+    return {pair: gradients(pair, parts, world) for pair in pairs}, open_clip_gradients(1, world)
 
 
 def assert_equal(found, expected):

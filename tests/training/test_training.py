@@ -14,6 +14,7 @@ import torch
 from clipzoo.build import part
 from clipzoo.config.compose import compose
 from clipzoo.data.in_memory import PairData
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.paths import ROOT
 from tests.support.runs import (
@@ -114,7 +115,7 @@ def test_a_length_below_one_step_is_refused():
     plain["trainer"]["global_batch"] = 8
     pairs = PairData(torch.zeros(15, 1), torch.zeros(15, 1))
     with pytest.raises(ConfigError, match=r"trainer.epochs=0.5 of 15 samples is no whole step of 8"):
-        part(plain["trainer"]).check(pairs, 0)
+        part(plain["trainer"]).check(pairs, 0, World())
 
 
 def test_the_gap_and_the_spread_of_the_embeddings_are_logged(undisturbed):

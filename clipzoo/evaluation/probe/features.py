@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipzoo.distributed import collectives as distributed
 from clipzoo.evaluation.encoding import Encoding
 from clipzoo.evaluation.probe.penalty_search import Split
 from clipzoo.io import write_whole
@@ -27,7 +26,7 @@ def write_features(
     Files: <split>.before.npy and <split>.after.npy [n, d], <split>.labels.npy [n], and last <split>.key.
     """
     mark = folder / f"{split}.key"
-    if distributed.first_rank_does(lambda: mark.exists() and mark.read_text() == key):
+    if encoding.world.run_on_first(lambda: mark.exists() and mark.read_text() == key):
         return
 
     def answer(features: Features, labels: Tensor) -> list[Embedding]:
@@ -36,7 +35,7 @@ def write_features(
     files: list[Any] = []
     done = 0
     for parts in encoding.images(model, dataset, resize, answer, f"features of {name}, {split}"):
-        if not distributed.is_first():
+        if not encoding.world.is_first:
             continue
         arrays = [part.cpu().numpy() for part in parts if isinstance(part, Tensor)]
         if not files:
@@ -51,7 +50,7 @@ def write_features(
         done += len(arrays[0])
     for file in files:
         file.flush()
-    distributed.first_rank_does(lambda: write_whole(mark, key))
+    encoding.world.run_on_first(lambda: write_whole(mark, key))
 
 
 def read_features(folder: Path, split: str, where: str) -> Split:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 
 from clipzoo.data.in_memory import PairData
+from clipzoo.distributed.device import choose_device
+from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
@@ -54,7 +56,7 @@ def fit(
     # Nothing is resumed or kept: the run's folder goes with the training, and its progress would only be noise.
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         parts = Parts(model, objective, data, optim, _Watch(watch, epochs_between), logger, Path(folder), seed, {})
-        trainer.fit(parts)
+        trainer.fit(parts, World(device=choose_device(device, "study.device")))
         logger.close()
     return model.eval()
 
@@ -68,7 +70,7 @@ class _Watch:
     def due(self, before: float, after: float) -> bool:
         return self._watch is not None and int(before / self._between) < int(after / self._between)
 
-    def run(self, model: Model, folder: Path) -> Mapping[str, float]:
+    def run(self, model: Model, folder: Path, world: World) -> Mapping[str, float]:
         if self._watch is None:
             return {}
         model.eval()

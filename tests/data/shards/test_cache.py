@@ -14,6 +14,7 @@ import torch
 
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.locations import MISSING, states
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.shards import shard_data, write_numbered
 
@@ -31,8 +32,8 @@ def bucket(tmp_path):
 
 def rows(shards, tmp_path, **changes):
     data = shard_data(shards, cache_folder=str(tmp_path / "cache"), **changes)
-    data.open(tmp_path / "run")
-    found = list(data.batches(seed=0, global_batch=6, rank=0, world_size=1, start_step=0, stop_step=6, trim_text=True))
+    data.open(tmp_path / "run", World())
+    found = list(data.batches(seed=0, global_batch=6, world=World(), start_step=0, stop_step=6, trim_text=True))
     return torch.cat([batch.sample_id for batch in found]), torch.cat([batch.image for batch in found])
 
 
@@ -59,7 +60,7 @@ def test_a_remote_shard_that_changed_is_fetched_and_indexed_again(bucket, tmp_pa
     assert len(rows("memory://bucket/*.tar", tmp_path)[0].unique()) == 18
     files.pipe("/bucket/00002.tar", (bucket / "00000.tar").read_bytes())
     data = shard_data("memory://bucket/*.tar", cache_folder=str(tmp_path / "cache"))
-    data.open(tmp_path / "run")
+    data.open(tmp_path / "run", World())
     assert data.samples == 16
 
 
@@ -71,12 +72,12 @@ def test_what_cannot_be_fetched_is_named(bucket, tmp_path):
     ):
         data = shard_data(shards, cache_folder=str(tmp_path / "cache"), index_folder=str(tmp_path / "index"))
         with pytest.raises(ConfigError, match=reason):
-            data.open(None)
+            data.open(None, World())
 
 
 def test_an_unknown_protocol_is_named(tmp_path):
     with pytest.raises(ConfigError, match="data.shards: nowhere://x.tar cannot be read"):
-        shard_data("nowhere://x.tar", index_folder=str(tmp_path)).open(None)
+        shard_data("nowhere://x.tar", index_folder=str(tmp_path)).open(None, World())
 
 
 def test_the_cache_keeps_to_its_size_and_drops_what_was_used_longest_ago(bucket, tmp_path):
@@ -171,11 +172,11 @@ def test_the_next_window_is_fetched_while_this_one_is_read(tmp_path):
     log = tmp_path / "log"
     shards = [f"pipe:echo {i:05d} >> {log}; cat {folder}/{i:05d}.tar" for i in range(8)]
     data = shard_data(shards, cache_folder=str(tmp_path / "cache"), shuffle_window=2)
-    data.open(tmp_path / "run")
+    data.open(tmp_path / "run", World())
     for path in (tmp_path / "cache").glob("*.tar"):
         path.unlink()
     log.write_text("")
-    stream = data.batches(seed=0, global_batch=4, rank=0, world_size=1, start_step=0, stop_step=16, trim_text=True)
+    stream = data.batches(seed=0, global_batch=4, world=World(), start_step=0, stop_step=16, trim_text=True)
     next(stream)
     deadline = time.monotonic() + 20
     while len(log.read_text().split()) < 4 and time.monotonic() < deadline:

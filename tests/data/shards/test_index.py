@@ -15,6 +15,7 @@ from clipzoo.data.shards.index import load
 from clipzoo.data.shards.index_builder import load_or_build
 from clipzoo.data.shards.scan import scan_shard
 from clipzoo.data.shards.sources import parse_sources
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.ranks import run_ranks
 from tests.support.shards import numbered, picture, shard_data, write_numbered, write_shard
@@ -95,7 +96,7 @@ def test_many_shards_are_read_by_several_processes(tmp_path):
 
 def test_the_index_lies_beside_the_shards_or_in_the_run_where_those_cannot_be_written(tmp_path):
     write_numbered(tmp_path / "data", [3, 2])
-    shard_data(tmp_path / "data").open(tmp_path / "run")
+    shard_data(tmp_path / "data").open(tmp_path / "run", World())
     assert (
         list((tmp_path / "data" / "clipzoo_index").glob("*.json")) and not (tmp_path / "run" / "clipzoo_index").exists()
     )
@@ -103,17 +104,17 @@ def test_the_index_lies_beside_the_shards_or_in_the_run_where_those_cannot_be_wr
     write_numbered(tmp_path / "locked", [3, 2])
     (tmp_path / "locked" / "clipzoo_index").write_text("")
     data = shard_data(tmp_path / "locked")
-    data.open(tmp_path / "run")
+    data.open(tmp_path / "run", World())
     assert data.samples == 5 and list((tmp_path / "run" / "clipzoo_index").glob("*.json"))
     with pytest.raises(ConfigError, match="data.index_folder"):
-        shard_data(tmp_path / "locked").open(None)
+        shard_data(tmp_path / "locked").open(None, World())
 
 
 def _open_on_rank(folder, gone):
     data = shard_data(folder)
-    data.open(None)
+    data.open(None, World())
     with pytest.raises(ConfigError) as error:
-        shard_data(gone, index_folder=folder).open(None)
+        shard_data(gone, index_folder=folder).open(None, World())
     return data.samples, data.fingerprint, str(error.value)
 
 
@@ -134,9 +135,9 @@ def test_a_damaged_shard_is_an_error_that_names_it_or_is_counted_and_named(tmp_p
         path.write_bytes({"truncated": content[: len(content) // 3], "empty": b"", "no tar": b"x" * 9000}[damage])
     shards = str(folder / "{00000..00003}.tar")
     with pytest.raises(ConfigError, match=r"lacks about (12|2.)\.\d*% .*data.max_bad_fraction.*00002.tar"):
-        shard_data(shards).open(tmp_path / "run")
+        shard_data(shards).open(tmp_path / "run", World())
     data = shard_data(shards, max_bad_fraction=0.3)
-    data.open(tmp_path / "run")
+    data.open(tmp_path / "run", World())
     kind = {"missing": "missing_shards", "truncated": "truncated_shards"}.get(damage, "empty_shards")
     assert data.counters() == {kind: 1} and 30 <= data.samples < 40
     (line,) = (tmp_path / "run" / "bad_samples.rank0.jsonl").read_text().splitlines()
@@ -147,10 +148,10 @@ def test_a_damaged_shard_is_an_error_that_names_it_or_is_counted_and_named(tmp_p
 def test_stats_of_img2dataset_say_what_a_shard_should_hold(tmp_path):
     folder = write_numbered(tmp_path / "s", [10, 10, 0])
     (folder / "00002_stats.json").write_text(json.dumps({"successes": 0}))
-    shard_data(folder).open(None)
+    shard_data(folder).open(None, World())
     (folder / "00002_stats.json").write_text(json.dumps({"successes": 5}))
     with pytest.raises(ConfigError, match="20.00%"):
-        shard_data(folder).open(None)
+        shard_data(folder).open(None, World())
 
 
 def test_a_set_without_any_whole_shard_is_an_error(tmp_path):
@@ -158,26 +159,26 @@ def test_a_set_without_any_whole_shard_is_an_error(tmp_path):
     content = (folder / "00000.tar").read_bytes()
     (folder / "00000.tar").write_bytes(content[:-11_000])
     with pytest.raises(ConfigError, match="00000.tar"):
-        shard_data(folder).open(None)
+        shard_data(folder).open(None, World())
 
 
 def test_mistyped_shards_leave_nothing_behind(tmp_path):
     (tmp_path / "s").mkdir()
     with pytest.raises(ConfigError, match="none of the shards holds a sample"):
-        shard_data(str(tmp_path / "s" / "{00..03}.tar")).open(None)
+        shard_data(str(tmp_path / "s" / "{00..03}.tar")).open(None, World())
     assert not list((tmp_path / "s").iterdir())
 
 
 def test_the_demos_shards_that_are_not_made_yet_are_named_with_the_command_that_makes_them(tmp_path):
     (tmp_path / "data" / "demo").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"data/demo/train: missing. `python scripts/make_world.py` makes"):
-        shard_data(str(tmp_path / "data" / "demo" / "train")).open(None)
+        shard_data(str(tmp_path / "data" / "demo" / "train")).open(None, World())
 
 
 def test_repeated_keys_are_named(tmp_path):
     write_shard(tmp_path / "s" / "0.tar", [*numbered(0, 3), *numbered(1, 1)])
     data = shard_data(tmp_path / "s")
-    data.open(tmp_path / "run")
+    data.open(tmp_path / "run", World())
     assert data.samples == 4 and data.counters() == {"duplicate_keys": 1}
     assert "000001" in (tmp_path / "run" / "bad_samples.rank0.jsonl").read_text()
 

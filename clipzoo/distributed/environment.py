@@ -1,0 +1,31 @@
+"""Environment variables by which torchrun, or a script in slurm/, tells a process its rank. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Environment:
+    """rank: 0 .. world_size - 1. local_rank: rank within the node. address: host:port of the ranks' store."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    address: str
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def read() -> Environment:
+    """Return the variables' values; a process without them is the only rank."""
+    variables = os.environ
+    return Environment(
+        rank=int(variables.get("RANK", "0")),
+        world_size=int(variables.get("WORLD_SIZE", "1")),
+        local_rank=int(variables.get("LOCAL_RANK", "0")),
+        address=f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}",
+    )
