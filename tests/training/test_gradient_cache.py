@@ -131,10 +131,9 @@ def test_batch_norm_counts_each_micro_batch_once():
 
 def by_hand(micro_batch: int, dropout: float) -> tuple[float, dict[str, Tensor]]:
     """One graph over all micro-batches, encoded one after the other without any caching."""
-    world = World.from_process_group()
     torch.manual_seed(0)
     head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
-    contrast = Contrast(Model(DropoutEncoder(dropout), head).double(), InfoNCE(0.5, 0.5), None, world=world)
+    contrast = Contrast(Model(DropoutEncoder(dropout), head).double(), InfoNCE(0.5, 0.5), None)
     image, text = torch.randn(SAMPLES, 3, 2, 2, dtype=torch.float64), torch.randint(0, 20, (SAMPLES, 4))
     batch = Batch(image, text, torch.arange(SAMPLES))
     torch.manual_seed(1)
