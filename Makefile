@@ -1,5 +1,5 @@
-# Every target makes the environment that it needs, once. `make` alone lists them.
-# Another interpreter:  make PYTHON=python3.12 test        An environment that is there already:  make VENV=/path test
+# Every target creates the environment that it needs, once. `make` lists the targets.
+# Another interpreter:  make PYTHON=python3.12 test        An existing environment:  make VENV=/path test
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 20
 
-# The stamp is written last: an interrupted installation is done again, a finished one is not.
+# The stamp is written last, so that an interrupted installation is repeated.
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== environment: $(VENV) (about two minutes the first time)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -23,12 +23,12 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@touch $@
 
-# nproc itself obeys OMP_NUM_THREADS, which is 1 above for everything else.
-demo: $(STAMP)  ## generated shards, training, evaluation, report: the main job
+# nproc obeys OMP_NUM_THREADS, which is 1 above.
+demo: $(STAMP)  ## generate shards, train, evaluate and report in one go
 	@$(PY) scripts/make_world.py
 	@OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=demo/clip
 
-reproduce-demo: $(STAMP)  ## a row of every paper in small, and their page (under 45 minutes on two cores)
+reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45 minutes on two cores)
 	@$(PY) scripts/make_world.py
 	@$(PY) -m clipzoo.report.paper_tables.demo_rows
 
@@ -39,7 +39,7 @@ test: $(STAMP)  ## the test suite (under ten minutes on two cores)
 test-all: $(STAMP)  ## the test suite with its slow tests
 	@$(PY) -m pytest -m "not slurm"
 
-test-slurm: $(STAMP)  ## SLURM scripts on a SLURM of two nodes that is installed and started here, as root
+test-slurm: $(STAMP)  ## test the SLURM scripts on a local two-node SLURM, installed as root
 	@$(PY) -m pytest -m slurm -rs --timeout 1200
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy
@@ -48,15 +48,15 @@ lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 
-bench: $(STAMP)  ## time ours against peers, side by side
+bench: $(STAMP)  ## benchmarks against peers, interleaved
 	@$(PY) scripts/benchmark.py
 
-studies: $(STAMP)  ## the papers' small experiments (under forty minutes on two cores)
+studies: $(STAMP)  ## run the papers' small experiments (under forty minutes on two cores)
 	@$(PY) -m clipzoo.studies
 
 docs: $(STAMP)  ## build the documentation into site/
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@$(PY) -m mkdocs build --strict
 
-clean:  ## remove the environment and what the demo made
+clean:  ## remove the environment and the demo's files
 	rm -rf $(VENV) data/demo runs/demo
