@@ -21,10 +21,9 @@ from clipzoo.config.groups import CONF
 from clipzoo.config.suggestions import nearest
 from clipzoo.errors import ConfigError
 from clipzoo.runs import directory as run
-from clipzoo.runs import record
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import parsed
-from clipzoo.runs.protocol import protocol
+from clipzoo.runs.record import RunRecord, write_results
 
 # Until open_clip's model is loaded and says what it is like.
 _PLACEHOLDERS = {
@@ -136,14 +135,11 @@ def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics
     from clipzoo.report.run_page.page import write_report
 
     if run.is_finished(folder):
-        content = record.results(folder)
-        content["metrics"] |= metrics
-        content["protocol"] = content.get("protocol", {}) | protocol(plain["eval"], parsed(metrics))
-        io.write_whole(folder / "results.json", json.dumps(content, indent=1))
+        RunRecord.read(folder).evaluated(plain["eval"], parsed(metrics)).write(folder)
     elif not (folder / "config.yaml").exists():
         row = plain["row"] if plain["run"] is None else _stored(plain["run"])["row"]
         facts = {"row": row, "seed": plain["eval"]["seed"], "eval": plain["eval"]}
-        record.write_results(folder, facts, None, overrides, {"steps": 0}, metrics)
+        write_results(folder, facts, None, overrides, {"steps": 0}, metrics)
     io.write_whole(folder / "evaluation" / "metrics.json", json.dumps(metrics, indent=1))
     run.say(f"report: {write_report(folder)}")
 

@@ -1,61 +1,106 @@
-"""The results of a run: results.json, written last, and what the terminal shows of it. Needs no torch."""
+"""Results of a run: the typed content of results.json. Needs no torch."""
 
 from __future__ import annotations
 
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from clipzoo.io import write_whole
-from clipzoo.runs.metric_key import parsed
-from clipzoo.runs.protocol import protocol
+from clipzoo.runs.metric_key import MetricKey, parsed, written
+from clipzoo.runs.protocol import Setting, protocol
 
+FILE = "results.json"
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
 
 
-def results(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
+@dataclass(frozen=True)
+class RunRecord:
+    """Content of results.json, which is written last: a run directory that has the file is finished.
+
+    Args:
+        experiment: name of the experiment, as in `experiment=`; None without one.
+        row: row of a paper's table, "<paper>/<pretraining dataset>/<model>".
+        overrides: the command line.
+        versions: of Python and the main packages, by name.
+        revision: git revision of the code; see `revision`.
+        training: steps, seconds, samples per second and other costs of the training, by name.
+        protocol: evaluation settings behind the metrics, by task and dataset ("zero_shot/imagenet").
+        metrics: results of the evaluation, in percent.
+
+    Files of earlier versions may lack fields; these are empty.
+    """
+
+    experiment: str | None = None
+    row: str | None = None
+    overrides: tuple[str, ...] = ()
+    seed: int | None = None
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    revision: str | None = None
+    training: Mapping[str, float | str] = field(default_factory=dict)
+    protocol: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    metrics: Mapping[MetricKey, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> RunRecord:
+        """Read the record of a finished run."""
+        content = json.loads((folder / FILE).read_text())
+        known = {name: content[name] for name in cls.__dataclass_fields__ if content.get(name) is not None}
+        known["overrides"] = tuple(known.get("overrides", ()))
+        known["metrics"] = parsed(known.get("metrics", {}))
+        return cls(**known)
+
+    def write(self, folder: Path) -> None:
+        """Write results.json, all at once."""
+        content = {**self.__dict__, "overrides": list(self.overrides), "metrics": written(self.metrics)}
+        write_whole(folder / FILE, json.dumps(content, indent=1))
+
+    def evaluated(self, evaluation: Mapping[str, Setting], metrics: Mapping[MetricKey, float]) -> RunRecord:
+        """Add metrics, and the settings of `eval` they were measured with, in place of earlier values."""
+        settings = {**self.protocol, **protocol(evaluation, metrics)}
+        return replace(self, metrics={**self.metrics, **metrics}, protocol=settings)
 
 
 def write_results(
     folder: Path,
     plain: Mapping[str, Any],
     experiment: str | None,
-    overrides: list[str],
-    training: Mapping[str, Any],
+    overrides: Sequence[str],
+    training: Mapping[str, float | str],
     metrics: Mapping[str, float],
 ) -> None:
-    """results.json: what was run, with what, and what came out. Written last; its presence says the run is finished."""
-    content = {
-        "experiment": experiment,
-        "row": plain["row"],
-        "overrides": overrides,
-        "seed": plain["seed"],
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "revision": revision(),
-        "training": dict(training),
-        "protocol": protocol(plain["eval"], parsed(metrics)),
-        "metrics": dict(metrics),
-    }
-    write_whole(folder / "results.json", json.dumps(content, indent=1))
+    """Write results.json of a finished run.
+
+    Args:
+        folder: the run directory.
+        plain: the configuration; its `row`, `seed` and `eval` are recorded.
+        training: costs of the training by name.
+        metrics: results of the evaluation by written key ("zero_shot/cifar10/top1").
+    """
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    record = RunRecord(
+        experiment, plain["row"], tuple(overrides), plain["seed"], versions, revision(), dict(training)
+    )  # fmt: skip
+    record.evaluated(plain["eval"], parsed(metrics)).write(folder)
 
 
 def summary(folder: Path) -> str:
-    """What a finished run came to, for the terminal."""
-    content = results(folder)
-    lines = [f"{folder} is finished after {content['training']['steps']} steps; another name=... trains again."]
-    lines += [f"  {key:<52} {value:8.2f}" for key, value in content["metrics"].items()]
+    """Describe a finished run for the terminal: its steps, its metrics, its report."""
+    record = RunRecord.read(folder)
+    lines = [f"{folder} is finished after {record.training['steps']} steps; another name=... trains again."]
+    lines += [f"  {key:<52} {value:8.2f}" for key, value in written(record.metrics).items()]
     if (folder / "report.md").exists():
         lines.append(f"report: {folder / 'report.md'}")
     return "\n".join(lines)
 
 
 def revision() -> str | None:
-    """The git revision of the code, with "+" behind it when files differ from it; None outside a checkout."""
+    """The git revision of the code, followed by "+" if files differ from it; None outside a checkout."""
     where = Path(__file__).parent
 
     def git(*arguments: str) -> str:
