@@ -30,7 +30,7 @@ demo: $(STAMP)  ## generate shards, train, evaluate and report in one go
 
 reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45 minutes on two cores)
 	@$(PY) scripts/make_world.py
-	@$(PY) -m clipzoo.report.paper_tables.demo_rows
+	@$(PY) -m clipzoo.cli.reproduce_demo
 
 test: $(STAMP)  ## the test suite (under ten minutes on two cores)
 	@echo "== tests"

@@ -85,13 +85,12 @@ def _asked(overrides: list[str]) -> dict[str, Any]:
 
 
 def _check_row(row: str, run: str | None) -> None:
-    from clipzoo.report.paper_tables.published import table, table_names
+    from clipzoo.report.paper_tables.published import row_names
 
     if run is not None:
         raise ConfigError(f"row={row} goes with model=: a run has a row of its own")
-    rows = dict.fromkeys(each.name for name in table_names() for each in table(name).rows)
-    if row not in rows:
-        raise ConfigError(f"no paper has the row {row}{nearest(row, list(rows))}")
+    if row not in row_names():
+        raise ConfigError(f"no paper has the row {row}{nearest(row, row_names())}")
 
 
 def _stored(path: str) -> dict[str, Any]:

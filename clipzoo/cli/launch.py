@@ -22,6 +22,7 @@ from clipzoo.config import sweep
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
+from clipzoo.runs.directory import is_finished
 
 SWEEP_SCRIPT = Path("slurm") / "sweep.sbatch"
 
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> None:
     else:
         for number, point in enumerate(points):
             values = "  ".join(f"{key}={value}" for key, value in point.swept.items())
-            state = "finished" if (point.folder / "results.json").exists() else ""
+            state = "finished" if is_finished(point.folder) else ""
             print(f"{number:4}  {values}  {point.folder}  {state}".rstrip())
 
 
@@ -64,10 +65,13 @@ def submit(points: list[sweep.Point], options: argparse.Namespace) -> None:
 
 def show(points: list[sweep.Point], options: argparse.Namespace) -> None:
     """Print the table of the points, and write it with its plot."""
-    rows = sweep.rows(points, options.table)
-    text = sweep.table(rows, options.table, options.lowest)
+    from clipzoo.report.comparison.sweep import sweep_plot, sweep_rows, sweep_table
+    from clipzoo.report.render import markdown
+
+    rows = sweep_rows(points, options.table)
+    text = markdown(sweep_table(rows, options.table, options.lowest))
     output = options.output or Path("runs") / sweep.sweep_name(options.overrides)
-    sweep.plot(rows, options.table, output / "sweep.png", options.lowest)
+    sweep_plot(rows, options.table, output / "sweep.png", options.lowest)
     (output / "sweep.md").write_text(f"{text}\n\n![{options.table} over the sweep](sweep.png)\n")
     print(f"{text}\n\n{output / 'sweep.md'}")
 

@@ -26,8 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     if options.list:
         from clipzoo.report.paper_tables.published import table, table_names
+        from clipzoo.report.render import terminal
+        from clipzoo.report.table import text_table
 
-        print("\n".join(f"{name:<14} {table(name).heading}" for name in table_names()))
+        print(terminal(text_table(["", ""], [[name, table(name).heading] for name in table_names()], left=2)))
     elif options.folder is None:
         raise ConfigError("give a run directory, or a folder of run directories: clipzoo report runs/demo")
     elif _is_run(options.folder) and not options.table:
@@ -35,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
 
         print(write_report(options.folder))
     else:
-        from clipzoo.report.paper_tables.pages import write_pages
+        from clipzoo.report.tables_page import write_pages
 
         print(write_pages(options.folder, options.table, options.output or options.folder / "report", options.note))
 

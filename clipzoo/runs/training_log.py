@@ -11,7 +11,7 @@ Line = dict[str, float | str]
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """Lines of metrics.jsonl: values logged during training, and evaluations by written metric key, each with "step"."""
+    """Lines of metrics.jsonl: values logged during training, and evaluations by written metric key."""
 
     training: tuple[Line, ...]
     evaluations: tuple[Line, ...]

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from clipzoo.build import build_head, build_model, build_objective
+from clipzoo.cli import reproduce_page
 from clipzoo.config.groups import CONF
 from clipzoo.objectives.compatibility import check_pair
-from clipzoo.report.paper_tables import reproduce
 from clipzoo.report.paper_tables.experiments import axes, differences, experiments
 from clipzoo.report.paper_tables.published import layout, not_measured, search_of, table, table_names
 from tests.support.experiments import EXPERIMENTS, composed
@@ -27,8 +27,13 @@ DOWNLOADS = {
 """Arguments that keep a tower from fetching weights."""
 ACCURACIES = {"top1", "top5", "mean_per_class"}
 RECALLS = {"recall_at_1", "recall_at_5", "recall_at_10"}
-MEASURED = {"zero_shot": ACCURACIES, "linear_probe": ACCURACIES, "retrieval": RECALLS}
-"""What the evaluators call their metrics."""
+METRICS = {"zero_shot": ACCURACIES, "linear_probe": ACCURACIES, "retrieval": RECALLS}
+PROTOCOLS = {
+    "zero_shot": {""},
+    "linear_probe": {"before", "after"},
+    "retrieval": {"image_to_text", "text_to_image", "paired_image_to_text"},
+}
+"""Metrics and protocols of the evaluators."""
 
 
 def files():
@@ -135,17 +140,14 @@ def test_every_metric_of_a_table_is_measured_by_the_papers_evaluation():
     for name in table_names():
         suite = suites[name.split("/")[0]]
         for column in table(name).columns:
-            for key in [key for group in column.groups or () for key in group]:
-                task, *place, metric = key.split("/")
-                if task == "training" or not_measured(key):
+            for key in column.keys:
+                if key.task == "training" or not_measured(key):
                     continue
-                data, *where = place
-                paired = data.endswith("_paired")
-                assert data.removesuffix("_paired") in suite[task], (name, key)
-                assert suite["paired"] or not paired
-                assert metric in MEASURED[task], (name, key)
-                assert where in ([], ["before"], ["after"], ["image_to_text"], ["text_to_image"])
+                assert key.dataset in suite[key.task], (name, key)
+                assert suite["paired"] or not key.paired
+                assert key.metric in METRICS[key.task], (name, key)
+                assert key.protocol in PROTOCOLS[key.task], (name, key)
 
 
 def test_the_page_of_tables_is_what_the_experiments_say():
-    assert reproduce.PAGE.read_text() == reproduce.page(), "run: python -m clipzoo.report.paper_tables.reproduce"
+    assert reproduce_page.PAGE.read_text() == reproduce_page.page(), "run: python -m clipzoo.cli.reproduce_page"

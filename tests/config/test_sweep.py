@@ -1,14 +1,12 @@
-"""Sweeps: points of a command line, their runs, the table and the plot of what they came to."""
+"""Points of a sweep."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from clipzoo.config import sweep
 from clipzoo.config.compose import compose
@@ -17,26 +15,6 @@ from clipzoo.errors import ConfigError
 from tests.support.paths import ROOT
 
 SHARDS = "data.shards=/x/{00..01}.tar"
-METRIC = "zero_shot/demo/top1"
-
-
-def results(point: sweep.Point, value: float) -> None:
-    point.folder.mkdir(parents=True, exist_ok=True)
-    (point.folder / "results.json").write_text(json.dumps({"metrics": {METRIC: value}}))
-    lines = [{"step": 1, "loss": 9.0}, {"step": 2, "loss": value}, {"step": 2, "event": "evaluation"}]
-    (point.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-@pytest.fixture
-def points(tmp_path) -> list[sweep.Point]:
-    """Two widths of a kernel, two seeds; one run is not finished."""
-    found = sweep.points(
-        [SHARDS, f"runs={tmp_path}", "encoder=tiny", "head=wpse", "head.kernel.width=0.5,0.75", "seed=0,1"]
-    )
-    for point, value in zip(found, (40.0, 44.0, 43.0, None), strict=True):
-        if value is not None:
-            results(point, value)
-    return found
 
 
 def test_points_are_all_combinations_the_last_key_fastest():
@@ -62,59 +40,6 @@ def test_a_points_run_is_where_train_puts_it():
     (point,) = sweep.points([SHARDS, "encoder=tiny", "seed=3"])
     plain = compose(list(point.overrides))
     assert point.folder == Path("runs") / run_name(plain, None)
-
-
-def test_seeds_are_averaged_and_the_best_row_is_bold(points):
-    rows = sweep.rows(points, METRIC)
-    assert [(dict(row.swept), row.values, row.points) for row in rows] == [
-        ({"head.kernel.width": "0.5"}, (40.0, 44.0), 2),
-        ({"head.kernel.width": "0.75"}, (43.0,), 2),
-    ]
-    assert sweep.best(rows).swept == {"head.kernel.width": "0.75"}
-    assert sweep.best(rows, lowest=True).swept == {"head.kernel.width": "0.5"}
-    assert sweep.table(rows, METRIC).splitlines() == [
-        f"| head.kernel.width | {METRIC} | runs |",
-        "| --- | ---: | ---: |",
-        "| 0.5 | 42 ± 2.8 | 2 |",
-        "| **0.75** | **43** | **1 of 2** |",
-    ]
-
-
-def test_the_loss_stands_in_where_nothing_was_evaluated(points):
-    assert [row.mean for row in sweep.rows(points, "loss")] == [42.0, 43.0]
-
-
-def test_a_metric_that_is_not_there_is_named_with_those_that_are(points):
-    with pytest.raises(ConfigError, match=f"no metric top1 .it has: {METRIC}, loss"):
-        sweep.rows(points, "top1")
-
-
-def test_a_sweep_without_a_finished_point_has_no_table(tmp_path):
-    found = sweep.points([SHARDS, f"runs={tmp_path}", "seed=0,1"])
-    with pytest.raises(ConfigError, match="no point of the sweep is finished"):
-        sweep.table(sweep.rows(found, METRIC), METRIC)
-
-
-@pytest.mark.parametrize("overrides", [["head.kernel.width=0.5,0.75"], ["head/kernel=gaussian,imq", "seed=0,1"], []])
-def test_a_plot_is_drawn_for_numbers_words_and_a_single_point(tmp_path, overrides):
-    found = sweep.points([SHARDS, f"runs={tmp_path}", "encoder=tiny", "head=wpse", *overrides])
-    for place, point in enumerate(found):
-        results(point, 40.0 + place)
-    sweep.plot(sweep.rows(found, METRIC), METRIC, tmp_path / "plots" / "sweep.png")
-    with Image.open(tmp_path / "plots" / "sweep.png") as picture:
-        assert picture.size == (900, 600)
-
-
-def test_the_script_lists_points_and_writes_their_table(points, tmp_path):
-    overrides = list(points[0].overrides)
-    overrides[-2:] = ["head.kernel.width=0.5,0.75", "seed=0,1"]
-    command = [sys.executable, "scripts/launch.py"]
-    listed = subprocess.run([*command, *overrides], cwd=ROOT, capture_output=True, text=True)
-    assert [line.endswith("finished") for line in listed.stdout.splitlines()] == [True, True, True, False], listed
-    output = ["--output", str(tmp_path / "out")]
-    shown = subprocess.run([*command, "--table", METRIC, *output, *overrides], cwd=ROOT, capture_output=True, text=True)
-    assert "| **0.75** | **43** | **1 of 2** |" in shown.stdout, shown
-    assert (tmp_path / "out" / "sweep.png").exists() and "sweep.png" in (tmp_path / "out" / "sweep.md").read_text()
 
 
 def test_a_point_that_does_not_exist_is_refused(tmp_path):

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.report.comparison.significance import rank_sum
-from clipzoo.report.paper_tables import demo_rows, pages
+from clipzoo.report import tables_page
 from clipzoo.report.paper_tables.collect import collect
-from clipzoo.report.paper_tables.published import Column, read_numbers, table, table_names
-from clipzoo.report.paper_tables.tables import Filled, fill
+from clipzoo.report.paper_tables.filled import FilledRow, FilledTable, fill
+from clipzoo.report.paper_tables.published import FOLDER, PaperColumn, layout, read_numbers, table, table_names
+from clipzoo.report.paper_tables.significance import rank_sum
 from tests.support.paper_runs import write_run
 
 CLIP = "wpse/CC3M/CLIP"
@@ -29,25 +29,25 @@ def printed(name: str, row: str, plus: float = 0.0) -> dict[str, float]:
     found = table(name)
     numbers = {place: number for place, number in found.numbers.items() if place[0].name == row}
     single = {place[1].groups[0]: number.value for place, number in numbers.items() if len(place[1].groups or ()) == 1}
-    return {key: value + plus for group, value in single.items() for key in group}
+    return {str(key): value + plus for group, value in single.items() for key in group}
 
 
-def filled(root: Path, name: str) -> Filled:
+def filled(root: Path, name: str) -> FilledTable:
     return fill(table(name), collect(root)[0])
 
 
-def entry_of(found: Filled, row: str):
-    return next(each for each in found.entries if each.row.name == row)
+def row_of(found: FilledTable, row: str) -> FilledRow:
+    return next(filled_row for filled_row in found.rows if filled_row.row.name == row)
 
 
-def column_of(found: Filled, label: str) -> Column:
-    return next(each for each in found.table.columns if each.label == label)
+def column_of(found: FilledTable, label: str) -> PaperColumn:
+    return next(column for column in found.table.columns if column.label == label)
 
 
 def test_a_run_of_the_rows_experiment_fills_it_and_the_difference_is_ours_minus_published(tmp_path):
     write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus=1.5))
     found = filled(tmp_path, "wpse/1")
-    entry = entry_of(found, CLIP)
+    entry = row_of(found, CLIP)
     assert entry.ours is not None and not entry.variants
     for column in found.table.columns:
         # The paper's average was rounded, and so were the thirteen that ours is the mean of.
@@ -58,8 +58,8 @@ def test_a_run_judged_by_another_protocol_is_a_variant_and_says_what_differs(tmp
     metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/flowers/mean_per_class": 12.0}
     write_run(tmp_path, "cloob/cc3m_cloob", metrics)
     write_run(tmp_path / "others", "cloob/cc3m_cloob", metrics, "seed=1", "eval.prompts=slip")
-    entry = entry_of(filled(tmp_path, "cloob/1"), "cloob/CC3M/CLOOB RN50 (31 epochs)")
-    assert entry.ours is not None and [each.run.seed for each in entry.ours.runs] == [0]
+    entry = row_of(filled(tmp_path, "cloob/1"), "cloob/CC3M/CLOOB RN50 (31 epochs)")
+    assert entry.ours is not None and [match.run.seed for match in entry.ours.runs] == [0]
     # Flowers has one list of prompts, whoever is asked.
     (variant,) = entry.variants
     assert variant.label == "eval.prompts of zero_shot/imagenet slip for clip"
@@ -71,11 +71,11 @@ def test_a_run_judged_on_other_sets_besides_stands_for_its_row(tmp_path):
     results = json.loads((folder / "results.json").read_text())
     results["protocol"]["retrieval/coco"] = {"interpolation": "bilinear"}
     (folder / "results.json").write_text(json.dumps(results))
-    entry = entry_of(filled(tmp_path, "wpse/1"), CLIP)
+    entry = row_of(filled(tmp_path, "wpse/1"), CLIP)
     assert entry.ours is not None and not entry.variants
     results["protocol"]["zero_shot/pets"]["interpolation"] = "bilinear"
     (folder / "results.json").write_text(json.dumps(results))
-    (variant,) = entry_of(filled(tmp_path, "wpse/1"), CLIP).variants
+    (variant,) = row_of(filled(tmp_path, "wpse/1"), CLIP).variants
     assert variant.label == "eval.interpolation of zero_shot/pets bilinear for bicubic"
 
 
@@ -83,7 +83,7 @@ def test_seeds_are_averaged_with_their_deviation(tmp_path):
     for seed, plus in enumerate((0.0, 1.0, 5.0)):
         write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus), f"seed={seed}")
     found = filled(tmp_path, "wpse/1")
-    ours = entry_of(found, CLIP).ours.ours(column_of(found, "ImageNet"))
+    ours = row_of(found, CLIP).measurement(column_of(found, "ImageNet"))
     assert ours.mean == pytest.approx(19.94 + 2.0)
     assert ours.deviation == pytest.approx(statistics.stdev([0.0, 1.0, 5.0]))
 
@@ -98,9 +98,9 @@ def test_seeds_are_averaged_with_their_deviation(tmp_path):
 )
 def test_a_run_with_another_value_is_a_variant_that_names_it_and_never_the_row(tmp_path, override, said):
     write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), override)
-    entry = entry_of(filled(tmp_path, "wpse/1"), CLIP)
+    entry = row_of(filled(tmp_path, "wpse/1"), CLIP)
     assert entry.ours is None
-    assert [each.label for each in entry.variants] == [said]
+    assert [variant.label for variant in entry.variants] == [said]
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_a_run_with_another_value_is_a_variant_that_names_it_and_never_the_row(t
 )
 def test_places_costs_and_seeds_do_not_make_a_variant(tmp_path, override):
     write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), override)
-    entry = entry_of(filled(tmp_path, "wpse/1"), CLIP)
+    entry = row_of(filled(tmp_path, "wpse/1"), CLIP)
     assert entry.ours is not None and not entry.variants
 
 
 def test_a_run_on_too_few_pairs_is_a_variant(tmp_path):
     write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), pairs=1_000_000)
-    entry = entry_of(filled(tmp_path, "wpse/1"), CLIP)
+    entry = row_of(filled(tmp_path, "wpse/1"), CLIP)
     assert entry.ours is None
     assert "training pairs" in entry.variants[0].label
     assert entry.variants[0].label.endswith("for 2,300,000 to 3,400,000")
@@ -123,34 +123,34 @@ def test_a_run_on_too_few_pairs_is_a_variant(tmp_path):
 def test_a_run_at_another_scale_is_a_variant_without_costs(tmp_path):
     metrics = printed("kme/3", "kme/CC3M/KME-CLIP")
     write_run(tmp_path, "kme/cc3m_kme", metrics, "scale=demo")
-    entry = entry_of(filled(tmp_path, "kme/3"), "kme/CC3M/KME-CLIP")
-    assert entry.ours is None and [each.label for each in entry.variants] == ["scale=demo"]
-    assert not filled(tmp_path, "kme/7").shown
+    entry = row_of(filled(tmp_path, "kme/3"), "kme/CC3M/KME-CLIP")
+    assert entry.ours is None and [variant.label for variant in entry.variants] == ["scale=demo"]
+    assert not filled(tmp_path, "kme/7").measured
 
 
 def test_of_a_search_the_best_point_by_the_papers_measure_stands_and_the_points_are_counted(tmp_path):
     for width, plus in ((0.5, 0.0), (0.75, 2.0), (1.0, 1.0)):
         write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN, plus), f"head.kernel.width={width}")
     found = filled(tmp_path, "wpse/1")
-    entry = entry_of(found, GAUSSIAN)
-    assert entry.ours.ours(column_of(found, "ImageNet")).mean == pytest.approx(21.20 + 2.0)
-    assert "head.kernel.width=0.75" in entry.chosen
-    assert "the best of 3 points" in entry.chosen and "of 15 that the paper searched" in entry.chosen
+    entry = row_of(found, GAUSSIAN)
+    assert entry.measurement(column_of(found, "ImageNet")).mean == pytest.approx(21.20 + 2.0)
+    assert "head.kernel.width=0.75" in entry.selected
+    assert "the best of 3 points" in entry.selected and "of 15 that the paper searched" in entry.selected
 
 
 def test_a_value_outside_the_search_is_a_variant(tmp_path):
     write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN, 9.0), "head.kernel.width=2.0")
     write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN))
-    entry = entry_of(filled(tmp_path, "wpse/1"), GAUSSIAN)
-    assert "the only point run" in entry.chosen
-    assert [each.label for each in entry.variants] == ["head.kernel.width 2.0 for 0.75"]
+    entry = row_of(filled(tmp_path, "wpse/1"), GAUSSIAN)
+    assert "the only point run" in entry.selected
+    assert [variant.label for variant in entry.variants] == ["head.kernel.width 2.0 for 0.75"]
 
 
 def test_the_same_training_fills_the_row_of_another_paper(tmp_path):
     write_run(tmp_path, "wpse/cc3m_clip", printed("kme/2", "kme/CC3M/CLIP"))
-    entry = entry_of(filled(tmp_path, "kme/2"), "kme/CC3M/CLIP")
+    entry = row_of(filled(tmp_path, "kme/2"), "kme/CC3M/CLIP")
     assert entry.ours is not None
-    assert {each.run.row for each in entry.ours.runs} == {CLIP}
+    assert {match.run.row for match in entry.ours.runs} == {CLIP}
 
 
 def test_the_rank_sum_test_counts_arrangements():
@@ -185,7 +185,7 @@ def page(tmp_path_factory) -> Path:
     write_run(runs, "kme/cc3m_kme", metrics, "scale=demo", evaluations=3)
     half = write_run(runs, "nuclr/cc3m_clip", {})
     (half / "results.json").unlink()
-    return pages.write_pages(runs, [], runs / "report")
+    return tables_page.write_pages(runs, [], runs / "report")
 
 
 class _Reader(html.parser.HTMLParser):
@@ -259,17 +259,15 @@ def test_runs_at_another_scale_stand_beside_each_other(page):
 
 def test_tables_without_runs_are_shown_on_request_and_are_an_error_otherwise(tmp_path):
     with pytest.raises(ConfigError, match="--table"):
-        pages.write_pages(tmp_path, [], tmp_path / "report")
-    written = pages.write_pages(tmp_path, ["wpse/3", "nuclr/1"], tmp_path / "report")
+        tables_page.write_pages(tmp_path, [], tmp_path / "report")
+    written = tables_page.write_pages(tmp_path, ["wpse/3", "nuclr/1"], tmp_path / "report")
     assert "WPSE, table 3" in written.read_text()
     assert "No published numbers" in written.read_text()
 
 
 def test_every_published_number_is_in_a_table_or_is_no_result():
     listed = {file for name in table_names() for file in _files(name)}
-    numbers = {path.name for path in Path(pages.__file__).parent.glob("published/*.csv")}
-    from clipzoo.report.paper_tables.published import layout
-
+    numbers = {path.name for path in FOLDER.glob("*.csv")}
     assert listed | set(layout()["not_results"]) == numbers
     for name in table_names():
         cells = sum(len(read_numbers(file)) for file in _files(name))
@@ -277,31 +275,4 @@ def test_every_published_number_is_in_a_table_or_is_no_result():
 
 
 def _files(name: str) -> list[str]:
-    from clipzoo.report.paper_tables.published import layout
-
     return layout()["tables"][name].get("numbers", [])
-
-
-def test_the_demo_has_a_row_of_every_paper_at_a_point_of_its_search(tmp_path):
-    from clipzoo.report.paper_tables.experiments import axes
-    from clipzoo.report.paper_tables.published import search_of
-
-    jobs = demo_rows.jobs_of(demo_rows.ROWS, tmp_path)
-    assert {job.row.split("/")[0] for job in jobs} == {"wpse", "kme", "cloob", "nuclr"}
-    assert len({job.folder for job in jobs}) == len(jobs)
-    for row, chosen in demo_rows.ROWS.items():
-        search = search_of(row)
-        for override in set(chosen) - {*demo_rows.WPSE, *demo_rows.CLOOB}:
-            key, value = override.split("=")
-            assert json.loads(value) in axes(search.name)[key]
-
-
-def test_finished_rows_of_the_demo_are_skipped_and_a_row_that_stops_is_named(tmp_path, capsys):
-    done, bad = demo_rows.jobs_of({CLIP: (), GAUSSIAN: ("data.shards=nowhere",)}, tmp_path)
-    done.folder.mkdir()
-    (done.folder / "results.json").write_text("{}")
-    assert [job.row for job in demo_rows.train([done, bad], 2)] == [GAUSSIAN]
-    assert done.process is None
-    said = capsys.readouterr().out
-    assert "CLIP: finished before, skipped" in said
-    assert "WPSE Gaussian: stopped" in said and "nowhere" in said

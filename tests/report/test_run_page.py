@@ -13,9 +13,13 @@ from PIL import Image
 
 from clipzoo.build import part
 from clipzoo.evaluation import artefacts
+from clipzoo.report.render import markdown
 from clipzoo.report.run_page import figures
-from clipzoo.report.run_page.page import read_metrics, write_report
-from clipzoo.report.run_page.results_tables import table
+from clipzoo.report.run_page.page import write_report
+from clipzoo.report.run_page.results_tables import zero_shot_table
+from clipzoo.report.table import text_table
+from clipzoo.runs.metric_key import parsed
+from clipzoo.runs.training_log import TrainingLog
 from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, write_sets
 
 
@@ -86,7 +90,7 @@ def test_a_run_that_was_stopped_has_a_page_too(run, tmp_path):
     page = (tmp_path / "report.md").read_text()
     assert "report/training.png" in page
     assert "Zero-shot classification" in page  # of the newest evaluation
-    assert "How it was made" not in page
+    assert "Provenance" not in page
 
 
 def test_an_empty_folder_gives_a_page_without_pictures(tmp_path):
@@ -94,26 +98,25 @@ def test_an_empty_folder_gives_a_page_without_pictures(tmp_path):
 
 
 def test_a_line_cut_short_by_a_kill_is_left_out(run):
-    training, evaluations = read_metrics(run / "metrics.jsonl")
-    assert len(training) == 89 and len(evaluations) == 2
+    log = TrainingLog.read(run)
+    assert len(log.training) == 89 and len(log.evaluations) == 2
 
 
 def test_unknown_numbers_become_panels_and_constants_and_text_do_not(run):
-    training, _ = read_metrics(run / "metrics.jsonl")
-    titles = [axes.get_title() for axes in figures.training_curves(training).axes if axes.get_visible()]
+    figure = figures.training_curves(TrainingLog.read(run).training)
+    titles = [axes.get_title("left") for axes in figure.axes if axes.get_visible()]
     assert titles == ["loss", "learning rate", "surprise"]
 
 
 def test_a_deviation_stands_beside_its_mean():
-    from clipzoo.report.run_page.results_tables import zero_shot_table
-
-    text = zero_shot_table({"zero_shot/a/top1": 12.345, "zero_shot/a/top1_std": 0.5, "zero_shot/b/top1": 1.0})
+    metrics = parsed({"zero_shot/a/top1": 12.345, "zero_shot/a/top1_std": 0.5, "zero_shot/b/top1": 1.0})
+    text = markdown(zero_shot_table(metrics))
     assert "| a | 12.35 ± 0.50 |" in text or "| a | 12.34 ± 0.50 |" in text
     assert "| b | 1.00 |" in text
 
 
 def test_a_cell_cannot_break_its_table():
-    assert table(["a"], [["x|y"]]).splitlines()[-1] == "| x\\|y |"
+    assert markdown(text_table(["a"], [["x|y"]], left=1)).splitlines()[-1] == "| x\\|y |"
 
 
 def test_a_model_without_mistakes_shows_none(tmp_path):
@@ -126,7 +129,7 @@ def test_a_model_without_mistakes_shows_none(tmp_path):
     artefacts.write_zero_shot(tmp_path / "evaluation" / "zero_shot" / "colours.npz", data, "test", perfect)
     write_report(tmp_path)
     page = (tmp_path / "report.md").read_text()
-    assert "confusion_colours" in page and "mistakes_colours" not in page and "taken for" not in page
+    assert "confusion_colours" in page and "mistakes_colours" not in page and "predicted as" not in page
 
 
 def test_sets_that_were_missing_stand_on_the_page_with_the_way_to_get_them(tmp_path):

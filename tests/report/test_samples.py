@@ -19,4 +19,4 @@ def test_a_nuclr_run_shows_its_most_and_least_popular_samples(tiny_shards, tmp_p
     first = summary["highest"][0]["sample_id"]
     assert captions[str(first)].endswith(f"number {first}")
     assert (run / "report" / "samples_log_popularity_image.png").stat().st_size > 10_000
-    assert "Log popularity image: where it is highest and lowest" in (run / "report.md").read_text()
+    assert "Log popularity image: samples with the highest and the lowest values" in (run / "report.md").read_text()

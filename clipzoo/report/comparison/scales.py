@@ -1,129 +1,141 @@
-"""Runs of several rows at one scale, side by side on the sets that they share."""
+"""Runs of several rows at one scale, compared on the datasets that they share."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from clipzoo.report.paper_tables.collect import PAPER, Match, Run, matches
-from clipzoo.report.paper_tables.published import PAPERS, Column, table, table_names
-from clipzoo.report.paper_tables.tables import Group, described
-from clipzoo.report.run_page.examples import load
+from clipzoo.report.paper_tables.collect import PAPER, Run, matches
+from clipzoo.report.paper_tables.filled import SeedGroup, grouped
+from clipzoo.report.paper_tables.published import PAPERS, Metrics, PaperColumn, row_names
+from clipzoo.report.run_page.arrays import load
+from clipzoo.runs.metric_key import MetricKey
 
+DIRECTIONS = ("image_to_text", "text_to_image")
 TASKS = (
-    ("zero-shot top-1", "zero_shot/", "/top1"),
-    ("linear probe before projection, top-1", "linear_probe/", "/before/top1"),
-    ("linear probe after projection, top-1", "linear_probe/", "/after/top1"),
-    ("image to text @1", "retrieval/", "/image_to_text/recall_at_1"),
-    ("text to image @1", "retrieval/", "/text_to_image/recall_at_1"),
+    ("zero-shot top-1", MetricKey("zero_shot", "", "", "top1")),
+    ("linear probe before projection, top-1", MetricKey("linear_probe", "", "before", "top1")),
+    ("linear probe after projection, top-1", MetricKey("linear_probe", "", "after", "top1")),
+    ("image to text @1", MetricKey("retrieval", "", "image_to_text", "recall_at_1")),
+    ("text to image @1", MetricKey("retrieval", "", "text_to_image", "recall_at_1")),
 )
-COSTS = (
-    ("minutes", "training/seconds", 1 / 60),
-    ("samples/s", "training/samples_per_second", 1.0),
-    ("peak GiB", "training/peak_memory_mib", 1 / 1024),
-)
+"""Compared metrics; the dataset is left open."""
 ENCODER = re.compile(r"\*? RN\d+(x\d)?( \(\d+ epochs\))?$")
-"""What a model's printed name says of its encoder and training: at another scale it is untrue."""
+"""Encoder and epochs in a model's printed name, which are untrue at another scale."""
 
 
 @dataclass(frozen=True)
-class Compared:
-    """The runs of one row.
+class Cost:
+    """A cost of training: its label, its metric, and the factor from the metric's unit to the label's."""
 
-    label: what the paper calls it, without encoder and epochs; where several rows or variants of one are so called,
-    with what tells them apart. apart: all that sets the runs apart from the row's experiment at this scale.
+    label: str
+    key: MetricKey
+    factor: float
+
+
+COSTS = (
+    Cost("minutes", MetricKey("training", "", "", "seconds"), 1 / 60),
+    Cost("samples/s", MetricKey("training", "", "", "samples_per_second"), 1.0),
+    Cost("peak GiB", MetricKey("training", "", "", "peak_memory_mib"), 1 / 1024),
+)
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """Runs of one row at the scale.
+
+    label: name in the paper without encoder and epochs, extended by what tells it from other rows. settings: overrides
+    that distinguish the runs from the row's experiment at this scale.
     """
 
     paper: str
     label: str
-    apart: str
-    group: Group
+    settings: str
+    group: SeedGroup
 
     @property
-    def named(self) -> str:
-        return self.label if self.apart in self.label else f"{self.label} ({self.apart})"
+    def note(self) -> str:
+        """The settings, unless the label has them."""
+        return "" if self.settings in self.label else self.settings
 
-    def cost(self, key: str, factor: float) -> float | None:
-        found = [match.run.metrics[key] * factor for match in self.group.runs if key in match.run.metrics]
-        return sum(found) / len(found) if found else None
+    def cost(self, cost: Cost) -> float | None:
+        """Mean cost over the runs that recorded it."""
+        values = [
+            match.run.metrics[cost.key] * cost.factor for match in self.group.runs if cost.key in match.run.metrics
+        ]
+        return sum(values) / len(values) if values else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """columns: by task, the sets that all or some of the runs were judged on; where several, their mean comes first.
+    """Rows compared at one scale.
 
-    chance: what guessing comes to, by metric, where the evaluation left the number of classes or pictures.
+    columns: by task, the datasets that any run was evaluated on; their mean comes first if there are several.
+    chance: accuracy of guessing, where the evaluation left the number of classes or images.
     """
 
     scale: str
-    rows: tuple[Compared, ...]
-    columns: dict[str, tuple[Column, ...]]
-    chance: Mapping[str, float]
+    rows: tuple[ComparedRow, ...]
+    columns: Mapping[str, Sequence[PaperColumn]]
+    chance: Metrics
 
 
 def comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    """One for each scale but the papers' own, whose runs stand in the papers' tables."""
-    found = []
+    """Compare the runs of each scale; runs at the papers' scale belong to the papers' tables."""
+    compared = []
     for scale in dict.fromkeys(run.scale for run in runs if run.row and run.scale != PAPER):
-        some = [run for run in runs if run.scale == scale]
-        rows = [(row, extra, group) for row in _rows() for extra, group in _groups(some, row, scale)]
-        if rows:
-            found.append(Comparison(scale, tuple(_labelled(rows)), _columns(some), _chance(some)))
-    return found
+        chosen = [run for run in runs if run.scale == scale]
+        groups = [(row, group) for row in row_names() for group in grouped(matches(chosen, row))]
+        if groups:
+            compared.append(Comparison(scale, tuple(_labelled(groups, scale)), _columns(chosen), _chance(chosen)))
+    return compared
 
 
-def _rows() -> list[str]:
-    """All rows in the order of the papers' tables."""
-    return list(dict.fromkeys(row.name for name in table_names() for row in table(name).rows))
+def _labelled(groups: Sequence[tuple[str, SeedGroup]], scale: str) -> Iterator[ComparedRow]:
+    """Give each row the shortest of its names that no other row has."""
+    settings = [group.label.removeprefix(f"scale={scale}").removeprefix(", ") for _, group in groups]
+    names = [_names(row, extra) for (row, _), extra in zip(groups, settings, strict=True)]
+    counts = Counter(name for candidates in names for name in dict.fromkeys(candidates))
+    for (row, group), extra, candidates in zip(groups, settings, names, strict=True):
+        label = next((name for name in candidates if counts[name] == 1), candidates[-1])
+        yield ComparedRow(PAPERS[row.split("/")[0]], label, extra, group)
 
 
-def _groups(runs: Sequence[Run], row: str, scale: str) -> Iterator[tuple[str, Group]]:
-    """What sets runs of the row apart beside the scale, and those runs, a group for all seeds."""
-    groups: dict[str, list[Match]] = {}
-    for match in matches(runs, row):
-        groups.setdefault(described(match).removeprefix(f"scale={scale}").removeprefix(", "), []).append(match)
-    for extra, group in groups.items():
-        yield extra, Group(extra, tuple(group))
+def _names(row: str, settings: str) -> list[str]:
+    model, added = ENCODER.sub("", row.split("/", 2)[2]), f" ({settings})" if settings else ""
+    return [model, f"{model}{added}", f"{row}{added}"]
 
 
-def _labelled(rows: Sequence[tuple[str, str, Group]]) -> Iterator[Compared]:
-    """With the shortest names that tell the rows from each other."""
-
-    def names(row: str, extra: str) -> list[str]:
-        model, added = ENCODER.sub("", row.split("/", 2)[2]), f" ({extra})" if extra else ""
-        return [model, f"{model}{added}", f"{row}{added}"]
-
-    counts = Counter(name for row, extra, _ in rows for name in dict.fromkeys(names(row, extra)))
-    for row, extra, group in rows:
-        label = next((name for name in names(row, extra) if counts[name] == 1), names(row, extra)[-1])
-        yield Compared(PAPERS[row.split("/")[0]], label, extra, group)
-
-
-def _chance(runs: Sequence[Run]) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _chance(runs: Sequence[Run]) -> dict[MetricKey, float]:
+    chance: dict[MetricKey, float] = {}
     for run in runs:
         for path in sorted((run.folder / "evaluation" / "zero_shot").glob("*.npz")):
-            classes = len(load(path)["class_names"])
-            found |= {f"zero_shot/{path.stem}/top1": 100 / classes}
-            found |= {f"linear_probe/{path.stem}/{where}/top1": 100 / classes for where in ("before", "after")}
+            accuracy = 100 / len(load(path)["class_names"])
+            chance[MetricKey("zero_shot", path.stem, "", "top1")] = accuracy
+            chance |= {MetricKey("linear_probe", path.stem, side, "top1"): accuracy for side in ("before", "after")}
         for path in sorted((run.folder / "evaluation" / "retrieval").glob("*.npz")):
-            ways = ("image_to_text", "text_to_image")
-            pictures = int(load(path)["gallery"])
-            found |= {f"retrieval/{path.stem}/{way}/recall_at_1": 100 / pictures for way in ways}
-    return found
+            recall = 100 / int(load(path)["gallery"])
+            chance |= {MetricKey("retrieval", path.stem, way, "recall_at_1"): recall for way in DIRECTIONS}
+    return chance
 
 
-def _columns(runs: Sequence[Run]) -> dict[str, tuple[Column, ...]]:
-    keys: dict[str, Any] = dict.fromkeys(key for run in runs for key in run.metrics)
-    found = {}
-    for task, start, end in TASKS:
-        sets = [key[len(start) : -len(end)] for key in keys if key.startswith(start) and key.endswith(end)]
-        sets = [each for each in sets if "/" not in each]
-        if sets:
-            groups = tuple((f"{start}{each}{end}",) for each in sets)
-            single = [Column(task, each.replace("_", " "), (group,)) for each, group in zip(sets, groups, strict=True)]
-            found[task] = tuple([Column(task, "mean", groups), *single] if len(sets) > 1 else single)
-    return found
+def _columns(runs: Sequence[Run]) -> dict[str, list[PaperColumn]]:
+    measured: Iterable[MetricKey] = dict.fromkeys(key for run in runs for key in run.metrics)
+    columns = {}
+    for task, wanted in TASKS:
+        keys = [key for key in measured if replace(key, dataset="", protocol=_direction(key)) == wanted]
+        single = [PaperColumn(task, _label(key), ((key,),)) for key in keys]
+        mean = [PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
+        if keys:
+            columns[task] = [*mean, *single]
+    return columns
+
+
+def _direction(key: MetricKey) -> str:
+    return key.protocol.removeprefix("paired_")
+
+
+def _label(key: MetricKey) -> str:
+    return key.dataset.replace("_", " ") + (" paired" if key.paired else "")

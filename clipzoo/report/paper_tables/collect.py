@@ -1,29 +1,39 @@
-"""Finished runs, and which row of the papers each of them is."""
+"""Finished runs, and the rows of the papers' tables that they reproduce."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from clipzoo.config.identity import flat
 from clipzoo.errors import ConfigError
-from clipzoo.report.paper_tables.experiments import axes, differences, experiments, judged_otherwise, pairs_expected
-from clipzoo.report.paper_tables.published import search_of
-from clipzoo.runs.directory import config_of
+from clipzoo.report.paper_tables.experiments import (
+    Differences,
+    axes,
+    differences,
+    expected_pairs,
+    experiments,
+    protocol_differences,
+)
+from clipzoo.report.paper_tables.published import Metrics, search_of
+from clipzoo.runs.directory import config_of, is_finished
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.record import RunRecord
 
 PAPER = "paper"
+"""The scale of the papers' own size."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A folder with config.yaml and results.json. metrics: of the evaluation, and of training as training/<name>."""
+    """A finished run directory, its configuration and its record."""
 
     folder: Path
     plain: Mapping[str, Any]
-    results: Mapping[str, Any]
-    metrics: Mapping[str, float]
+    record: RunRecord
 
     @property
     def row(self) -> str | None:
@@ -33,103 +43,101 @@ class Run:
     def seed(self) -> int:
         return self.plain["seed"]
 
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Results of the evaluation, and costs of the training under the task "training"."""
+        costs = {name: value for name, value in self.record.training.items() if isinstance(value, int | float)}
+        epochs = self.plain.get("trainer", {}).get("epochs")
+        if epochs and "seconds" in costs:
+            costs["seconds_per_epoch"] = costs["seconds"] / epochs
+        return {**self.record.metrics, **{MetricKey("training", "", "", name): value for name, value in costs.items()}}
+
     @property
     def scale(self) -> str:
-        chosen = [each.split("=", 1)[1] for each in self.results.get("overrides", []) if each.startswith("scale=")]
+        chosen = [text.split("=", 1)[1] for text in self.record.overrides if text.startswith("scale=")]
         return chosen[-1] if chosen else PAPER
 
     @property
     def pairs(self) -> int | None:
-        """How many pairs it was trained on, as steps, batch and epochs tell."""
-        trainer, steps = self.plain["trainer"], self.results.get("training", {}).get("steps")
+        """Number of training pairs, from steps, global batch size and epochs."""
+        trainer, steps = self.plain["trainer"], self.record.training.get("steps")
         if steps is None or trainer.get("epochs") is None:
             return None
-        return round(steps * trainer["global_batch"] / trainer["epochs"])
+        return round(float(steps) * trainer["global_batch"] / trainer["epochs"])
 
 
 @dataclass(frozen=True)
 class Match:
-    """A run beside a row. scale: of the experiment it is compared with. differences: (expected, seen) by key.
+    """A run compared with a row's experiment.
 
-    point: the values of the keys that the paper searched, for rows that are the best of several; moved: those of them
-    that are not the experiment's.
+    scale: of the experiment. differences: settings of the run that are neither the experiment's nor searched by the
+    paper. point: the searched settings of the run; moved: those of them that differ from the experiment's.
     """
 
     run: Run
     row: str
     scale: str
-    differences: Mapping[str, tuple[Any, Any]]
+    differences: Differences
     point: Mapping[str, Any]
     moved: Mapping[str, Any]
 
     @property
     def is_row(self) -> bool:
-        """Whether the run may stand for the row; any other is a variant."""
+        """True if the run may stand for the row; any other run is a variant."""
         return self.scale == PAPER and not self.differences
+
+    def describe(self, most: int = 4) -> str:
+        """Settings that distinguish the run from its row. most: number of differences that are written out."""
+        parts = [] if self.scale == PAPER else [f"scale={self.scale}"]
+        parts += [f"{key}={shortened(value)}" for key, value in self.moved.items()]
+        pairs = list(self.differences.items())
+        parts += [f"{key} {shortened(seen)} for {shortened(expected)}" for key, (expected, seen) in pairs[:most]]
+        if len(pairs) > most:
+            parts.append(f"{len(pairs) - most} more")
+        return ", ".join(parts)
 
 
 def collect(root: Path) -> tuple[list[Run], list[Path]]:
-    """The finished runs below a folder, and the folders of unfinished ones."""
+    """Return the finished runs below a folder, and the directories of unfinished ones."""
     if not root.is_dir():
         raise ConfigError(f"there is no folder {root}")
-    finished, unfinished = [], []
-    for path in sorted(root.rglob("config.yaml")):
-        if (path.parent / "results.json").exists():
-            finished.append(read(path.parent))
-        else:
-            unfinished.append(path.parent)
-    return finished, unfinished
-
-
-def read(folder: Path) -> Run:
-    plain = config_of(folder)
-    results = json.loads((folder / "results.json").read_text())
-    training = {key: value for key, value in results.get("training", {}).items() if isinstance(value, int | float)}
-    epochs = plain.get("trainer", {}).get("epochs")
-    if epochs and "seconds" in training:
-        training["seconds_per_epoch"] = training["seconds"] / epochs
-    metrics = {**results.get("metrics", {}), **{f"training/{key}": value for key, value in training.items()}}
-    return Run(folder, plain, results, metrics)
+    folders = [path.parent for path in sorted(root.rglob("config.yaml"))]
+    finished = [Run(folder, config_of(folder), RunRecord.read(folder)) for folder in folders if is_finished(folder)]
+    return finished, [folder for folder in folders if not is_finished(folder)]
 
 
 def matches(runs: Sequence[Run], row: str) -> list[Match]:
-    """Every run that says it is this row, and every other whose configuration is the row's all the same."""
+    """Match the runs that name this row, and runs of other rows whose configuration is the same."""
     experiment = experiments().get(row)
     if experiment is None:
         return []
-    found = []
+    matched = []
     for run in runs:
         if run.row == row:
-            found.append(_match(run, row, experiment.name, run.scale))
-        elif run.row is not None and run.scale == PAPER and _may_be(run, row):
+            matched.append(_match(run, row, experiment.name, run.scale))
+        # Composing an experiment is slow: only rows of the same pretraining dataset can be equal.
+        elif run.row is not None and run.scale == PAPER and run.row.split("/")[1] == row.split("/")[1]:
             other = _match(run, row, experiment.name, PAPER)
             if other.is_row:
-                found.append(other)
-    return found
+                matched.append(other)
+    return matched
+
+
+def shortened(value: object) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _match(run: Run, row: str, experiment: str, scale: str) -> Match:
     different = differences(run.plain, experiment, scale)
     search = search_of(row)
-    allowed = axes(search.name) if search else {}
-    point = {key: _at(run.plain, key) for key in allowed}
-    moved = {key: seen for key, (_, seen) in different.items() if seen in allowed.get(key, [])}
-    kept = {key: pair for key, pair in different.items() if key not in moved}
-    kept |= judged_otherwise(run.results.get("protocol", {}), experiment, scale)
-    low, high = pairs_expected(row)
+    searched = axes(search.name) if search else {}
+    values = flat(run.plain)
+    point = {key: values.get(key) for key in searched}
+    moved = {key: seen for key, (_, seen) in different.items() if seen in searched.get(key, ())}
+    remaining = {key: pair for key, pair in different.items() if key not in moved}
+    remaining |= protocol_differences(run.record.protocol, experiment, scale)
+    low, high = expected_pairs(row)
     if scale == PAPER and run.pairs is not None and not low <= run.pairs <= high:
-        kept["training pairs"] = (f"{low:,} to {high:,}", f"{run.pairs:,}")
-    return Match(run, row, scale, kept, point, moved)
-
-
-def _may_be(run: Run, row: str) -> bool:
-    """Rows of other papers and of other sets need not be composed to be refused."""
-    assert run.row is not None
-    return run.row.split("/")[1] == row.split("/")[1]
-
-
-def _at(plain: Mapping[str, Any], key: str) -> Any:
-    value: Any = plain
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
+        remaining["training pairs"] = (f"{low:,} to {high:,}", f"{run.pairs:,}")
+    return Match(run, row, scale, remaining, point, moved)

@@ -1,8 +1,8 @@
-"""Which experiment fills which row, what it costs, and how it compares with what a run has done."""
+"""The experiment of each row, its cost, and comparison of its configuration with a run's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,48 +14,109 @@ from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.identity import identity
 from clipzoo.report.paper_tables.published import layout
-from clipzoo.runs.protocol import settings
+from clipzoo.runs.protocol import Setting, settings
 
-CARRIED = ("seed", "row", "head.seed", "data.shards")
-"""Beside HARMLESS, keys that may differ from a row's experiment: seeds and places. That the shards are
-the right set is judged by how many pairs they hold."""
+EXEMPT = ("seed", "row", "head.seed", "data.shards")
+"""Keys that may differ from a row's experiment, beside HARMLESS: seeds and paths. The number of pairs
+tells if the shards hold the right dataset."""
+
+Differences = dict[str, tuple[Any, Any]]
+"""Expected and seen value by configuration key; None for an absent key."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What the head of a file of conf/experiment says.
+    """An option of `experiment=` that fills a row, with its `about` node.
 
-    name: as in `experiment=`. row: what it fills. hours: estimated, of each of so many runs, on such a device.
+    hours: estimated device hours of one run. device: "H100". runs: number of runs for seeds and searched points.
     """
 
     name: str
     row: str
-    what: str
+    title: str
     command: str
     hours: float
     device: str
     runs: int
 
+    @property
+    def cost(self) -> str:
+        """Estimated cost of all runs, in words."""
+        runs = f", {self.runs} runs" if self.runs > 1 else ""
+        return f"{self.hours * self.runs:,.0f} {self.device} hours{runs}"
+
 
 @cache
 def experiments() -> Mapping[str, Experiment]:
-    """By row. The files are read as text: composing all of them takes seconds."""
-    found = {}
+    """Experiments by row. Files are read one by one, without composing them: that would take seconds."""
+    by_row = {}
     for path in sorted((CONF / "experiment").glob("*/*.yaml")):
         content = yaml.safe_load(path.read_text())
         if "row" in content:
-            about, row = content["about"], content["row"]
-            cost, name = about["cost"], f"{path.parent.name}/{path.stem}"
-            found[row] = Experiment(
-                name, row, about["title"], about["command"], float(cost["hours"]), cost["device"], cost["runs"]
+            about, name = content["about"], f"{path.parent.name}/{path.stem}"
+            cost = about["cost"]
+            by_row[content["row"]] = Experiment(
+                name, content["row"], about["title"], about["command"], cost["hours"], cost["device"], cost["runs"]
             )
-    return found
+    return by_row
+
+
+def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> Differences:
+    """Keys of a run's configuration whose values are not the experiment's."""
+    expected, seen = _expected(experiment, scale), _comparable(plain)
+    return {
+        key: (expected.get(key), seen.get(key))
+        for key in sorted({*expected, *seen})
+        if expected.get(key) != seen.get(key) or (key in expected) != (key in seen)
+    }
+
+
+def protocol_differences(
+    protocol: Mapping[str, Mapping[str, Setting]], experiment: str, scale: str
+) -> dict[str, tuple[Setting, Setting]]:
+    """Evaluation settings that differ from the experiment's, on the datasets that the experiment evaluates.
+
+    protocol: settings by task and dataset, of the run's record; runs of earlier versions have none.
+    """
+    evaluation = _resolved(experiment, scale)["eval"]
+    return {
+        f"eval.{name} of {place}": (value, seen[name])
+        for place, seen in protocol.items()
+        for task, _, dataset in [place.partition("/")]
+        if dataset in evaluation.get(task, ())
+        for name, value in settings(evaluation, task, dataset).items()
+        if seen.get(name, value) != value
+    }
 
 
 @cache
-def expected(experiment: str, scale: str) -> Mapping[str, Any]:
-    """What a run of the experiment at this scale has for its configuration, flat, without the keys that may differ."""
-    return comparable(_resolved(experiment, scale))
+def axes(search: str) -> Mapping[str, list[Any]]:
+    """Keys that an option of conf/search varies, with their values."""
+    stated = yaml.safe_load((CONF / "search" / f"{search}.yaml").read_text())
+    overrides = [f"{key}={values}" for key, values in stated["hydra"]["sweeper"]["params"].items()]
+    return {
+        override.key_or_group: [_scalar(value) for value in override.sweep_iterator()]
+        for override in OverridesParser.create().parse_overrides(overrides)
+    }
+
+
+def expected_pairs(row: str) -> tuple[int, int]:
+    """Smallest and largest plausible number of training pairs of the row's pretraining dataset."""
+    low, high = layout()["pairs"][row.split("/")[1]]
+    return low, high
+
+
+def total_cost(rows: Iterable[Experiment]) -> str:
+    """Sum of device hours by device, in words."""
+    by_device: dict[str, float] = {}
+    for experiment in rows:
+        by_device[experiment.device] = by_device.get(experiment.device, 0.0) + experiment.hours * experiment.runs
+    return ", ".join(f"{hours:,.0f} {device}" for device, hours in by_device.items())
+
+
+@cache
+def _expected(experiment: str, scale: str) -> Mapping[str, Any]:
+    return _comparable(_resolved(experiment, scale))
 
 
 @cache
@@ -63,52 +124,9 @@ def _resolved(experiment: str, scale: str) -> Mapping[str, Any]:
     return compose([f"experiment={experiment}", f"scale={scale}"])
 
 
-def comparable(plain: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in identity(plain).items() if key not in CARRIED}
+def _comparable(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in identity(plain).items() if key not in EXEMPT}
 
 
-def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values are not the experiment's: (expected, seen); None stands for a key that is not there."""
-    wanted, seen = expected(experiment, scale), comparable(plain)
-    return {
-        key: (wanted.get(key), seen.get(key))
-        for key in sorted({*wanted, *seen})
-        if wanted.get(key) != seen.get(key) or (key in wanted) != (key in seen)
-    }
-
-
-def judged_otherwise(
-    judged: Mapping[str, Mapping[str, Any]], experiment: str, scale: str
-) -> dict[str, tuple[Any, Any]]:
-    """What a run's numbers on the experiment's own sets rest on that the experiment's would not: (expected, seen).
-
-    judged: the run's protocol, as results.json has it; runs from before it was written there have none.
-    """
-    evaluation = _resolved(experiment, scale)["eval"]
-    found: dict[str, tuple[Any, Any]] = {}
-    for place in judged:
-        task, name = place.split("/")
-        wanted = settings(evaluation, task, name)
-        pairs = {fact: (value, judged[place].get(fact, value)) for fact, value in wanted.items()}
-        if name in evaluation.get(task, ()):
-            found |= {f"eval.{fact} of {place}": pair for fact, pair in pairs.items() if pair[0] != pair[1]}
-    return found
-
-
-@cache
-def axes(search: str) -> Mapping[str, list[Any]]:
-    """The keys that a search of conf/search varies, with their values."""
-    stated = yaml.safe_load((CONF / "search" / f"{search}.yaml").read_text())
-    overrides = [f"{key}={values}" for key, values in stated["hydra"]["sweeper"]["params"].items()]
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    return {each.key_or_group: [_plain(value) for value in each.sweep_iterator()] for each in parsed}
-
-
-def pairs_expected(row: str) -> tuple[int, int]:
-    """The least and the most training pairs that the row's pretraining set may have come to."""
-    low, high = layout()["pairs"][row.split("/")[1]]
-    return low, high
-
-
-def _plain(value: Any) -> Any:
+def _scalar(value: Any) -> Any:
     return yaml.safe_load(value) if isinstance(value, str) else value

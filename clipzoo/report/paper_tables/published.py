@@ -1,4 +1,4 @@
-"""The papers' tables: their rows, their columns as our metrics, and the numbers printed in them."""
+"""The papers' tables: their rows, their columns as metric keys, and their printed numbers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from clipzoo.errors import ConfigError
+from clipzoo.runs.metric_key import MetricKey
 
 FOLDER = Path(__file__).parent / "published"
 PAPERS = {"wpse": "WPSE", "kme": "KME-CLIP", "cloob": "CLOOB", "nuclr": "NUCLR"}
@@ -23,22 +24,24 @@ HEADINGS = {
     "linear_probing": "linear probe",
     "retrieval_image_to_text": "image to text",
     "retrieval_text_to_image": "text to image",
-    "retrieval": "retrieval, both ways",
-    "retrieval_mean_of_directions": "retrieval, both ways",
+    "retrieval": "retrieval, both directions",
+    "retrieval_mean_of_directions": "retrieval, both directions",
     "mean_of_four": "mean",
     "cost": "cost",
 }
 COSTS = {
-    "training_time_s_per_epoch": ("seconds an epoch", "training/seconds_per_epoch"),
-    "gpus_for_training": ("GPUs", "training/ranks"),
+    "training_time_s_per_epoch": ("seconds per epoch", "seconds_per_epoch"),
+    "gpus_for_training": ("GPUs", "ranks"),
     "inference_time_s_two_gpus": ("inference on two GPUs, s", None),
 }
 DIRECTIONS = ("image_to_text", "text_to_image")
 
+Metrics = Mapping[MetricKey, float]
+
 
 @dataclass(frozen=True)
-class Number:
-    """A published value, its deviation where there is one, and how it is printed."""
+class PaperNumber:
+    """A published value, its standard deviation if there is one, and its printed digits."""
 
     value: float
     deviation: float | None
@@ -46,27 +49,39 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Column:
-    """groups: our metrics; the column is the mean over groups of the mean inside each. None: we measure nothing."""
+class PaperColumn:
+    """A column of a paper's table.
+
+    heading: task. label: dataset and cut-off. groups: metric keys; the column is the mean over groups of the mean
+    within each group. None: clipzoo measures no such metric.
+    """
 
     heading: str
     label: str
-    groups: tuple[tuple[str, ...], ...] | None
+    groups: tuple[tuple[MetricKey, ...], ...] | None
 
-    def value(self, metrics: Mapping[str, float]) -> float | None:
-        """None unless every metric is there."""
-        if self.groups is None or not all(key in metrics for group in self.groups for key in group):
+    @property
+    def keys(self) -> list[MetricKey]:
+        return [key for group in self.groups or () for key in group]
+
+    @property
+    def is_cost(self) -> bool:
+        return self.heading == HEADINGS["cost"]
+
+    def value(self, metrics: Metrics) -> float | None:
+        """The column's number, or None unless all of its metrics are measured."""
+        if self.groups is None or not all(key in metrics for key in self.keys):
             return None
         return statistics.fmean(statistics.fmean(metrics[key] for key in group) for group in self.groups)
 
-    def deviation(self, metrics: Mapping[str, float]) -> float | None:
-        """Over the draws of random features, where the column is one metric."""
-        return metrics.get(f"{self.groups[0][0]}_std") if self.groups and len(self.groups) == 1 else None
+    def deviation(self, metrics: Metrics) -> float | None:
+        """Standard deviation over draws of random features, for a column of a single group."""
+        return metrics.get(self.keys[0].deviation) if self.groups and len(self.groups) == 1 else None
 
 
 @dataclass(frozen=True)
-class Row:
-    """pretrain, model: as printed. name: the row of experiments that fills it."""
+class PaperRow:
+    """A row of a paper's table. pretrain, model: as printed. name: the `row` of the experiment that fills it."""
 
     pretrain: str
     model: str
@@ -74,43 +89,59 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
-    """One table of a paper. numbers: by row and column, for the cells that the paper fills."""
+class PaperTable:
+    """One table of a paper. numbers: printed cells by row and column."""
 
     name: str
     title: str
-    rows: tuple[Row, ...]
-    columns: tuple[Column, ...]
-    numbers: Mapping[tuple[Row, Column], Number] = field(repr=False)
+    rows: tuple[PaperRow, ...]
+    columns: tuple[PaperColumn, ...]
+    numbers: Mapping[tuple[PaperRow, PaperColumn], PaperNumber] = field(repr=False)
     note: str | None = None
     without_numbers: str | None = None
 
     @property
     def paper(self) -> str:
-        return PAPERS[self.name.split("/")[0]]
+        """Key of the paper: "wpse"."""
+        return self.name.split("/")[0]
+
+    @property
+    def short_heading(self) -> str:
+        number = self.name.split("/")[1]
+        kind = {"logs": "the authors' logs", "figure4": "figure 4"}.get(number, f"table {number}")
+        return f"{PAPERS[self.paper]}, {kind}"
 
     @property
     def heading(self) -> str:
-        number = self.name.split("/")[1]
-        kind = {"logs": "the authors' logs", "figure4": "figure 4"}.get(number, f"table {number}")
-        return f"{self.paper}, {kind}: {self.title}"
+        return f"{self.short_heading}: {self.title}"
+
+    def digits(self, column: PaperColumn) -> int:
+        """Number of decimals that the paper prints in the column."""
+        printed = [number.printed for (_, place), number in self.numbers.items() if place == column]
+        return max((len(text.partition(".")[2]) for text in printed), default=2)
+
+    def baseline(self, row: PaperRow) -> PaperRow:
+        """Row that `row` is tested against: as tables.yaml states, else the first of its pretraining dataset."""
+        stated = layout()["tables"][self.name].get("against", {}).get(f"{row.pretrain}/{row.model}")
+        candidates = [other for other in self.rows if other.pretrain == row.pretrain]
+        return next((other for other in candidates if other.model == stated), candidates[0])
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a paper searched for some rows: the option of conf/search, and the column by which a point is chosen.
+    """A paper's hyperparameter search. name: option of conf/search. by: the criterion in words; select: its column.
 
-    followed: the row whose point an ablation takes; None for rows that were searched themselves.
+    followed: for an ablation, the row whose selected point it takes; None for a row that was searched itself.
     """
 
     name: str
     by: str
-    select: Column
+    select: PaperColumn
     followed: str | None
 
 
-def table(name: str) -> Table:
-    """The table "wpse/1". Raises ConfigError with the known names."""
+def table(name: str) -> PaperTable:
+    """Return the table "wpse/1". Raises ConfigError with the known names."""
     if name not in layout()["tables"]:
         raise ConfigError(f"there is no table {name}: the tables are {', '.join(table_names())}")
     return _load(name)
@@ -120,8 +151,13 @@ def table_names() -> list[str]:
     return list(layout()["tables"])
 
 
+def row_names() -> list[str]:
+    """Names of all rows, in the order of the papers' tables."""
+    return list(dict.fromkeys(row.name for name in table_names() for row in table(name).rows))
+
+
 def search_of(row: str) -> Search | None:
-    """The search that the row, or the row that it follows, is the best point of."""
+    """Return the search behind a row, or behind the row whose selected point it takes."""
     for name, facts in layout()["searches"].items():
         follow = facts.get("follow", {})
         if row in facts["rows"] or row in follow:
@@ -129,70 +165,72 @@ def search_of(row: str) -> Search | None:
     return None
 
 
-def not_measured(metric: str) -> str | None:
-    """Why our evaluation has no such metric, where it has not."""
-    reasons = layout()["not_measured"]
-    return next((reason for place, reason in reasons.items() if f"{metric}/".startswith(f"{place}/")), None)
+def not_measured(key: MetricKey) -> str | None:
+    """Return the reason why the evaluation does not measure a metric; None if it does."""
+    for entry in layout()["not_measured"]:
+        if (entry["task"], entry["dataset"]) == (key.task, key.dataset) and entry.get(
+            "metric", key.metric
+        ) == key.metric:
+            return entry["reason"]
+    return None
 
 
 @cache
 def layout() -> dict[str, Any]:
-    """tables.yaml."""
+    """Content of tables.yaml."""
     return yaml.safe_load((FOLDER / "tables.yaml").read_text())
 
 
-@cache
-def _load(name: str) -> Table:
-    facts = layout()["tables"][name]
-    paper = name.split("/")[0]
-    aliases = facts.get("rows", {})
-
-    def row(pretrain: str, model: str) -> Row:
-        return Row(pretrain, model, aliases.get(f"{pretrain}/{model}", f"{paper}/{pretrain}/{model}"))
-
-    numbers: dict[tuple[Row, Column], Number] = {}
-    if "numbers" in facts:
-        for file in facts["numbers"]:
-            for cell in read_numbers(file):
-                place = row(cell["pretrain_data"], cell["model"]), _column(cell)
-                deviation = float(cell["std"]) if cell["std"] else None
-                numbers[place] = Number(float(cell["value"]), deviation, cell["value"])
-        rows: Iterable[Row] = dict.fromkeys(each for each, _ in numbers)
-        columns: Iterable[Column] = dict.fromkeys(each for _, each in numbers)
-    else:
-        rows = [row(pretrain, model) for pretrain, models in facts["models"].items() for model in models]
-        columns = [_column(each) for each in facts["columns"]]
-    return Table(
-        name, facts["title"], tuple(rows), tuple(columns), numbers, facts.get("note"), facts.get("without_numbers")
-    )
-
-
 def read_numbers(file: str) -> list[dict[str, str]]:
+    """Read the cells of a CSV of published numbers."""
     with (FOLDER / file).open(newline="") as lines:
         return list(csv.DictReader(lines))
 
 
-def _column(cell: Mapping[str, Any]) -> Column:
-    """The column of a cell's task, metric and data set (or several, whose mean it is)."""
-    task, metric, sets = cell["task"], cell["metric"], cell["dataset"]
+@cache
+def _load(name: str) -> PaperTable:
+    facts = layout()["tables"][name]
+    aliases, paper = facts.get("rows", {}), name.split("/")[0]
+
+    def row(pretrain: str, model: str) -> PaperRow:
+        return PaperRow(pretrain, model, aliases.get(f"{pretrain}/{model}", f"{paper}/{pretrain}/{model}"))
+
+    numbers: dict[tuple[PaperRow, PaperColumn], PaperNumber] = {}
+    for file in facts.get("numbers", ()):
+        for cell in read_numbers(file):
+            deviation = float(cell["std"]) if cell["std"] else None
+            number = PaperNumber(float(cell["value"]), deviation, cell["value"])
+            numbers[row(cell["pretrain_data"], cell["model"]), _column(cell)] = number
+    rows: Iterable[PaperRow] = dict.fromkeys(place for place, _ in numbers)
+    columns: Iterable[PaperColumn] = dict.fromkeys(column for _, column in numbers)
+    if "numbers" not in facts:
+        rows = [row(pretrain, model) for pretrain, models in facts["models"].items() for model in models]
+        columns = [_column(cell) for cell in facts["columns"]]
+    notes = facts.get("note"), facts.get("without_numbers")
+    return PaperTable(name, facts["title"], tuple(rows), tuple(columns), numbers, *notes)
+
+
+def _column(cell: Mapping[str, Any]) -> PaperColumn:
+    """The column of a cell's task, metric and dataset; the mean over datasets where there are several."""
+    task, metric, datasets = cell["task"], cell["metric"], cell["dataset"]
     heading = HEADINGS[task]
     if metric in COSTS:
-        label, key = COSTS[metric]
-        return Column(heading, label, ((key,),) if key else None)
+        label, cost = COSTS[metric]
+        return PaperColumn(heading, label, ((MetricKey("training", "", "", cost),),) if cost else None)
     if task == "mean_of_four":
         four = [("retrieval", "mean_recall@1", name) for name in ("MSCOCO", "Flickr30k")]
         four += [("zero_shot_classification", "top1", name) for name in ("CIFAR100", "ImageNet1k")]
-        return Column(heading, "mean of four", tuple(_keys(*each) for each in four))
+        return PaperColumn(heading, "mean of four", tuple(_keys(*part) for part in four))
     if metric == "average":
         thirteen = layout()["thirteen"].items()
-        return Column(heading, "average of 13", tuple(_keys(task, each, name) for name, each in thirteen))
-    names = [sets] if isinstance(sets, str) else list(sets)
+        return PaperColumn(heading, "average of 13", tuple(_keys(task, accuracy, name) for name, accuracy in thirteen))
+    names = [datasets] if isinstance(datasets, str) else list(datasets)
     groups = tuple(_keys(task, metric, name) for name in names)
-    return Column(heading, " and ".join(names) + _suffix(task, metric), groups)
+    return PaperColumn(heading, " and ".join(names) + _suffix(task, metric), groups)
 
 
 def _suffix(task: str, metric: str) -> str:
-    """What tells columns of one data set apart: the cut-off of recall, or of accuracy where it is not 1."""
+    """Cut-off of recall, or of accuracy other than top-1: it tells columns of one dataset apart."""
     if metric == "mean_recall_1_5_10":
         return " @1, 5, 10"
     cut = metric.removesuffix("_percent").removeprefix("mean_recall@").removeprefix("top")
@@ -201,23 +239,24 @@ def _suffix(task: str, metric: str) -> str:
     return f" top-{cut}" if cut.isdigit() and cut != "1" else ""
 
 
-def _keys(task: str, metric: str, dataset: str) -> tuple[str, ...]:
-    """Our metrics whose mean a paper's cell is."""
+def _keys(task: str, metric: str, dataset: str) -> tuple[MetricKey, ...]:
+    """Metric keys averaged into one cell of a paper's table."""
     name = layout()["sets"][dataset]
-    metric = metric.removesuffix("_percent")
+    metric = metric.removesuffix("_percent").removesuffix("_acc")
     if task == "zero_shot_classification":
-        return (f"zero_shot/{name}/{_accuracy(metric)}",)
+        return (MetricKey("zero_shot", name, "", metric),)
     if task.startswith("linear"):
-        where = "before" if task.endswith("before_projection") else "after"
-        return (f"linear_probe/{name}/{where}/{_accuracy(metric)}",)
-    if task == "retrieval":
-        cuts: Sequence[str] = ("1", "5", "10") if metric == "mean_recall_1_5_10" else (metric.rpartition("@")[2],)
-        return tuple(f"retrieval/{name}/{way}/recall_at_{cut}" for way in DIRECTIONS for cut in cuts)
-    # KME-CLIP has one caption an image in the gallery at a time.
-    cut = metric.removeprefix("top")
-    paired = f"retrieval/{name}_paired/image_to_text/recall_at_{cut}", f"retrieval/{name}/text_to_image/recall_at_{cut}"
-    return {"retrieval_image_to_text": paired[:1], "retrieval_text_to_image": paired[1:]}.get(task, paired)
-
-
-def _accuracy(metric: str) -> str:
-    return {"mean_per_class_acc": "mean_per_class"}.get(metric, metric)
+        protocol = "before" if task.endswith("before_projection") else "after"
+        return (MetricKey("linear_probe", name, protocol, metric),)
+    cuts: Sequence[str] = ("1", "5", "10")
+    if metric != "mean_recall_1_5_10":
+        cuts = (metric.rpartition("@")[2].removeprefix("top"),)
+    directions = {
+        "retrieval": DIRECTIONS,
+        # KME-CLIP has one caption per image in the gallery at a time.
+        "retrieval_image_to_text": ("paired_image_to_text",),
+        "retrieval_text_to_image": ("text_to_image",),
+    }.get(task, ("paired_image_to_text", "text_to_image"))
+    return tuple(
+        MetricKey("retrieval", name, direction, f"recall_at_{cut}") for direction in directions for cut in cuts
+    )

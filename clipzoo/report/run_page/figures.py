@@ -1,172 +1,170 @@
-"""The pictures of a run's page. Each function gives a matplotlib figure; none uses the global state of pyplot."""
+"""Figures of a run's page. Each function returns a matplotlib figure; none uses pyplot's global state."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-INK, MUTED, RIGHT, WRONG = "#24425c", "#9db4c6", "#2e8b57", "#c0503c"
-DPI = 130
-NOT_CURVES = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib"}
+from clipzoo.report.drawing import DPI, INK, MUTED, RIGHT, WRONG, label, style
+from clipzoo.report.run_page.arrays import Arrays
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.training_log import Line
+
+NO_CURVES = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib"}
 FIRST_CURVES = ("loss", "lr", "temperature", "gamma", "gradient_norm", "samples_per_second", "data_wait")
-LABELS = {
+TITLES = {
     "lr": "learning rate",
     "gradient_norm": "gradient norm",
-    "samples_per_second": "samples/s",
-    "data_wait": "share of time waiting for data",
-    "flops_utilisation": "share of the device's arithmetic",
+    "samples_per_second": "throughput",
+    "data_wait": "time waiting for data",
+    "flops_utilisation": "model FLOPs utilization",
 }
+UNITS = {"samples_per_second": "samples/s", "data_wait": "fraction", "flops_utilisation": "fraction"}
 MOST_NUMBERS = 20
-"""Classes up to which a confusion matrix is written in numbers."""
+"""Largest number of classes whose confusion matrix has its percentages written in."""
 
 
-def training_curves(lines: Sequence[Mapping[str, Any]]) -> Figure:
-    """A panel for each number of metrics.jsonl that changed, the loss first."""
-    found = dict.fromkeys(key for line in lines for key, value in line.items() if isinstance(value, int | float))
-    keys = [key for key in FIRST_CURVES if key in found]
-    keys += [key for key in found if key not in keys and key not in NOT_CURVES and _varies(lines, key)]
-    columns = min(3, len(keys)) or 1
-    rows = math.ceil(len(keys) / columns) or 1
+def training_curves(lines: Sequence[Line]) -> Figure:
+    """A panel per varying number of metrics.jsonl, the loss first."""
+    names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, int | float))
+    shown = [name for name in FIRST_CURVES if name in names]
+    shown += [name for name in names if name not in (*shown, *NO_CURVES) and _varies(lines, name)]
+    columns = min(3, len(shown)) or 1
+    rows = math.ceil(len(shown) / columns) or 1
     figure = Figure(figsize=(3.7 * columns, 2.6 * rows), dpi=DPI, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for panel, key in zip(panels, keys, strict=False):
-        points = [(line["step"], line[key]) for line in lines if isinstance(line.get(key), int | float)]
-        _curve(panel, *zip(*points, strict=True))
-        panel.set_title(LABELS.get(key, key.replace("_", " ")), fontsize=10, color=INK)
-        panel.set_xlabel("step", fontsize=8)
-    for panel in panels[len(keys) :]:
+    for panel, name in zip(panels, shown, strict=False):
+        points = [(float(line["step"]), float(line[name])) for line in lines if isinstance(line.get(name), int | float)]
+        _curve(panel, *np.array(points).T)
+        label(panel, TITLES.get(name, name.replace("_", " ")), "step", UNITS.get(name, ""))
+    for panel in panels[len(shown) :]:
         panel.set_visible(False)
     return figure
 
 
-def evaluation_curves(evaluations: Sequence[Mapping[str, Any]]) -> Figure:
-    """Zero-shot top-1 and recall@1 as training went on, a line a set."""
+def evaluation_curves(evaluations: Sequence[Line]) -> Figure:
+    """Zero-shot top-1 and recall@1 during training, a line per dataset."""
     figure = Figure(figsize=(9, 3.2), dpi=DPI, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for panel, ending, title in ((left, "/top1", "zero-shot top-1, %"), (right, "/recall_at_1", "recall@1, %")):
-        start = "zero_shot/" if ending == "/top1" else "retrieval/"
-        keys = [key for key in evaluations[-1] if key.startswith(start) and key.endswith(ending)]
-        for key in keys:
-            points = [(each["step"], each[key]) for each in evaluations if key in each]
-            name = " ".join(key.split("/")[1:-1]).replace("_", " ")
-            panel.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
-        _plain(panel)
-        panel.set_title(title, fontsize=10, color=INK)
-        panel.set_xlabel("step", fontsize=8)
-        if keys:
+    kinds = (("zero_shot", "top1", "zero-shot top-1"), ("retrieval", "recall_at_1", "recall@1"))
+    keys = {text: MetricKey.parse(text) for text in evaluations[-1]}
+    for panel, (task, metric, title) in zip(figure.subplots(1, 2), kinds, strict=True):
+        for text, key in keys.items():
+            if (key.task, key.metric) == (task, metric):
+                points = [(float(line["step"]), float(line[text])) for line in evaluations if text in line]
+                steps, values = zip(*points, strict=True)
+                name = f"{key.dataset} {key.protocol}".strip().replace("_", " ")
+                panel.plot(steps, values, marker="o", markersize=3, label=name)
+        _ticks(panel)
+        label(panel, title, "step", "%")
+        if panel.lines:
             panel.legend(frameon=False, fontsize=7)
     return figure
 
 
-def confusion_matrix(found: Mapping[str, Any]) -> Figure:
-    """Shares of each true class (a row) by predicted class; written in numbers where there are few classes."""
-    counts, names = found["confusion"], [str(name) for name in found["class_names"]]
+def confusion_matrix(arrays: Arrays) -> Figure:
+    """Fractions of each true class (a row) by predicted class."""
+    counts, names = arrays["confusion"], [str(name) for name in arrays["class_names"]]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     few = len(names) <= MOST_NUMBERS
     side = 2.2 + 0.42 * len(names) if few else 6.4
     figure = Figure(figsize=(side + 0.8, side), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    axes.set_xlabel("predicted", fontsize=9)
-    axes.set_ylabel("true", fontsize=9)
+    panel = figure.subplots()
+    image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    panel.set_xlabel("predicted class", fontsize=9)
+    panel.set_ylabel("true class", fontsize=9)
     if few:
         short = [textwrap.shorten(name, 18, placeholder="…") for name in names]
-        axes.set_xticks(range(len(names)), short, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
-        axes.set_yticks(range(len(names)), short, fontsize=8)
+        panel.set_xticks(range(len(names)), short, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+        panel.set_yticks(range(len(names)), short, fontsize=8)
         for row, column in np.argwhere(shares >= 0.005):
             share = shares[row, column]
-            text = f"{100 * share:.0f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if share > 0.55 else INK)
-    axes.tick_params(length=0, labelsize=8)
-    axes.spines[:].set_visible(False)
-    bar = figure.colorbar(shown, ax=axes, shrink=0.7, ticks=[0, 0.5, 1])
+            ink = "white" if share > 0.55 else INK
+            panel.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=ink)
+    panel.tick_params(length=0, labelsize=8)
+    panel.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=panel, shrink=0.7, ticks=[0, 0.5, 1])
     bar.ax.set_yticklabels(["0", "50", "100 %"], fontsize=8)
     bar.outline.set_visible(False)  # type: ignore[operator]
     return figure
 
 
-def mistakes(found: Mapping[str, Any]) -> Figure:
-    """The most confident mistakes: above each what it was taken for, below it what it is."""
-    names, count = found["class_names"], len(found["images"])
+def mistakes(arrays: Arrays) -> Figure:
+    """The most confident errors: the predicted class above each image, the true class below."""
+    names, count = arrays["class_names"], len(arrays["images"])
     columns = min(6, count)
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(1.55 * columns, 1.95 * rows), dpi=DPI, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for panel, image, label, chosen in zip(
-        panels, found["images"], found["labels"], found["predictions"], strict=False
-    ):
-        _picture(panel, image, None)
-        title = textwrap.shorten(str(names[chosen]), 22, placeholder="…")
-        truth = textwrap.shorten(str(names[label]), 22, placeholder="…")
-        panel.set_title(title, fontsize=8, color=WRONG, pad=3)
+    samples = zip(arrays["images"], arrays["labels"], arrays["predictions"], strict=True)
+    for panel, (image, true, predicted) in zip(panels, samples, strict=False):
+        _image(panel, image)
+        panel.set_title(textwrap.shorten(str(names[predicted]), 22, placeholder="…"), fontsize=8, color=WRONG, pad=3)
+        truth = textwrap.shorten(str(names[true]), 22, placeholder="…")
         panel.set_xlabel(f"is {truth}", fontsize=8, color=RIGHT, labelpad=3)
     for panel in panels[count:]:
         panel.set_visible(False)
     return figure
 
 
-def retrieved(found: Mapping[str, Any]) -> Figure:
-    """A row a caption: its text, where its own picture stands, and the pictures it finds."""
-    rows, columns = found["found"].shape
+def retrieved(arrays: Arrays) -> Figure:
+    """A row per caption: its text, the rank of its own image, and the images it retrieves, best first."""
+    rows, columns = arrays["found"].shape
     figure = Figure(figsize=(2.9 + 1.3 * columns, 1.42 * rows), dpi=DPI, layout="constrained")
     panels = figure.subplots(rows, columns + 1, squeeze=False, width_ratios=[2.1, *[1] * columns])
     for row in range(rows):
-        words, place = str(found["captions"][row]), int(found["place"][row]) + 1
-        text = panels[row, 0]
-        text.axis("off")
-        lines = textwrap.wrap(words, 30)[:5]
-        text.text(1, 0.56, "\n".join(lines), ha="right", va="center", fontsize=9, color=INK, transform=text.transAxes)
-        note = f"its own picture is number {place:,}"
-        below = 0.56 - 0.09 * len(lines) - 0.08
-        colour = RIGHT if place == 1 else MUTED
-        text.text(1, below, note, ha="right", va="top", fontsize=7, color=colour, transform=text.transAxes)
+        _caption(panels[row, 0], str(arrays["captions"][row]), int(arrays["place"][row]) + 1)
         for column in range(columns):
-            own = found["found"][row, column] == found["owner"][row]
-            _picture(panels[row, column + 1], found["images"][row, column], RIGHT if own else None)
+            own = arrays["found"][row, column] == arrays["owner"][row]
+            _image(panels[row, column + 1], arrays["images"][row, column], framed=bool(own))
     return figure
 
 
-def _picture(panel: Axes, image: np.ndarray, frame: str | None) -> None:
+def _caption(panel: Axes, caption: str, rank: int) -> None:
+    panel.axis("off")
+    lines = textwrap.wrap(caption, 30)[:5]
+    write = partial(panel.text, ha="right", transform=panel.transAxes)
+    write(1, 0.56, "\n".join(lines), va="center", fontsize=9, color=INK)
+    note, ink = f"its own image has rank {rank:,}", RIGHT if rank == 1 else MUTED
+    write(1, 0.56 - 0.09 * len(lines) - 0.08, note, va="top", fontsize=7, color=ink)
+
+
+def _image(panel: Axes, image: np.ndarray, framed: bool = False) -> None:
     panel.imshow(image)
     panel.set_xticks([])
     panel.set_yticks([])
-    panel.spines[:].set_visible(frame is not None)
-    if frame is not None:
-        panel.spines[:].set(color=frame, linewidth=3.5)
+    panel.spines[:].set_visible(framed)
+    if framed:
+        panel.spines[:].set(color=RIGHT, linewidth=3.5)
 
 
-def _curve(panel: Axes, steps: Sequence[float], values: Sequence[float]) -> None:
-    """The values; where they are many and noisy, thinly, with their running mean above them."""
-    line = np.asarray(values, float)
-    noisy = np.abs(np.diff(line)).sum() > 3 * np.ptp(line)
-    if len(line) < 30 or not noisy:
-        panel.plot(steps, line, color=INK, linewidth=1.6)
+def _curve(panel: Axes, steps: np.ndarray, values: np.ndarray) -> None:
+    """Draw the values; many noisy values thinly, below their running mean."""
+    noisy = np.abs(np.diff(values)).sum() > 3 * np.ptp(values)
+    if len(values) < 30 or not noisy:
+        panel.plot(steps, values, color=INK, linewidth=1.6)
     else:
-        panel.plot(steps, line, color=MUTED, linewidth=0.7)
-        # The mean of the values around each step, as many before as behind it; too few make no mean.
-        window, places = len(line) // 30 + 1, np.arange(len(line))
-        reach = np.minimum(window, np.minimum(places, len(line) - 1 - places))
-        sums = np.concatenate([[0.0], line.cumsum()])
+        panel.plot(steps, values, color=MUTED, linewidth=0.7)
+        # Mean over a window centred on each step; a window cut short by an end has no mean.
+        window, places = len(values) // 30 + 1, np.arange(len(values))
+        reach = np.minimum(window, np.minimum(places, len(values) - 1 - places))
+        sums = np.concatenate([[0.0], values.cumsum()])
         mean = (sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1)
         enough = 2 * reach >= window
-        panel.plot(np.asarray(steps)[enough], mean[enough], color=INK, linewidth=1.6)
-    _plain(panel)
+        panel.plot(steps[enough], mean[enough], color=INK, linewidth=1.6)
+    _ticks(panel)
 
 
-def _plain(panel: Axes) -> None:
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.spines[["left", "bottom"]].set_color(MUTED)
-    panel.tick_params(labelsize=8, color=MUTED)
-    panel.grid(axis="y", color="#e8edf1", linewidth=0.8)
+def _ticks(panel: Axes) -> None:
+    style(panel)
     panel.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
     panel.yaxis.get_offset_text().set_fontsize(7)
 
 
-def _varies(lines: Sequence[Mapping[str, Any]], key: str) -> bool:
-    return len({line[key] for line in lines if key in line}) > 1
+def _varies(lines: Sequence[Line], name: str) -> bool:
+    return len({line[name] for line in lines if name in line}) > 1

@@ -1,148 +1,203 @@
-"""The page of one run: `report.md` with its pictures under `report/`."""
+"""The page of one run: report.md with its figures in report/."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipzoo.io import write_whole
-from clipzoo.report.run_page.evaluation import evaluation_section
-from clipzoo.report.run_page.results_tables import cost_table, probe_table, retrieval_table, zero_shot_table
-from clipzoo.report.run_page.samples import sample_pages
-from clipzoo.runs.directory import config_of
+from clipzoo.report import render
+from clipzoo.report.paper_tables.published import Metrics
+from clipzoo.report.run_page import arrays, results_tables
+from clipzoo.report.run_page.published_results import result_tables
+from clipzoo.report.table import Table
+from clipzoo.runs.directory import config_of, is_finished
+from clipzoo.runs.metric_key import MetricKey, parsed
+from clipzoo.runs.record import RunRecord
+from clipzoo.runs.training_log import Line, TrainingLog
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_report(run: Path) -> Path:
-    """From config.yaml, metrics.jsonl, results.json and evaluation/ of a run's folder; what is missing is left out."""
-    # matplotlib costs half a second, and drawing is the last thing a run does.
-    from clipzoo.report.run_page import figures
+    """Write the page of a run directory from its config.yaml, metrics.jsonl, results.json and evaluation/.
 
-    pictures = run / "report"
-    pictures.mkdir(parents=True, exist_ok=True)
-    lines, evaluations = read_metrics(run / "metrics.jsonl")
-    results = json.loads((run / "results.json").read_text()) if (run / "results.json").exists() else {}
-    metrics = results.get("metrics") or _evaluated(run) or (evaluations[-1] if evaluations else {})
-    missing = _missing_sets(run)
-    parts = [f"# {run.name}", _facts(run, results), evaluation_section(metrics, missing, results.get("row"))]
-    parts += [table(metrics) for table in (zero_shot_table, probe_table, retrieval_table)]
-    parts.append(_missing(missing))
-    if lines:
-        figures.training_curves(lines).savefig(pictures / "training.png")
-        parts.append(f"## Training\n\n{cost_table(results.get('training', {}))}\n\n![curves](report/training.png)")
-    if len(evaluations) > 1:
-        figures.evaluation_curves(evaluations).savefig(pictures / "evaluations.png")
-        parts.append("![evaluations during training](report/evaluations.png)")
-    parts += [*_zero_shot_pages(run, pictures, metrics), *_retrieval_pages(run, pictures, metrics)]
-    parts += sample_pages(run, pictures)
-    parts.append(_how(results))
-    path = run / "report.md"
-    write_whole(path, "\n\n".join(part for part in parts if part) + "\n")
-    return path
+    Sections without content are left out. Returns the path of report.md.
+    """
+    (run / "report").mkdir(parents=True, exist_ok=True)
+    write_whole(run / "report.md", render.markdown_page("run_page.md.j2", page=RunPage(run)))
+    return run / "report.md"
 
 
-def _evaluated(run: Path) -> dict[str, Any]:
-    """What scripts/evaluate.py found in a run that is not finished."""
-    path = run / "evaluation" / "metrics.json"
+@dataclass(frozen=True)
+class ZeroShotErrors:
+    """Errors on one dataset. score: top-1 in words. matrix, mistakes: paths of figures."""
+
+    name: str
+    score: str
+    confusions: Table
+    matrix: str
+    mistakes: str
+
+
+@dataclass(frozen=True)
+class RetrievedImages:
+    """Images retrieved on one dataset. gallery: number of images. picture: path of the figure."""
+
+    name: str
+    score: str
+    gallery: int
+    picture: str
+
+
+@dataclass
+class RunPage:
+    """Content of the page, for the template run_page.md.j2. Figures are drawn when the template asks for them."""
+
+    run: Path
+    record: RunRecord | None = field(init=False)
+    missing: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.record = RunRecord.read(self.run) if is_finished(self.run) else None
+        self.missing = _json(self.run / "evaluation" / "missing.json")
+        self._log = TrainingLog.read(self.run)
+
+    @property
+    def title(self) -> str:
+        return self.run.name
+
+    @property
+    def row(self) -> str | None:
+        return self.record.row if self.record else None
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Of the record; of an unfinished run, those of its newest evaluation."""
+        if self.record and self.record.metrics:
+            return self.record.metrics
+        evaluated = _json(self.run / "evaluation" / "metrics.json")
+        return parsed(_numbers(evaluated or (self._log.evaluations[-1] if self._log.evaluations else {})))
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        config = config_of(self.run) if (self.run / "config.yaml").exists() else {}
+        names = {part: _class_name(config.get(part)) for part in ("encoder", "head", "objective")}
+        towers = [_class_name(config.get("encoder", {}).get(tower)) for tower in ("image_tower", "text_tower")]
+        if all(towers):
+            names["encoder"] = f"{towers[0]}, {towers[1]}"
+        trainer, record = config.get("trainer", {}), self.record or RunRecord(seed=config.get("seed"))
+        facts = {
+            "Experiment": record.experiment,
+            "Paper row": record.row,
+            **{part.capitalize(): f"`{name}`" for part, name in names.items() if name},
+            "Global batch size": trainer.get("global_batch"),
+            "Epochs": trainer.get("epochs"),
+            "Precision": trainer.get("precision"),
+            "Seed": record.seed,
+        }
+        return [(name, str(value)) for name, value in facts.items() if value is not None]
+
+    @cached_property
+    def published(self) -> list[Table]:
+        return result_tables(self.metrics, self.missing, self.row)
+
+    @cached_property
+    def results(self) -> list[Table]:
+        tables = results_tables.zero_shot_table, results_tables.probe_table, results_tables.retrieval_table
+        return [table(self.metrics) for table in tables]
+
+    @property
+    def cost(self) -> Table:
+        return results_tables.cost_table(self.record.training if self.record else {})
+
+    @cached_property
+    def curves(self) -> str:
+        from clipzoo.report.run_page import figures
+
+        return self._save("training", figures.training_curves(self._log.training)) if self._log.training else ""
+
+    @cached_property
+    def evaluation_curves(self) -> str:
+        from clipzoo.report.run_page import figures
+
+        if len(self._log.evaluations) < 2:
+            return ""
+        return self._save("evaluations", figures.evaluation_curves(self._log.evaluations))
+
+    @cached_property
+    def zero_shot(self) -> list[ZeroShotErrors]:
+        from clipzoo.report.run_page import figures
+
+        parts = []
+        for name, content in self._arrays("zero_shot"):
+            matrix = self._save(f"confusion_{name}", figures.confusion_matrix(content))
+            shown = self._save(f"mistakes_{name}", figures.mistakes(content)) if len(content["images"]) else ""
+            score = self._score(MetricKey("zero_shot", name, "", "top1"), "Top-1")
+            parts.append(ZeroShotErrors(name, score, arrays.confusions(content), matrix, shown))
+        return parts
+
+    @cached_property
+    def retrieval(self) -> list[RetrievedImages]:
+        from clipzoo.report.run_page import figures
+
+        parts = []
+        for name, content in self._arrays("retrieval"):
+            picture = self._save(f"retrieval_{name}", figures.retrieved(content))
+            key = MetricKey("retrieval", name, "text_to_image", "recall_at_1")
+            score = self._score(key, "Text to image, recall@1")
+            parts.append(RetrievedImages(name, score, int(content["gallery"]), picture))
+        return parts
+
+    @cached_property
+    def histograms(self) -> str:
+        from clipzoo.report.run_page.sample_figures import sample_histograms
+
+        summary = _json(self.run / "evaluation" / "samples.json")
+        return self._save("samples", sample_histograms(summary)) if summary else ""
+
+    @cached_property
+    def extremes(self) -> list[tuple[str, str]]:
+        """Name and figure of each per-sample statistic."""
+        from clipzoo.report.run_page.sample_figures import extreme_samples
+
+        folder = self.run / "evaluation" / "samples"
+        if not (folder / "captions.json").exists():
+            return []
+        summary = _json(self.run / "evaluation" / "samples.json")
+        return [(name, self._save(f"samples_{name}", extreme_samples(summary[name], folder))) for name in summary]
+
+    @property
+    def program(self) -> str:
+        # A model that was only evaluated has no steps of training.
+        evaluated = self.record is not None and self.record.training.get("steps") == 0
+        return "scripts/evaluate.py" if evaluated else "train.py"
+
+    def _arrays(self, task: str) -> list[tuple[str, arrays.Arrays]]:
+        return [(path.stem, arrays.load(path)) for path in sorted((self.run / "evaluation" / task).glob("*.npz"))]
+
+    def _score(self, key: MetricKey, label: str) -> str:
+        return f"{label}: **{self.metrics[key]:.1f} %**" if key in self.metrics else ""
+
+    def _save(self, name: str, figure: Figure) -> str:
+        """Save a figure and return its path relative to the page."""
+        figure.savefig(self.run / "report" / f"{name}.png", dpi=130)
+        return f"report/{name}.png"
+
+
+def _json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines of training, and the evaluations, of a metrics.jsonl; a line that a kill cut short is left out."""
-    training, evaluations = [], []
-    for text in path.read_text().splitlines() if path.exists() else []:
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if line.get("event") == "evaluation":
-            evaluations.append(line)
-        elif "event" not in line:
-            training.append(line)
-    return training, evaluations
+def _numbers(values: Line) -> dict[str, float]:
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
-def _facts(run: Path, results: dict[str, Any]) -> str:
-    config = config_of(run) if (run / "config.yaml").exists() else {}
-    names = {part: _class(config.get(part)) for part in ("encoder", "head", "objective")}
-    towers = [_class(config.get("encoder", {}).get(each)) for each in ("image_tower", "text_tower")]
-    if all(towers):
-        names["encoder"] = f"{towers[0]}, {towers[1]}"
-    trainer = config.get("trainer", {})
-    facts = {
-        "Experiment": results.get("experiment"),
-        "Paper row": results.get("row"),
-        **{part.capitalize(): f"`{name}`" for part, name in names.items() if name},
-        "Global batch": trainer.get("global_batch"),
-        "Epochs": trainer.get("epochs"),
-        "Precision": trainer.get("precision"),
-        "Seed": results.get("seed", config.get("seed")),
-    }
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value is not None)
-
-
-def _class(part: Any) -> str | None:
-    """The name of a part's class."""
+def _class_name(part: object) -> str | None:
+    """Name of the class of a `_target_` node."""
     return part["_target_"].rsplit(".", 1)[-1] if isinstance(part, dict) and "_target_" in part else None
-
-
-def _missing_sets(run: Path) -> dict[str, str]:
-    """The sets that were asked for and not found, with the way to get each."""
-    path = run / "evaluation" / "missing.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def _missing(found: dict[str, str]) -> str:
-    if not found:
-        return ""
-    return "## Sets that were not there\n\n" + "\n".join(f"- **{name}**: `{text}`" for name, text in found.items())
-
-
-def _zero_shot_pages(run: Path, pictures: Path, metrics: dict[str, Any]) -> Iterator[str]:
-    from clipzoo.report.run_page import figures
-    from clipzoo.report.run_page.examples import confusions, load
-
-    paths = sorted((run / "evaluation" / "zero_shot").glob("*.npz"))
-    if paths:
-        yield "## Where zero-shot goes wrong"
-    for path in paths:
-        name, found = path.stem, load(path)
-        figures.confusion_matrix(found).savefig(pictures / f"confusion_{name}.png")
-        lines = [f"### {name}", _score(metrics, f"zero_shot/{name}/top1", "Top-1"), confusions(found)]
-        lines.append(f"![confusion matrix of {name}](report/confusion_{name}.png)")
-        if len(found["images"]):
-            figures.mistakes(found).savefig(pictures / f"mistakes_{name}.png")
-            lines.append("The mistakes that the model was surest of, in red what it took the picture for:")
-            lines.append(f"![mistakes on {name}](report/mistakes_{name}.png)")
-        yield "\n\n".join(line for line in lines if line)
-
-
-def _retrieval_pages(run: Path, pictures: Path, metrics: dict[str, Any]) -> Iterator[str]:
-    from clipzoo.report.run_page import figures
-    from clipzoo.report.run_page.examples import load
-
-    for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
-        name, found = path.stem, load(path)
-        figures.retrieved(found).savefig(pictures / f"retrieval_{name}.png")
-        text = (
-            f"The pictures that captions find among {int(found['gallery']):,}, best first; the caption's own is framed."
-        )
-        score = _score(metrics, f"retrieval/{name}/text_to_image/recall_at_1", "Text to image, recall@1")
-        yield f"## Retrieval: {name}\n\n{score}\n\n{text}\n\n![retrieved pictures](report/retrieval_{name}.png)"
-
-
-def _score(metrics: dict[str, Any], key: str, name: str) -> str:
-    return f"{name}: **{metrics[key]:.1f} %**" if key in metrics else ""
-
-
-def _how(results: dict[str, Any]) -> str:
-    if not results:
-        return ""
-    versions = ", ".join(f"{name} {value}" for name, value in (results.get("versions") or {}).items())
-    overrides = " ".join(results.get("overrides") or [])
-    # What was only evaluated has no steps of training.
-    program = "train.py" if results.get("training", {}).get("steps") != 0 else "scripts/evaluate.py"
-    lines = ["## How it was made", f"```\npython {program} {overrides}\n```" if overrides else ""]
-    lines.append(f"Revision `{results.get('revision')}`; {versions}.")
-    return "\n\n".join(line for line in lines if line)

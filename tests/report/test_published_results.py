@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from clipzoo.report.run_page.evaluation import evaluation_section
+from clipzoo.report.render import markdown
+from clipzoo.report.run_page.published_results import result_tables
+from clipzoo.runs.metric_key import parsed
 
 METRICS = {
     "zero_shot/imagenet/top1": 20.0, "zero_shot/imagenet/top1_std": 0.25, "zero_shot/imagenet/mean_per_class": 19.0,
@@ -11,12 +13,13 @@ METRICS = {
 }  # fmt: skip
 
 
-def lines_of(section: str, heading: str) -> list[str]:
-    return section.split(f"### {heading}\n")[1].split("###")[0].strip().splitlines()
+def tables(metrics: dict[str, float], missing: dict[str, str], row: str | None) -> dict[str, list[str]]:
+    """Lines of each table, by its title."""
+    return {table.title: markdown(table).splitlines() for table in result_tables(parsed(metrics), missing, row)}
 
 
 def test_each_set_stands_beside_the_papers_number_with_the_papers_metric():
-    lines = lines_of(evaluation_section(METRICS, {}, "wpse/CC3M/CLIP"), "Zero-shot")
+    lines = tables(METRICS, {}, "wpse/CC3M/CLIP")["Zero-shot"]
     assert "| ImageNet | 20.00 ± 0.25 | 19.94 | +0.06 | wpse/1 |" in lines
     # Mean per class, as the paper has it.
     assert "| Pets | 10.00 | 14.62 | -4.62 | wpse/1 |" in lines
@@ -27,27 +30,26 @@ def test_each_set_stands_beside_the_papers_number_with_the_papers_metric():
 
 
 def test_recall_of_one_caption_at_a_time_is_not_taken_for_the_standard_one():
-    lines = lines_of(evaluation_section(METRICS, {}, "kme/CC3M/KME-CLIP"), "Image to text")
+    lines = tables(METRICS, {}, "kme/CC3M/KME-CLIP")["Image to text"]
     assert "| MSCOCO @1 | 4.00 | 14.14 | -10.14 | kme/1 |" in lines
     assert "| MSCOCO @1, standard | 5.00 |  |  |  |" in lines
 
 
 def test_a_missing_set_is_named_as_missing_where_the_paper_has_a_number_and_where_not():
-    section = evaluation_section(METRICS, {"dtd": "get it", "gtsrb": "get it"}, "wpse/CC3M/CLIP")
-    lines = lines_of(section, "Zero-shot")
+    shown = tables(METRICS, {"dtd": "get it", "gtsrb": "get it"}, "wpse/CC3M/CLIP")
+    lines = shown["Zero-shot"]
     assert "| DTD | missing | 13.56 |  | wpse/1 |" in lines
     assert "| GTSRB | missing |  |  |  |" in lines
 
 
 def test_without_a_row_the_papers_sets_stand_alone_and_other_sets_need_no_such_table():
-    section = evaluation_section(METRICS, {}, None)
-    assert "paper" not in section and "| ImageNet | 20.00 ± 0.25 |" in section
-    assert evaluation_section({"zero_shot/shapes/top1": 3.0, "step": 5}, {}, None) == ""
-    assert evaluation_section({}, {}, "wpse/CC3M/CLIP") == ""
+    lines = tables(METRICS, {}, None)["Zero-shot"]
+    assert "paper" not in lines[0] and "| ImageNet | 20.00 ± 0.25 |" in lines
+    assert not tables({"zero_shot/shapes/top1": 3.0, "step": 5}, {}, None)
+    assert not tables({}, {}, "wpse/CC3M/CLIP")
 
 
 def test_every_table_has_rows_as_wide_as_its_head():
     for row in ("kme/CC3M/KME-CLIP", "cloob/CC3M/CLOOB RN50 (31 epochs)", "nuclr/CC3M/NUCLR", None):
-        for part in evaluation_section(METRICS, {"flickr30k": "x"}, row).split("###")[1:]:
-            rows = [line for line in part.splitlines() if line.startswith("|")]
-            assert len(rows) > 2 and len({line.count("|") for line in rows}) == 1
+        for lines in tables(METRICS, {"flickr30k": "x"}, row).values():
+            assert len(lines) > 2 and len({line.count("|") for line in lines}) == 1

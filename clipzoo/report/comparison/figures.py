@@ -1,0 +1,162 @@
+"""Figures of a comparison: bars per dataset, curves over training, costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from clipzoo.report.comparison.scales import COSTS, ComparedRow, Comparison
+from clipzoo.report.drawing import DPI, INK, colour, label, style
+from clipzoo.report.paper_tables.collect import Run
+from clipzoo.report.paper_tables.published import PaperColumn
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.training_log import TrainingLog
+
+PANELS_WIDTH = 7
+"""Datasets side by side in one line of panels."""
+CURVES = {
+    "zero-shot top-1, mean over datasets": ("zero_shot", "top1"),
+    "recall@1, mean over directions and datasets": ("retrieval", "recall_at_1"),
+}
+"""Task and metric whose mean is drawn over training."""
+
+Points = list[tuple[float, float]]
+
+
+def figures(comparison: Comparison) -> Iterator[tuple[str, str, Figure]]:
+    """Yield section, description and figure of each picture of a comparison."""
+    yield "By dataset", "bars by dataset", dataset_bars(comparison)
+    yield "Over training", "loss over training", loss_curves(comparison)
+    if (curves := evaluation_curves(comparison)) is not None:
+        yield "Over training", "evaluations during training", curves
+    yield "Cost", "minutes, samples per second, memory", cost_bars(comparison)
+
+
+def dataset_bars(comparison: Comparison) -> Figure:
+    """A panel per task, bars per dataset, one colour per row."""
+    tasks = list(comparison.columns.items())
+    counts = [len(columns) for _, columns in tasks]
+    lines = _lines(counts)
+    figure = Figure(figsize=(12, 2.5 * len(lines) + 0.5), dpi=DPI, layout="constrained")
+    for strip, places in zip(figure.subfigures(len(lines), 1, squeeze=False).flatten(), lines, strict=True):
+        panels = strip.subplots(1, len(places), width_ratios=[counts[place] for place in places], squeeze=False)
+        for panel, place in zip(panels.flatten(), places, strict=True):
+            task, columns = tasks[place]
+            _bars(panel, comparison.rows, columns)
+            label(panel, f"{task}, %")
+            panel.title.set_fontsize(10 if counts[place] > 1 else 8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(7, len(labels)), frameon=False, fontsize=9)
+    return figure
+
+
+def evaluation_curves(comparison: Comparison) -> Figure | None:
+    """Metrics during training; None if no run was evaluated at least three times."""
+    curves = [
+        (number, row, turn, _evaluations(match.run))
+        for number, row in enumerate(comparison.rows)
+        for turn, match in enumerate(row.group.runs)
+    ]
+    if not any(len(evaluations) > 2 for *_, evaluations in curves):
+        return None
+    figure = Figure(figsize=(12, 3.4), dpi=DPI, layout="constrained")
+    panels = figure.subplots(1, 2)
+    for panel, (title, (task, metric)) in zip(panels, CURVES.items(), strict=True):
+        for number, row, turn, evaluations in curves:
+            means = [(epoch, _mean(metrics, task, metric)) for epoch, metrics in evaluations]
+            points = [(epoch, mean) for epoch, mean in means if mean is not None]
+            _curve(panel, points, number, None if turn else row.label, marker="o")
+        label(panel, title, "epoch", "%")
+        style(panel)
+    panels[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def loss_curves(comparison: Comparison) -> Figure:
+    """The loss of each row, a panel per objective: losses of different objectives cannot be compared."""
+    panels: dict[str, list[tuple[int, ComparedRow]]] = {}
+    for number, row in enumerate(comparison.rows):
+        objective = str(row.group.runs[0].run.plain["objective"]["_target_"]).rpartition(".")[2]
+        panels.setdefault(objective, []).append((number, row))
+    widths = [1.6 if len(rows) > 1 else 1.0 for rows in panels.values()]
+    figure = Figure(figsize=(12, 3.0), dpi=DPI, layout="constrained")
+    drawn = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False).flatten()
+    for panel, (objective, rows) in zip(drawn, panels.items(), strict=True):
+        for number, row in rows:
+            for turn, match in enumerate(row.group.runs):
+                lines = TrainingLog.read(match.run.folder).training
+                points = [(float(line["epoch"]), float(line["loss"])) for line in lines if "loss" in line]
+                _curve(panel, points, number, None if turn else row.label)
+        label(panel, objective, "epoch", "loss")
+        if panel.lines:
+            panel.legend(frameon=False, fontsize=7)
+        style(panel)
+    return figure
+
+
+def cost_bars(comparison: Comparison) -> Figure:
+    """Minutes, samples per second and peak memory of each row."""
+    figure = Figure(figsize=(12, 0.32 * len(comparison.rows) + 1.1), dpi=DPI, layout="constrained")
+    places = range(len(comparison.rows))
+    labels = [row.label for row in comparison.rows]
+    for number, (panel, cost) in enumerate(zip(figure.subplots(1, 3), COSTS, strict=True)):
+        values = [value if (value := row.cost(cost)) is not None else np.nan for row in comparison.rows]
+        bars = panel.barh(places, values, 0.7, color=[colour(place) for place in places])
+        panel.bar_label(bars, fmt="{:,.3g}", fontsize=8, padding=2, color=INK)
+        panel.set_yticks(places, labels if number == 0 else [""] * len(labels), fontsize=8)
+        panel.invert_yaxis()
+        panel.margins(x=0.15)
+        label(panel, cost.label)
+        style(panel, grid="x")
+    return figure
+
+
+def _bars(panel: Axes, rows: Sequence[ComparedRow], columns: Sequence[PaperColumn]) -> None:
+    width = 0.84 / len(rows)
+    for number, row in enumerate(rows):
+        ours = [row.group.measurement(column) for column in columns]
+        means = [measurement.mean if measurement else np.nan for measurement in ours]
+        spread = [measurement.deviation if measurement and measurement.deviation else np.nan for measurement in ours]
+        left = np.arange(len(columns)) - 0.42 + width * (number + 0.5)
+        panel.bar(left, means, 0.92 * width, color=colour(number), label=row.label)
+        panel.errorbar(left, means, spread, fmt="none", ecolor="#555555", elinewidth=0.8)
+    panel.margins(x=0.03 / len(columns))
+    panel.set_xticks(range(len(columns)), [column.label for column in columns], fontsize=8)
+    panel.set_ylim(0, None)
+    style(panel)
+
+
+def _curve(panel: Axes, points: Points, number: int, name: str | None, marker: str = "") -> None:
+    if points:
+        x, y = zip(*points, strict=True)
+        panel.plot(x, y, color=colour(number), marker=marker, markersize=3.5, linewidth=1.5, label=name)
+
+
+def _lines(counts: Sequence[int]) -> list[list[int]]:
+    """Arrange panels in lines of at most seven datasets, each panel in the first line with room."""
+    lines: list[list[int]] = []
+    for place, count in enumerate(counts):
+        with_room = [line for line in lines if sum(counts[other] for other in line) + count <= PANELS_WIDTH]
+        if with_room:
+            with_room[0].append(place)
+        else:
+            lines.append([place])
+    return lines
+
+
+def _evaluations(run: Run) -> list[tuple[float, dict[str, float | str]]]:
+    """Epoch and metrics of each evaluation during training."""
+    log = TrainingLog.read(run.folder)
+    epochs = {float(line["step"]): float(line["epoch"]) for line in log.training if "epoch" in line}
+    per_step = max((epoch / step for step, epoch in epochs.items() if step), default=1.0)
+    return [(float(line["step"]) * per_step, line) for line in log.evaluations]
+
+
+def _mean(metrics: dict[str, float | str], task: str, metric: str) -> float | None:
+    keys = {text: MetricKey.parse(text) for text in metrics}
+    values = [float(metrics[text]) for text, key in keys.items() if (key.task, key.metric) == (task, metric)]
+    return statistics.fmean(values) if values else None

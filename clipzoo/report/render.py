@@ -1,0 +1,124 @@
+"""Tables and pages as Markdown, HTML, CSV, LaTeX and text for the terminal."""
+
+from __future__ import annotations
+
+import base64
+import csv as csv_module
+import io
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from clipzoo.report.table import Cell, Table, capitalised
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def markdown(table: Table) -> str:
+    """A Markdown table, without its title."""
+    dashes = ["---" if heading.align == "left" else "---:" for heading in table.headings]
+    rows = [[_markdown_cell(cell) for cell in row.cells] for row in table.rows]
+    lines = [[_piped(heading.label) for heading in table.headings], dashes, *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def html(table: Table, wrap: bool = False) -> Markup:
+    """An HTML table, without its title. wrap: break long cells."""
+    return Markup(_environment(escape=True).get_template("table.html.j2").render(table=table, wrap=wrap))
+
+
+def csv(table: Table) -> str:
+    """Comma-separated values, notes left out."""
+    text = io.StringIO()
+    writer = csv_module.writer(text, lineterminator="\n")
+    writer.writerow(heading.label for heading in table.headings)
+    writer.writerows([cell.text for cell in row.cells] for row in table.rows)
+    return text.getvalue()
+
+
+def latex(table: Table, rotate: bool = False) -> str:
+    """A booktabs table with its title as caption. rotate: turn the heads of right-aligned columns by 90 degrees."""
+    heads = [
+        capitalised(label) if heading.align == "left" else f"\\rotatebox{{90}}{{{label}}}" if rotate else label
+        for heading in table.headings
+        for label in [_latex_text(heading.label)]
+    ]
+    alignment = "".join(heading.align[0] for heading in table.headings)
+    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{_latex_text(table.title)}}}"]
+    lines += [f"\\begin{{tabular}}{{{alignment}}}", "\\toprule", f"{' & '.join(heads)} \\\\"]
+    for number, row in enumerate(table.rows):
+        if row.starts or number == 0:
+            lines.append("\\midrule")
+        lines.append(" & ".join(_latex_text(_noted(cell)) for cell in row.cells) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
+
+
+def terminal(table: Table) -> str:
+    """Columns padded with spaces, without heads that are empty."""
+    heads = [heading.label for heading in table.headings]
+    rows = [heads] * any(heads) + [[_noted(cell) for cell in row.cells] for row in table.rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+
+    def padded(row: list[str]) -> Iterator[str]:
+        for text, width, heading in zip(row, widths, table.headings, strict=True):
+            yield text.ljust(width) if heading.align == "left" else text.rjust(width)
+
+    return "\n".join("  ".join(padded(row)).rstrip() for row in rows)
+
+
+def markdown_page(template: str, **content: object) -> str:
+    """Render a Markdown template of the folder `templates`; paragraphs are separated by one empty line."""
+    text = _environment(escape=False).get_template(template).render(**content)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def html_page(template: str, **content: object) -> str:
+    """Render an HTML template of the folder `templates`; all text is escaped."""
+    return _environment(escape=True).get_template(template).render(**content)
+
+
+def picture(figure: Figure) -> str:
+    """The figure as a data: address, for a page that needs no other file."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+@cache
+def _environment(escape: bool) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=escape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"markdown": markdown, "html": html, "capitalised": capitalised}
+    return environment
+
+
+def _noted(cell: Cell) -> str:
+    return f"{cell.text} ({cell.note})" if cell.note else cell.text
+
+
+def _piped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = _piped(_noted(cell))
+    if text and cell.code:
+        text = f"`{text}`"
+    return f"**{text}**" if text and cell.bold else text
+
+
+def _latex_text(text: str) -> str:
+    for character in "&%#_":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("±", "$\\pm$")
