@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hydra
@@ -31,10 +31,13 @@ NOT_SETTINGS = ("hydra", "about")
 """Top-level keys that do not belong to a run: `about` holds an experiment's title, command and cost for the report."""
 
 
-def compose(overrides: Sequence[str], name: str = "train", complete: bool = True) -> dict[str, Any]:
+def compose(
+    overrides: Sequence[str], name: str = "train", complete: bool = True, nodes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the checked configuration of these overrides as plain values.
 
     name: the file in conf to start from, "train", "eval" or "studies". complete: require a value for every key.
+    nodes: plain values to add before interpolations are resolved.
 
     Raises:
         ConfigError: names every fault.
@@ -52,6 +55,9 @@ def compose(overrides: Sequence[str], name: str = "train", complete: bool = True
     for key in map(str, config):
         if key not in known:
             raise ConfigError(unknown_key(key, known))
+    if nodes:
+        OmegaConf.set_struct(config, False)
+        config.update(nodes)
     return checked(config, complete)
 
 

@@ -70,7 +70,7 @@ def test_a_run_and_a_checkpoint_are_evaluated_each_with_results_of_its_own(run, 
 
 def test_a_run_or_checkpoint_that_is_not_there_is_named(run):
     gone = run / "checkpoints" / "step_00000099.pt"
-    with pytest.raises(ConfigError, match="step_00000099.pt is not there"):
+    with pytest.raises(ConfigError, match="step_00000099.pt does not exist"):
         evaluate([f"run={gone}"])
     with pytest.raises(ConfigError, match="step_00000099.pt is not there"):
         clipzoo.load(gone)
