@@ -1,4 +1,4 @@
-"""Which implementation of an operation a device gets."""
+"""Choose the implementation of an operation for a device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _log = logging.getLogger(__name__)
 
 @cache
 def backend(operation: str, device: str, dtype: torch.dtype) -> ModuleType:
-    """`<operation>_triton` for fp32 on a GPU; `<operation>_cpu`, in torch, elsewhere, and on a GPU with a warning."""
+    """Return `triton.<operation>` for fp32 on a GPU, else `<operation>_cpu`; on a GPU the latter logs a warning."""
     if device == "cuda":
         try:
-            kernels = import_module(f"clipzoo.ops.{operation}_triton")
+            kernels = import_module(f"clipzoo.ops.triton.{operation}")
         except ImportError as error:
             reason = str(error)
         else:

@@ -153,7 +153,7 @@ def test_products_are_true_fp32_and_leave_the_global_setting_alone():
 
 
 def test_a_gpu_without_triton_is_told_so(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "clipzoo.ops.kme_triton", None)
+    monkeypatch.setitem(sys.modules, "clipzoo.ops.triton.kme", None)
     with caplog.at_level(logging.WARNING):
         assert dispatch.backend.__wrapped__("kme", "cuda", torch.float32) is kme_cpu
     assert "slower than Triton's" in caplog.text

@@ -10,9 +10,10 @@ import triton
 from packaging import version
 from torch import Tensor
 
-from clipzoo.ops import kme_triton, log_sum_exps_triton
 from clipzoo.ops.kme import kme_score
 from clipzoo.ops.log_sum_exps import log_sum_exps
+from clipzoo.ops.triton import kme as kme_triton
+from clipzoo.ops.triton import log_sum_exps as log_sum_exps_triton
 from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
 from tests.support.point_sets import all_pairs, differentiated, point_sets
 from tests.support.pretended_cuda import DEVICE, Launches, numbers, pretended
@@ -68,7 +69,7 @@ def test_interpreted_kernels_show_what_is_not_a_number(interpreted):
 def test_kernels_are_launched_on_contiguous_cuda_tensors_alone_and_give_a_step_the_same_numbers(interpreted):
     for case in interpreted["pretended"]:
         assert case["difference"] <= 1e-3, case
-        assert set(case["waits"]) <= {"ops/packing.py pack", "ops/kme_triton.py __init__"}, case
+        assert set(case["waits"]) <= {"ops/packing.py pack", "ops/triton/kme.py __init__"}, case
 
 
 @pytest.mark.parametrize("precision", ["medium", "high"])
@@ -80,9 +81,9 @@ def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision):
 
 
 def _compiled(precision: str) -> list[dict[str, Any]]:
-    from clipzoo.ops import kme_triton_kernels as kme
-    from clipzoo.ops import log_sum_exps_triton_kernels as sums
-    from clipzoo.ops.triton_tiles import TILES
+    from clipzoo.ops.triton import kme_kernels as kme
+    from clipzoo.ops.triton import log_sum_exps_kernels as sums
+    from clipzoo.ops.triton.tiles import TILES
 
     tiles, points = TILES[precision], ("x_ptr", "y_ptr", "shares_ptr")
     factors = ("left_ptr", "right_ptr", "shares_ptr")

@@ -1,6 +1,6 @@
 """Log-sum-exps of products on GPUs: Triton's tiles, the libraries' products for the gradient.
 
-What multiplies vectors follows `torch.get_float32_matmul_precision()`: see `triton_tiles.TILES`.
+What multiplies vectors follows `torch.get_float32_matmul_precision()`: see `tiles.TILES`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from clipzoo.ops import log_sum_exps_triton_kernels as kernels
-from clipzoo.ops.triton_tiles import current_tiles, library_product
+from clipzoo.ops.triton import log_sum_exps_kernels as kernels
+from clipzoo.ops.triton.tiles import current_tiles, library_product
 
 CHUNK_BYTES = 1 << 28
 """Bound of the shares held between the kernel that writes them and the products that read them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from clipzoo.ops.triton_tiles import ABSENT, products, tile_of_program
+from clipzoo.ops.triton.tiles import ABSENT, products, tile_of_program
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """KME scores on GPUs: Triton's tiles of kernel values, the libraries' products for the gradient.
 
-What multiplies points follows `torch.get_float32_matmul_precision()`: see `triton_tiles.TILES`.
+What multiplies points follows `torch.get_float32_matmul_precision()`: see `tiles.TILES`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.ops import kme_triton_kernels as kernels
 from clipzoo.ops.packing import Layout, relative_logs
-from clipzoo.ops.triton_tiles import current_tiles, library_product
+from clipzoo.ops.triton import kme_kernels as kernels
+from clipzoo.ops.triton.tiles import current_tiles, library_product
 
 PLAIN_LIMIT = 60.0
 """Up to this alpha no exponent of relative weights leaves fp32's range, as in `kme_cpu`."""
