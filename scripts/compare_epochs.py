@@ -1,7 +1,7 @@
-"""What an epoch holds, ours beside open_clip's, on the same small shards:  python scripts/compare_epochs.py
+"""Compare the samples of an epoch with open_clip's loader on the same small shards:  python scripts/compare_epochs.py
 
-Shares of samples seen once, in how many orders over three runs of one seed, and what missing, cut and wrong input does.
-The peer needs an older webdataset, which `make bench` puts into .peer without touching the environment.
+Reports the fraction of samples seen once, the number of different orders in three runs with one seed, and the behavior
+on missing, truncated and mislabelled input. The peer needs an older webdataset, which `make bench` installs into .peer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def compare(peer: Path) -> dict[str, dict]:
-    """Case -> side -> what was seen."""
+    """Return the measurements of every case (outer key) and loader (inner key)."""
     result: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, case in WHOLE.items():
@@ -75,33 +75,33 @@ WHOLE = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """epochs: the numbers read. ended: how. said: the last line that names an error. orphans: processes left."""
+    """epochs: sample numbers in order. ended: how it ended. message: last error line. orphans: processes left."""
 
     epochs: list[list[int]]
     ended: str
-    said: str
+    message: str
     orphans: int
 
 
 def _repeated(side: str, shards: str, case: Case, peer: Path) -> dict[str, float]:
-    """Three runs of one seed, two epochs each."""
+    """Measure three runs with one seed, two epochs each."""
     runs = [_run(side, shards, case, 2, peer).epochs for _ in range(3)]
     seen = [Counter(epoch) for run in runs for epoch in run]
     samples = sum(case.counts) * len(seen)
     return {
-        "seen exactly once": sum(count == 1 for each in seen for count in each.values()) / samples,
-        "seen at all": sum(len(each) for each in seen) / samples,
+        "seen exactly once": sum(count == 1 for counts in seen for count in counts.values()) / samples,
+        "seen at all": sum(map(len, seen)) / samples,
         "orders in three runs": len({json.dumps(run) for run in runs}),
         "sets in three runs": len({json.dumps([sorted(set(epoch)) for epoch in run]) for run in runs}),
     }
 
 
 def _once(side: str, shards: str, peer: Path) -> dict[str, str | float]:
-    """One epoch of damaged shards."""
+    """Measure one epoch of damaged shards."""
     outcome = _run(side, shards, Case(), 1, peer, seconds=90)
     seen = len(set(outcome.epochs[0])) / sum(Case().counts) if outcome.epochs else 0.0
-    said = outcome.said.replace(f"{Path(shards).parent}/", "")[:300]
-    return {"ended": outcome.ended, "seen at all": seen, "said": said, "processes left": outcome.orphans}
+    message = outcome.message.replace(f"{Path(shards).parent}/", "")[:300]
+    return {"ended": outcome.ended, "seen at all": seen, "said": message, "processes left": outcome.orphans}
 
 
 def _run(side: str, shards: str, case: Case, epochs: int, peer: Path, seconds: float = 300) -> Outcome:
@@ -131,8 +131,8 @@ def _run(side: str, shards: str, case: Case, epochs: int, peer: Path, seconds: f
             os.killpg(process.pid, signal.SIGKILL)
         output, errors = process.communicate()
     numbers = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
-    said = [line for line in errors.strip().splitlines() if "Error" in line or "Warning" in line] or [""]
-    return Outcome(numbers, ended, said[-1][:300], orphans)
+    messages = [line for line in errors.strip().splitlines() if "Error" in line or "Warning" in line] or [""]
+    return Outcome(numbers, ended, messages[-1][:300], orphans)
 
 
 def _alive(session: int) -> int:

@@ -1,10 +1,10 @@
-"""Methods side by side on the generated world, the same budget for each: tables for docs/benchmarks.md.
+"""Compare methods on the demo dataset with one training budget: tables for docs/benchmarks.md.
 
     python scripts/demo_tables.py heads          # every head, one seed
     python scripts/demo_tables.py objectives     # Hopfield, InfoLOOB, NUCLR, SogCLR, InfoNCE at batch 64, three seeds
 
-Every row is an ordinary run of train.py under runs/tables, so that a table stopped half-way goes on where it was. As
-many runs at once as there are cores, one thread each.
+Every row is an ordinary run in runs/tables, so that an interrupted table resumes. Runs use one thread each; as many run
+at the same time as there are cores.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEADS = {
     "squared distance": f"head=distance {FAST}",
 }
 HEADS_BUDGET = "trainer.epochs=null trainer.steps=800 trainer.global_batch=128"
-"""Heads of unit vectors have the demo's rate; WPSE its paper's with a slow start, CLOOB the slowest."""
+"""Learning rates: the demo's for heads of unit vectors, the paper's with a long warmup for WPSE, lower for CLOOB."""
 
 OBJECTIVES = {
     "InfoNCE, learnable temperature": "head=clip objective=infonce",
@@ -67,7 +67,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=("heads", "objectives"))
     parser.add_argument("--seeds", type=int, default=None, help="default: 1 for heads, 3 for objectives")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once (default: the cores)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time (default: number of cores)"
+    )
     options = parser.parse_args()
     methods, budget = (HEADS, HEADS_BUDGET) if options.table == "heads" else (OBJECTIVES, OBJECTIVES_BUDGET)
     RUNS.mkdir(parents=True, exist_ok=True)
@@ -77,7 +79,7 @@ def main() -> None:
             name: [pool.submit(_run, options.table, name, f"{budget} {overrides}", seed) for seed in range(seeds)]
             for name, overrides in methods.items()
         }
-        rows = {name: [each.result() for each in results] for name, results in runs.items()}
+        rows = {name: [future.result() for future in futures] for name, futures in runs.items()}
     text = markdown(rows)
     folder = ROOT / "docs" / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,11 +88,11 @@ def main() -> None:
 
 
 def markdown(rows: dict[str, list[dict]]) -> str:
-    """A row a method: mean over the seeds and, for several, the deviation; speed and memory of the first."""
+    """Return a table with one row per method: mean and deviation over seeds; speed and memory of the first seed."""
     lines = ["| method | " + " | ".join(COLUMNS) + " | samples/s | peak MiB |"]
     lines.append("| --- |" + " ---: |" * (len(COLUMNS) + 2))
     for name, results in rows.items():
-        cells = [_cell([each["metrics"][key] for each in results]) for key in COLUMNS.values()]
+        cells = [_cell([result["metrics"][key] for result in results]) for key in COLUMNS.values()]
         cost = results[0]["training"]
         cells += [f"{cost['samples_per_second']:.0f}", f"{cost['peak_memory_mib']:.0f}"]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -104,7 +106,7 @@ def _cell(values: list[float]) -> str:
 
 
 def _run(table: str, name: str, overrides: str, seed: int) -> dict:
-    folder = "".join(each if each.isalnum() else "_" for each in f"{table}_{name}_{seed}").lower()
+    folder = "".join(letter if letter.isalnum() else "_" for letter in f"{table}_{name}_{seed}").lower()
     command = [sys.executable, "train.py", "experiment=demo/clip", f"name={folder}", f"runs={RUNS}", f"seed={seed}"]
     print(f"== {name}, seed {seed}", file=sys.stderr, flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,10 +1,9 @@
-"""One loader in a process of its own, ours or open_clip's, as benchmark_loader.py and compare_epochs.py start it.
+"""Run one loader, ours or open_clip's, in a process started by benchmark_loader.py or compare_epochs.py.
 
     python scripts/loader_process.py '{"side": "open_clip", "task": "speed", ...}'
 
-Task "speed": for every line on stdin, a number of batches, it reads so many and prints how long that took; for 0 it
-waits until its workers have nothing to do. Task "ids": it reads `epochs` epochs of captions like "number 12" and prints
-the numbers of each.
+Task "speed": for every line on stdin, a number of batches, read that many and print the time; for 0 wait until the
+workers are idle. Task "ids": read `epochs` epochs of captions such as "number 12" and print the numbers of each epoch.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ def main() -> None:
     if options.task == "speed":
         batches = SPEED[options.side](options)
         for line in sys.stdin:
-            print(json.dumps(_measure(batches, int(line)) if int(line) else _rest()), flush=True)
+            print(json.dumps(_measure(batches, int(line)) if int(line) else _wait_until_idle()), flush=True)
     else:
         for numbers in IDS[options.side](options):
             print(json.dumps(numbers), flush=True)
 
 
 def _measure(batches: Iterator[Any], count: int) -> dict[str, float]:
-    """Seconds of wall clock, seconds of all processes' work and bytes of the workers' own memory."""
+    """Return wall-clock seconds, CPU seconds of all processes, and the workers' private memory in bytes."""
     samples = 0
     work, started = _work(), time.perf_counter()
     for _ in range(count):
@@ -52,7 +51,7 @@ def _measure(batches: Iterator[Any], count: int) -> dict[str, float]:
     }
 
 
-def _rest() -> dict[str, float]:
+def _wait_until_idle() -> dict[str, float]:
     before = -1.0
     while (now := _work()) > before + 0.05:
         before = now
@@ -66,13 +65,13 @@ def _workers() -> list[int]:
 
 def _work() -> float:
     ticks = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in _workers()]
-    return time.process_time() + sum(int(each) for pair in ticks for each in pair) / os.sysconf("SC_CLK_TCK")
+    return time.process_time() + sum(int(count) for pair in ticks for count in pair) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_memory(pid: int) -> int:
-    """What the process does not share: where a leak would show."""
+    """Return the private memory of a process in bytes; a leak would show here."""
     facts = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return sum(int(each) * 1024 for each in re.findall(r"Private_\w+: +(\d+) kB", facts))
+    return sum(int(kilobytes) * 1024 for kilobytes in re.findall(r"Private_\w+: +(\d+) kB", facts))
 
 
 def _our_data(options: SimpleNamespace, tokenizer: Any) -> Any:

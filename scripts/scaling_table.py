@@ -1,10 +1,10 @@
-"""What a step costs on many GPUs, by formulae: the tables of docs/scaling.md.
+"""Predict the cost of a step on many GPUs: the tables of docs/scaling.md.
 
     python scripts/scaling_table.py
     python scripts/scaling_table.py --local-batch 512 --ranks 8 32
 
-Arithmetic and bytes are exact counts of what the code does, tower FLOPs as torch counts them; times are these counts
-over a card's stated figures and an assumed utilisation, so predictions.
+FLOPs and bytes are exact counts for this code; tower FLOPs are counted by torch. Times are predictions: these counts
+divided by a card's specified throughput and an assumed utilization.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from dataclasses import dataclass
 
 FLOAT = 4
 TILED_FROM = 2**25
-"""Entries of the local matrix of scores from which `trainer.tile=auto` keeps no matrix."""
+"""Entries of the local similarity matrix from which `trainer.tile=auto` uses tiles."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """Of one GPU: dense operations a second (towers in bf16, heads in TF32), bytes a second from its neighbours in the
-    node and from other nodes, the share of the peak that is assumed to be reached."""
+    """Specification of a GPU.
+
+    bf16, tf32: dense FLOPs per second. within_node, between_nodes: bytes per second received. reached: assumed
+    utilization.
+    """
 
     name: str
     bf16: float
@@ -36,7 +39,7 @@ H100 = Card("H100 SXM, 400 Gb/s a GPU between nodes", 989e12, 494e12, 450e9, 50e
 
 @dataclass(frozen=True)
 class Shape:
-    """b pairs on each of R ranks. Widths of the towers, d of the embedding, points of an image and of a caption."""
+    """Sizes of a step: local batch size, ranks, widths of towers and embeddings, points per image and per caption."""
 
     local: int
     ranks: int
@@ -59,7 +62,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one rank in one step, forward and backward: operations, bytes received, bytes that the scores take at once."""
+    """Cost of a step for one rank, forward and backward: FLOPs, bytes received, bytes of the scores held at once."""
 
     flops: float
     received: float
@@ -67,14 +70,14 @@ class Cost:
 
 
 def clip(shape: Shape, width: int | None = None) -> Cost:
-    """CLIP, inner product and distance: one product [b, d] [d, N]."""
+    """Cost of CLIP, inner product and distance: one product [b, d] [d, N]."""
     width = width or shape.width
     project = 6 * shape.local * (shape.image_width + shape.text_width) * shape.width
     return _with(project, 0.0, vector_scores(shape, width))
 
 
 def wpse(shape: Shape) -> Cost:
-    """Tokens projected, random features of every point (forward, again, and the gradient), then as CLIP at d + D."""
+    """Cost of WPSE: token projections, random features (forward, recomputed, gradient), then CLIP at width d + D."""
     tokens = shape.image_points * shape.image_width + shape.text_points * shape.text_width
     points = shape.image_points + shape.text_points
     project = 6 * shape.local * tokens * shape.width
@@ -83,9 +86,9 @@ def wpse(shape: Shape) -> Cost:
 
 
 def kme(shape: Shape, text_points: int) -> Cost:
-    """Every image point meets every text point of the global batch in four products: forward, again, two gradients.
+    """Cost of KME-CLIP: four products of all image points with all text points of the global batch.
 
-    On a GPU. A CPU makes one tile of "again" less.
+    The products are the forward pass, its recomputation and two gradients. A CPU recomputes one tile less.
     """
     tokens = shape.image_points * shape.image_width + text_points * shape.text_width
     project = 6 * shape.local * tokens * shape.width
@@ -96,7 +99,7 @@ def kme(shape: Shape, text_points: int) -> Cost:
 
 
 def cloob(shape: Shape) -> Cost:
-    """Four retrievals from N patterns by an attention without its matrix, then two one-way score products."""
+    """Cost of CLOOB: four retrievals from N patterns by memory-efficient attention, then two one-way products."""
     width = 1024
     retrieve = 4 * (4 + 10) * shape.local * shape.batch * width
     gathered = 2 * 2 * shape.batch * width * FLOAT
@@ -105,7 +108,7 @@ def cloob(shape: Shape) -> Cost:
 
 
 def vector_scores(shape: Shape, width: int, directions: int = 2) -> Cost:
-    """Text vectors gathered, their gradients sent back; a matrix and its transpose, or tiles computed twice."""
+    """Cost of the scores: text vectors and their gradients; a matrix and its transpose, or tiles computed twice."""
     gathered = 2 * shape.batch * width * FLOAT
     product = 2 * shape.local * shape.batch * width
     if shape.tiled:
@@ -128,7 +131,7 @@ HEADS: dict[str, Callable[[Shape], Cost]] = {
 
 
 def towers(encoder: str) -> tuple[float, float]:
-    """Operations of a pair, forward and backward, and bytes of the gradient of an encoder of conf/encoder."""
+    """Return the FLOPs of a pair, forward and backward, and the gradient bytes of an encoder of conf/encoder."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -147,7 +150,7 @@ def towers(encoder: str) -> tuple[float, float]:
 
 
 def table(encoder: str, shape: Shape, card: Card) -> str:
-    """One number of GPUs, every head, in Markdown."""
+    """Return a Markdown table of all heads for one number of GPUs."""
     pair, gradient = towers(encoder)
     tower_seconds = pair * shape.local / (card.bf16 * card.reached)
     wire = card.within_node if shape.ranks <= 8 else card.between_nodes
@@ -176,8 +179,8 @@ def _short(value: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encoder", default="vit_b16", help="of conf/encoder (default: %(default)s)")
-    parser.add_argument("--local-batch", type=int, default=256, help="pairs on a GPU (default: %(default)s)")
+    parser.add_argument("--encoder", default="vit_b16", help="option of conf/encoder (default: %(default)s)")
+    parser.add_argument("--local-batch", type=int, default=256, help="pairs per GPU (default: %(default)s)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512])
     options = parser.parse_args()
     for ranks in options.ranks:

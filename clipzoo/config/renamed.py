@@ -1,4 +1,4 @@
-"""Classes that have moved since a configuration was written: old runs keep loading, and keep their names."""
+"""Classes that have moved: configurations of earlier versions still load, and their runs keep their names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FIRST_NAMES = {new: old for old, new in RENAMED.items()}
 
 
 def current(config: Any) -> Any:
-    """Return a configuration read from a file with today's name in every `_target_`."""
+    """Return a stored configuration with today's name in every `_target_`."""
     return _translated(config, RENAMED)
 
 
 def first(config: Any) -> Any:
-    """Return the configuration with the first name of every `_target_`: the digest in a run's name is taken of it."""
+    """Return the configuration with the first name of every `_target_`, from which a run's name is computed."""
     return _translated(config, FIRST_NAMES)
 
 

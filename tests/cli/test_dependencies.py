@@ -18,7 +18,7 @@ PROVIDED = {"open_clip_train": "open_clip"}
 """Further modules of a declared distribution."""
 LOADED_BY_NAME = {"tensorboard", "hydra_plugins", "mkdocs"}
 """Used through another package: torch.utils.tensorboard, Hydra's launcher plugin, the documentation's program."""
-PENDING = {"torchmetrics", "jinja2"}
+PENDING = {"torchmetrics"}
 
 
 def declared(extras: bool) -> set[str]:

@@ -45,12 +45,12 @@ def test_a_folder_is_packed_indexed_and_inspected(tmp_path):
     (tmp_path / "in" / "lonely.jpg").write_bytes(picture(1, file_format="JPEG"))
     (tmp_path / "in" / "broken.jpg").write_bytes(b"no image")
     (tmp_path / "in" / "broken.txt").write_text("a caption")
-    said = script("make_shards.py", tmp_path / "in", tmp_path / "out", "--samples-a-shard", 3)
-    assert "7 samples in 3 shards" in said and "left out: " in said and "broken.jpg" in said
+    output = script("make_shards.py", tmp_path / "in", tmp_path / "out", "--samples-a-shard", 3)
+    assert "7 samples in 3 shards" in output and "left out: " in output and "broken.jpg" in output
     assert captions_of(tmp_path / "out") == list(range(7))
     assert "7 samples in 3 shards" in script("index_shards.py", tmp_path / "out")
-    said = script("inspect_shards.py", tmp_path / "out", "--sheet", tmp_path / "sheet.png")
-    assert "7 samples in 3 shards" in said and "median 300" in said and "cannot be used: none" in said
+    output = script("inspect_shards.py", tmp_path / "out", "--sheet", tmp_path / "sheet.png")
+    assert "7 samples in 3 shards" in output and "median 300" in output and "cannot be used: none" in output
     assert Image.open(tmp_path / "sheet.png").size[0] > 1000
 
 

@@ -1,6 +1,6 @@
 """What the papers say of all their rows, held against every experiment, and what their ablations change.
 
-The full recipe of one row of each method stands in test_published_numbers.py.
+test_published_numbers.py checks the full recipe of one row of each method.
 """
 
 from __future__ import annotations

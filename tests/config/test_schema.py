@@ -48,8 +48,8 @@ def test_a_missing_argument_is_named():
 
 
 def test_a_missing_class_is_named_with_the_nearest():
-    found = faults(_target_="clipzoo.heads.clip.ClipHed")
-    assert found == [
+    messages = faults(_target_="clipzoo.heads.clip.ClipHed")
+    assert messages == [
         "head._target_=clipzoo.heads.clip.ClipHed: clipzoo.heads.clip defines no ClipHed; did you mean ClipHead?"
     ]
 
