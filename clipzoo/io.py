@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writing files atomically."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a small file at once: a reader sees the old text or the new."""
+    """Write a file atomically: a reader sees the old text or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     os.replace(temporary, path)

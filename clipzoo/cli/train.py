@@ -19,6 +19,7 @@ from clipzoo.distributed import environment, submitit
 from clipzoo.errors import ConfigError, exit_on_error
 from clipzoo.runs import directory as run
 from clipzoo.runs import record
+from clipzoo.runs.lock import RunLock
 
 
 def main(arguments: list[str]) -> None:
@@ -75,9 +76,9 @@ def train(config: DictConfig) -> None:
     plain = checked(config)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     folder = run_folder(plain, experiment)
-    run.refuse_another(folder, plain)
+    run.check_configuration(folder, plain)
     if run.is_finished(folder):
-        run.say(record.summary(folder) + run.other_evaluation(folder, plain))
+        run.say(record.summary(folder) + run.evaluation_hint(folder, plain))
         return
 
     # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
@@ -98,8 +99,8 @@ def train(config: DictConfig) -> None:
     head, objective = build_head(plain), build_objective(plain)
     compatibility.require(head, objective)
     world = World.join(trainer.device, trainer.timeout)
-    with watchdog.guard(world, trainer.timeout):
-        with run.nothing_left_of_a_failed_start(folder):
+    with watchdog.guard(world, trainer.timeout), RunLock(folder) as lock:
+        with run.created(folder, world):
             data = part(plain["data"])
             data.open(folder, world)
             trainer.check(data, plain["seed"], world)
@@ -107,7 +108,7 @@ def train(config: DictConfig) -> None:
             suite.open()
             suite.require(trainer.best_metric)
             model = build_model(plain, head)
-        world.run_on_first(lambda: run.claim(folder, plain))
+        world.run_on_first(lambda: run.claim(lock, plain))
         run.say(f"{folder}: {data.samples} samples, {trainer.global_batch} a step, {world.size} ranks")
         optim, log, seed = part(plain["optim"]), part(plain["logger"]), plain["seed"]
         parts = Parts(model, objective, data, optim, suite, log, folder, seed, plain, preemption)

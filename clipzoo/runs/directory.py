@@ -1,4 +1,4 @@
-"""The folder of a run: its configuration, its results, whether it is finished. Needs no torch."""
+"""Run directories: config.yaml, results.json once finished, and the checks before a training. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -17,60 +17,87 @@ from clipzoo.config.identity import flat, identity
 from clipzoo.distributed import environment
 from clipzoo.errors import ConfigError
 from clipzoo.io import write_whole
-from clipzoo.runs import lock
+from clipzoo.runs.lock import RunLock
+
+MOST_DIFFERENCES = 6
+"""Number of differing keys that a message names."""
 
 
-def claim(folder: Path, plain: Mapping[str, Any]) -> None:
-    """Take the folder for this configuration, once all that it names has been found."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock.hold(folder)
-    # Only now: the one that held it may have been of another configuration.
-    refuse_another(folder, plain)
-    write_whole(folder / "config.yaml", yaml.safe_dump(dict(plain), sort_keys=False))
+class Rank(Protocol):
+    """One of a run's processes, such as `clipzoo.distributed.world.World`."""
+
+    @property
+    def is_first(self) -> bool: ...
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / "results.json").exists()
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The configuration of the run in `folder`, with today's names of classes."""
+    """Return the configuration of a run, with today's names of classes."""
     return renamed.current(yaml.safe_load((folder / "config.yaml").read_text()))
 
 
-def refuse_another(folder: Path, plain: Mapping[str, Any]) -> None:
-    """Raise when the folder holds a run of another configuration."""
-    path = folder / "config.yaml"
-    if not path.exists():
-        return
-    before, now = identity(config_of(folder)), identity(plain)
-    different = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-    if different:
-        shown = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
-        more = f" and {len(different) - 6} more" if len(different) > 6 else ""
-        raise ConfigError(
-            f"{folder} holds a run of another configuration ({shown}{more}): give another name=..., "
-            "or remove the folder"
-        )
-
-
 @contextmanager
-def nothing_left_of_a_failed_start(folder: Path) -> Iterator[None]:
-    """What cannot even start, such as a run whose shards are not there, leaves no folder that was not there before."""
-    new = not folder.exists()
-    if environment.read().is_first:
+def created(folder: Path, rank: Rank) -> Iterator[None]:
+    """Make the run directory; if the start of the run fails with a ConfigError, remove the directory again.
+
+    Only the first rank does so, and only a directory that did not exist before is removed.
+    """
+    is_new = not folder.exists()
+    if rank.is_first:
         _make(folder)
     try:
         yield
     except ConfigError:
-        if new and environment.read().is_first:
+        if is_new and rank.is_first:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def other_evaluation(folder: Path, plain: Mapping[str, Any]) -> str:
-    """A line for who asks a finished run for an evaluation that is not the one it had; else nothing."""
-    path = folder / "config.yaml"
-    before = config_of(folder)["eval"] if path.exists() else plain["eval"]
+def claim(lock: RunLock, plain: Mapping[str, Any]) -> None:
+    """Lock the run directory and write the configuration to it.
+
+    Raises ConfigError if another process holds the lock, or if the directory has a run of another configuration.
+    """
+    lock.folder.mkdir(parents=True, exist_ok=True)
+    lock.acquire()
+    # Not before: the process that held the lock may have written another configuration.
+    check_configuration(lock.folder, plain)
+    write_whole(lock.folder / "config.yaml", yaml.safe_dump(dict(plain), sort_keys=False))
+
+
+def check_configuration(folder: Path, plain: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the directory has a run of another configuration."""
+    if not (folder / "config.yaml").exists():
+        return
+    before, now = identity(config_of(folder)), identity(plain)
+    different = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    if different:
+        shown = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:MOST_DIFFERENCES]]
+        more = f" and {len(different) - len(shown)} more" if len(different) > len(shown) else ""
+        raise ConfigError(
+            f"{folder} holds a run of another configuration ({', '.join(shown)}{more}): give another name=..., "
+            "or remove the folder"
+        )
+
+
+def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:
+    """Hint shown when a finished run is requested with a different eval configuration; empty if it is the same."""
+    before = config_of(folder)["eval"] if (folder / "config.yaml").exists() else plain["eval"]
     if flat(before) == flat(plain["eval"]):
         return ""
-    return f"\nIt was evaluated with another eval: python scripts/evaluate.py run={folder} eval=... judges it again."
+    return (
+        "\nIts eval configuration was different. Evaluate it with another one: "
+        f"python scripts/evaluate.py run={folder} eval=..."
+    )
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, on the first rank only."""
+    if environment.read().is_first:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _make(folder: Path) -> None:
@@ -78,17 +105,7 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"the run's folder {folder} cannot be made ({error.strerror}): give another runs=..."
+            f"the run directory {folder} cannot be made ({error.strerror}): give another runs=..."
         ) from None
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"the run's folder {folder} cannot be written: give another runs=... or name=...")
-
-
-def is_finished(folder: Path) -> bool:
-    return (folder / "results.json").exists()
-
-
-def say(text: str) -> None:
-    """A line to the terminal, from the first rank only."""
-    if environment.read().is_first:
-        print(text, file=sys.stderr, flush=True)
+        raise ConfigError(f"the run directory {folder} cannot be written: give another runs=... or name=...")

@@ -1,4 +1,4 @@
-"""One training at a time in a run's folder: two would overwrite each other's checkpoints and mix their logs."""
+"""The lock of a run directory: two trainings in it would overwrite each other's checkpoints and mix their logs."""
 
 from __future__ import annotations
 
@@ -10,49 +10,70 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from types import TracebackType
 
 from clipzoo.errors import ConfigError
 
 PATIENCE = 20.0
-"""Seconds that a process which has been told to end may take."""
-
-_held: IO[str] | None = None
+"""Seconds to wait for another process, which may have been told to stop."""
 
 
-def hold(folder: Path, patience: float = PATIENCE) -> None:
-    """Keep other processes, of this machine or another, from training in `folder` until this process ends or holds
-    another; ConfigError if one does already and does not end within `patience` seconds.
+class RunLock:
+    """Exclusive lock on a run directory, against other processes of this machine and of others.
 
-    The system lets go of the lock however the process ends. Where a file system has no locks nothing is held.
+    As a context manager it is released on exit; the system releases it when the process ends, in whatever way. A
+    process may take a directory again that it has locked already. On a file system without locks nothing is locked.
     """
-    global _held
-    if _held is not None:
-        # Before the next is opened: closing any handle of a file lets go of this process's lock on it.
-        _held.close()
-        _held = None
-    # Not flock: that would live on in data workers, which outlive a killed trainer by some seconds.
-    file = open(folder / ".lock", "a+")  # noqa: SIM115
-    end = time.monotonic() + patience
-    said = False
-    while not _taken(file):
-        file.seek(0)
-        owner = file.read().strip() or "another process"
-        if time.monotonic() > end:
-            raise ConfigError(f"{folder} is being trained by {owner}: wait for it, end it, or give another name=...")
-        if not said:
-            print(f"{folder} is being trained by {owner}: waiting {patience:g} s for it", file=sys.stderr, flush=True)
-            said = True
-        time.sleep(0.2)
-    _held = file
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}\n")
-    file.flush()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # A descriptor, not a file object: closing any handle of the file, as garbage collection would, releases the
+        # lock of the whole process.
+        self._descriptor: int | None = None
+
+    def acquire(self, patience: float = PATIENCE) -> None:
+        """Take the lock. Raises ConfigError if another process holds it for longer than `patience` seconds."""
+        if self._descriptor is not None:
+            return
+        descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        end = time.monotonic() + patience
+        waiting = False
+        while not _lock(descriptor):
+            owner = os.pread(descriptor, 1000, 0).decode().strip() or "another process"
+            if time.monotonic() > end:
+                os.close(descriptor)
+                raise ConfigError(
+                    f"{self.folder} is being trained by {owner}: wait for it, end it, or give another name=..."
+                )
+            if not waiting:
+                print(f"{self.folder} is being trained by {owner}: waiting {patience:g} s", file=sys.stderr, flush=True)
+                waiting = True
+            time.sleep(0.2)
+        self._descriptor = descriptor
+        os.ftruncate(descriptor, 0)
+        owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}\n"
+        os.pwrite(descriptor, owner.encode(), 0)
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
 
-def _taken(file: IO[str]) -> bool:
+def _lock(descriptor: int) -> bool:
+    """Try to lock the file; True if it is locked, or cannot be on this file system."""
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Not flock: data workers would inherit that lock, and they outlive a killed training by some seconds.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False

@@ -92,7 +92,7 @@ def write_results(
 def summary(folder: Path) -> str:
     """Describe a finished run for the terminal: its steps, its metrics, its report."""
     record = RunRecord.read(folder)
-    lines = [f"{folder} is finished after {record.training['steps']} steps; another name=... trains again."]
+    lines = [f"{folder} is finished after {record.training['steps']} steps; pass name=NEW to train again."]
     lines += [f"  {key:<52} {value:8.2f}" for key, value in written(record.metrics).items()]
     if (folder / "report.md").exists():
         lines.append(f"report: {folder / 'report.md'}")

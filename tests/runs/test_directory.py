@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.runs import directory as run
 
@@ -13,6 +14,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     message = r"file/run cannot be made \(Not a directory\): give another runs="
     with (
         pytest.raises(ConfigError, match=message),
-        run.nothing_left_of_a_failed_start(tmp_path / "file" / "run"),
+        run.created(tmp_path / "file" / "run", World()),
     ):
         raise AssertionError("the run starts nevertheless")

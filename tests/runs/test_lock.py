@@ -1,3 +1,5 @@
+"""The lock of a run directory, between processes."""
+
 import os
 import signal
 import subprocess
@@ -7,22 +9,32 @@ import pytest
 
 from clipzoo import io
 from clipzoo.errors import ConfigError
-from clipzoo.runs import lock
+from clipzoo.runs.lock import RunLock
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from clipzoo.runs import lock, directory as run
-lock.hold(Path(sys.argv[1]))
+from clipzoo.runs.lock import RunLock
+lock = RunLock(Path(sys.argv[1]))
+lock.acquire()
 if os.fork() == 0:
     time.sleep(600)
 print("held", flush=True)
 time.sleep(600)
 """
+ACQUIRE = "import sys; from pathlib import Path; from clipzoo.runs.lock import RunLock; "
+ACQUIRE += "RunLock(Path(sys.argv[1])).acquire(patience=0)"
+CLAIM = "import sys; from pathlib import Path; from clipzoo.runs.directory import claim; "
+CLAIM += "from clipzoo.runs.lock import RunLock; claim(RunLock(Path(sys.argv[1])), {'seed': 2})"
+
+
+def acquire_in_another_process(folder) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", ACQUIRE, folder], capture_output=True, text=True)
 
 
 @pytest.fixture
 def holder(tmp_path):
+    """A process that holds the lock of `tmp_path`, and has a child."""
     command = [sys.executable, "-c", HOLDER, tmp_path]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
@@ -32,39 +44,41 @@ def holder(tmp_path):
     process.stdout.close()
 
 
-def test_a_folder_that_another_process_trains_in_is_refused_with_its_name(tmp_path, holder, capsys):
+def test_a_directory_in_training_is_refused_and_the_message_names_the_process(tmp_path, holder, capsys):
     with pytest.raises(ConfigError, match=f"is being trained by process {holder.pid} on .*: wait for it, end it, or"):
-        lock.hold(tmp_path, patience=0.3)
+        RunLock(tmp_path).acquire(patience=0.3)
     assert "waiting 0.3 s" in capsys.readouterr().err
 
 
-def test_a_killed_process_holds_nothing_though_its_children_live_on(tmp_path, holder):
+def test_a_killed_process_holds_no_lock_even_if_its_children_live_on(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    lock.hold(tmp_path, patience=60)
-    assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
+    with RunLock(tmp_path) as lock:
+        lock.acquire(patience=60)
+        assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
-def test_a_process_that_takes_the_same_folder_again_still_holds_it(tmp_path):
-    lock.hold(tmp_path)
-    lock.hold(tmp_path)
-    other = (
-        "import sys; from pathlib import Path; from clipzoo.runs import lock; lock.hold(Path(sys.argv[1]), patience=0)"
-    )
-    done = subprocess.run([sys.executable, "-c", other, tmp_path], capture_output=True, text=True)
-    assert done.returncode == 1 and f"is being trained by process {os.getpid()} on " in done.stderr
+def test_a_process_that_takes_the_same_directory_again_still_holds_it(tmp_path):
+    first, second = RunLock(tmp_path), RunLock(tmp_path)
+    for lock in (first, first, second):
+        lock.acquire()
+    del first
+    refused = acquire_in_another_process(tmp_path)
+    assert refused.returncode == 1 and f"is being trained by process {os.getpid()} on " in refused.stderr
+    second.release()
 
 
-def test_a_folder_waited_for_is_not_taken_by_another_configuration(tmp_path):
-    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    folder.mkdir()
-    elsewhere.mkdir()
-    lock.hold(folder)
-    claim = "directory.claim(pathlib.Path(sys.argv[1]), {'seed': 2})"
-    claims = f"import pathlib, sys; from clipzoo.runs import directory; {claim}"
-    with subprocess.Popen([sys.executable, "-c", claims, folder], stderr=subprocess.PIPE, text=True) as waiting:
+def test_a_released_lock_is_free_for_another_process(tmp_path):
+    with RunLock(tmp_path) as lock:
+        lock.acquire()
+    assert acquire_in_another_process(tmp_path).returncode == 0
+
+
+def test_a_run_of_another_configuration_is_refused_after_waiting_for_its_lock(tmp_path):
+    with RunLock(tmp_path) as lock:
+        lock.acquire()
+        waiting = subprocess.Popen([sys.executable, "-c", CLAIM, tmp_path], stderr=subprocess.PIPE, text=True)
         assert waiting.stderr is not None and "waiting" in waiting.stderr.readline()
-        io.write_whole(folder / "config.yaml", "seed: 1\n")
-        lock.hold(elsewhere)
-        said = waiting.stderr.read()
-    assert "holds a run of another configuration (seed 1 -> 2)" in said
+        io.write_whole(tmp_path / "config.yaml", "seed: 1\n")
+    with waiting:
+        assert "holds a run of another configuration (seed 1 -> 2)" in waiting.stderr.read()

@@ -74,7 +74,9 @@ def test_a_finished_run_is_not_taken_for_one_of_another_configuration(tiny_shard
 
 def test_a_finished_run_says_how_to_get_another_evaluation(tiny_shards, finished):
     log = train(tiny_shards, finished, "eval=demo", "trainer.log_every=3")
-    assert "is finished" in log and "evaluated with another eval: python scripts/evaluate.py run=" in log
+    assert (
+        "is finished" in log and "eval configuration was different" in log and "python scripts/evaluate.py run=" in log
+    )
 
 
 def test_results_name_what_was_run(undisturbed):
@@ -100,7 +102,7 @@ def test_missing_shards_are_named_and_leave_no_run_directory(tmp_path):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("trainer.global_batch=104", "a batch takes up to 104 samples of a source that has 100"),
+        ("trainer.global_batch=104", "a batch takes up to 104 samples of a source that has only 100"),
         ("head.text_width=3", "head.text_width is 3, but the encoder's features have 32"),
         ("trainer.best_metric=zero_shot/cars/top1", "there is no metric trainer.best_metric=zero_shot/cars/top1"),
     ],
