@@ -1,10 +1,10 @@
-"""The loader alone beside open_clip's: same shards, random resized crop, workers; interleaved medians.
+"""Throughput of the loader alone, compared with open_clip: same shards, crops and workers; interleaved medians.
 
     python scripts/benchmark_loader.py --output docs/benchmarks/loader.json
 
-Both loaders stay alive, one thread a worker, and are asked for some batches in turn; the ratio is that of the medians
-over the rounds. "samples_per_work_second" counts the CPU time of all of a loader's processes, which a busy machine
-disturbs less than the wall clock. The peer needs an older webdataset, which `make bench` puts into .peer.
+All loaders stay alive with one thread per worker and read some batches in turn; the ratio is that of the medians over
+the rounds. "samples_per_work_second" counts the CPU time of all processes of a loader, which a busy machine affects
+less than the wall clock. open_clip needs an older webdataset, which `make bench` installs in .peer.
 """
 
 from __future__ import annotations
@@ -65,24 +65,24 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, case: tuple[int, int, int], workers: int) -> dict:
-    """One kind of image and number of workers -> medians and ratios to open_clip."""
+    """Return medians, and ratios to open_clip, for one image size and number of workers."""
     width, height, size = case
     shards = photographs(options.folder, width, height, options.samples)
     loaders = {name: Loader(options, side, shards, size, workers, decode) for name, (side, decode) in SIDES.items()}
     readings: dict[str, list[dict]] = {name: [] for name in loaders}
-    # What was prepared while the others were measured must not count.
+    # Batches prepared while other loaders were measured must not count.
     prepared = 2 * workers + 1
     for turn in range(options.rounds + 1):
         for name, loader in loaders.items():
             loader.read(prepared)
             reading = loader.read(max(prepared, options.samples // options.batch))
-            loader.rest()
+            loader.wait_until_idle()
             if turn:
                 readings[name].append(reading)
     for loader in loaders.values():
         loader.close()
-    rates = {name: statistics.median(r["samples"] / r["seconds"] for r in found) for name, found in readings.items()}
-    work = {name: statistics.median(r["samples"] / r["work"] for r in found) for name, found in readings.items()}
+    rates = {name: statistics.median(r["samples"] / r["seconds"] for r in rounds) for name, rounds in readings.items()}
+    work = {name: statistics.median(r["samples"] / r["work"] for r in rounds) for name, rounds in readings.items()}
     result = {
         "image": f"{width} x {height}",
         "image_size": size,
@@ -98,7 +98,7 @@ def compare(options: argparse.Namespace, case: tuple[int, int, int], workers: in
 
 
 class Loader:
-    """A loader in a process of its own, see loader_process.py."""
+    """A loader in its own process, see loader_process.py."""
 
     def __init__(
         self, options: argparse.Namespace, side: str, shards: str, size: int, workers: int, decode: str
@@ -122,11 +122,11 @@ class Loader:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("a loader ended before its time, see above")
+            raise SystemExit("a loader ended too early, see the error above")
         return json.loads(line)
 
-    def rest(self) -> None:
-        """Until its workers have prepared what they may: they shall not disturb the next loader's reading."""
+    def wait_until_idle(self) -> None:
+        """Wait until the workers have prefetched all they may, so that they do not disturb the next measurement."""
         self.read(0)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Loader:
 
 
 def difference(shards: str, size: int) -> dict[str, float]:
-    """Mean absolute difference (of 255) to PIL's decoding and resizing of the same crop."""
+    """Return the mean absolute difference (of 255) from PIL's decoding and resizing of the same crop."""
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import resized_crop
 
@@ -146,26 +146,26 @@ def difference(shards: str, size: int) -> dict[str, float]:
 
     with tarfile.open(shards.replace(f"{{00000..{SHARDS - 1:05d}}}", "00000")) as archive:
         images = [
-            archive.extractfile(each).read()  # type: ignore[union-attr]
-            for each in archive.getmembers()[:80]
-            if each.name.endswith("jpg")
+            archive.extractfile(member).read()  # type: ignore[union-attr]
+            for member in archive.getmembers()[:80]
+            if member.name.endswith("jpg")
         ]
-    found: dict[str, list[float]] = {"exact": [], "fast": []}
+    differences: dict[str, list[float]] = {"exact": [], "fast": []}
     for number, encoded in enumerate(images):
         image = Image.open(io.BytesIO(encoded)).convert("RGB")
-        for decode, values in found.items():
-            transform = ImageTransform(size, [0.5, 1.0], "bicubic", 0.0, None, decode, 10**9)  # type: ignore[arg-type]
-            ours, _ = transform(encoded, generator("augment", 0, 0, number))
-            box = random_crop(image.height, image.width, [0.5, 1.0], generator("augment", 0, 0, number))
+        for decode, values in differences.items():
+            transform = ImageTransform(size, (0.5, 1.0), "bicubic", 0.0, None, decode, 10**9)  # type: ignore[arg-type]
+            crop, _ = transform(encoded, generator("augment", 0, 0, number))
+            box = random_crop(image.height, image.width, (0.5, 1.0), generator("augment", 0, 0, number))
             grid = transform.reduction(box)
             top, left, tall, wide = (edge // grid * grid for edge in (box.top, box.left, box.height, box.width))
-            theirs = resized_crop(image, top, left, tall, wide, [size, size], InterpolationMode.BICUBIC)
-            values.append(float(np.abs(ours.permute(1, 2, 0).numpy().astype(int) - np.asarray(theirs)).mean()))
-    return {name: statistics.mean(values) for name, values in found.items()}
+            expected = resized_crop(image, top, left, tall, wide, [size, size], InterpolationMode.BICUBIC)
+            values.append(float(np.abs(crop.permute(1, 2, 0).numpy().astype(int) - np.asarray(expected)).mean()))
+    return {name: statistics.mean(values) for name, values in differences.items()}
 
 
 def memory_over_epochs(options: argparse.Namespace) -> dict:
-    """Megabytes that a worker of each loader holds for itself, after each of three epochs and a first quarter."""
+    """Return the private megabytes of a worker of each loader, after a first quarter and each of three epochs."""
     shards = photographs(options.folder, 400, 300, options.samples)
     epoch = options.samples // options.batch
     result = {}
@@ -179,7 +179,7 @@ def memory_over_epochs(options: argparse.Namespace) -> dict:
 
 
 def plan_cost() -> list[dict]:
-    """What a plan takes for CC3M, CC12M and two billion samples, each in a fresh process."""
+    """Return the cost of a plan for CC3M, CC12M and two billion samples, each in a fresh process."""
     costs = []
     for shards, samples in ((332, 9_000), (1_242, 9_662), (200_000, 10_000)):
         with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
@@ -188,7 +188,7 @@ def plan_cost() -> list[dict]:
 
 
 def _plan(shards: int, samples: int) -> dict:
-    """Seconds until the first step is known, one in the third epoch's middle after a resume, and a whole epoch."""
+    """Return the seconds for the first step, for a step in the third epoch after a resume, and for a whole epoch."""
     before = _peak_megabytes()
     started = time.perf_counter()
     plan = Plan([[samples] * shards], [1.0], 0, 64, 2048)
@@ -214,12 +214,12 @@ def _plan(shards: int, samples: int) -> dict:
 
 
 def _peak_megabytes() -> float:
-    # Not ru_maxrss: that begins with what the parent held when it forked.
+    # ru_maxrss would include the memory of the parent at the fork.
     return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024
 
 
 def photographs(folder: Path, width: int, height: int, samples: int) -> str:
-    """Shards of JPEGs cut from scikit-learn's two photographs, turned a little each time, with plain captions."""
+    """Write shards of JPEGs, random rotations and crops of scikit-learn's two photographs, with simple captions."""
     folder = folder / f"{width}x{height}_{samples}"
     pattern = str(folder / f"{{00000..{SHARDS - 1:05d}}}.tar")
     if folder.exists():
@@ -252,8 +252,8 @@ def photographs(folder: Path, width: int, height: int, samples: int) -> str:
                 side = random.uniform(0.6, 0.9)
                 left, top = random.uniform(0, 1 - side) * 640, random.uniform(0, 1 - side) * 427
                 box = (left, top, left + side * 640, top + side * 427)
-                turned = sources[number % 2].rotate(random.uniform(-3, 3), Image.Resampling.BICUBIC)
-                image = turned.resize((width, height), Image.Resampling.BICUBIC, box)
+                rotated = sources[number % 2].rotate(random.uniform(-3, 3), Image.Resampling.BICUBIC)
+                image = rotated.resize((width, height), Image.Resampling.BICUBIC, box)
                 stream = io.BytesIO()
                 image.save(stream, "JPEG", quality=95)
                 caption = " ".join(random.choice(words, random.integers(5, 20)))

@@ -75,9 +75,9 @@ def _own_memory(pid: int) -> int:
 
 
 def _our_data(options: SimpleNamespace, tokenizer: Any) -> Any:
-    from clipzoo.data.shard_dataset import ShardData
+    from clipzoo.data.shard_dataset import ShardDataset
 
-    data = ShardData(
+    data = ShardDataset(
         options.shards,
         tokenizer,
         image_size=options.image_size,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 RENAMED = {
-    "clipzoo.data.shards.ShardData": "clipzoo.data.shard_dataset.ShardData",
+    "clipzoo.data.shards.ShardData": "clipzoo.data.shard_dataset.ShardDataset",
     "clipzoo.kernels.GaussianKernel": "clipzoo.heads.kernels.GaussianKernel",
     "clipzoo.kernels.InverseMultiquadricKernel": "clipzoo.heads.kernels.InverseMultiquadricKernel",
     "clipzoo.logger.Logger": "clipzoo.training.loggers.Logger",

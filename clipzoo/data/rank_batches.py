@@ -54,7 +54,7 @@ class RankBatches(Dataset[LoadedBatch]):
 
 
 def rank_rows(global_batch: int, world: World) -> slice:
-    """Return the rows of a global batch that belong to a rank. Raises ConfigError if it cannot be divided evenly."""
+    """Return this rank's rows of a global batch. Raises ConfigError if it cannot be divided evenly among the ranks."""
     if global_batch % world.size:
         raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world.size} ranks")
     size = global_batch // world.size

@@ -1,11 +1,11 @@
-"""Image-caption pairs from WebDataset shards: every sample exactly once an epoch, in an order known beforehand."""
+"""Dataset of image-caption pairs in WebDataset shards: every sample once an epoch, in an order set by the seed."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -28,29 +28,37 @@ from clipzoo.errors import ConfigError
 from clipzoo.types import Batch
 
 
-class ShardData:
-    """Batches of a set of shards.
+class ShardDataset:
+    """Batches of image-caption pairs from WebDataset shards. Satisfies `contracts.Dataset`.
 
-    shards: see `sources.parse_sources`. tokenizer: captions -> ids. image_size: S of the square crops.
-    crop_scale: least and greatest share of an image's area in a crop. flip: probability of a mirror image.
-    rand_augment: [operations, magnitude] or null. decode: "exact" decodes every pixel, "fast" lets the JPEG decoder
-    scale down by 2, 4 or 8 where the crop stays larger than image_size. max_pixels: larger images are not decoded.
-    caption_key: the key of the .json that holds the caption or captions; null for the .txt.
-    shuffle_window: samples are shuffled among this many shards at a time. max_bad_fraction: of the samples seen.
-    workers: processes that decode, on each rank; 0 decodes in the training process. prefetch: batches a worker
-    prepares ahead. index_folder: where the index is kept; null for beside the shards, or else the run's folder.
-    cache_folder, cache_gigabytes: of remote shards, see `cache.ShardCache`; it should hold two windows.
+    shards: a path, pattern or URL, a list of them, or a list of {path, weight}; see `sources.parse_sources`.
+    tokenizer: captions -> token ids.
+    image_size: side S of the square crops in pixels.
+    crop_scale: smallest and largest fraction of an image's area in a crop.
+    interpolation: how a crop is resized.
+    flip: probability of a horizontal flip.
+    rand_augment: number of operations and magnitude of 10; None for none.
+    decode: "exact" decodes every pixel; "fast" lets the JPEG decoder scale down by 2, 4 or 8 where the crop stays
+        larger than image_size.
+    max_pixels: larger images count as unusable.
+    caption_key: key of the .json that holds the caption or captions; None for the .txt.
+    shuffle_window: number of shards whose samples are shuffled together.
+    max_bad_fraction: fraction of unusable samples above which training stops.
+    workers: decoding processes of each rank; 0 decodes in the training process.
+    prefetch: batches that each worker prepares ahead.
+    index_folder: folder of the index; None for beside the shards, or the run directory if that is not writable.
+    cache_folder, cache_gigabytes: local copies of remote shards, see `cache.ShardCache`; at least two windows.
     """
 
     def __init__(
         self,
-        shards: str | list[Any],
+        shards: str | list[str] | list[dict[str, str | float | list[str]]],
         tokenizer: Tokenizer,
         image_size: int,
-        crop_scale: list[float],
+        crop_scale: tuple[float, float],
         interpolation: Literal["bicubic", "bilinear"],
         flip: float,
-        rand_augment: list[int] | None,
+        rand_augment: tuple[int, int] | None,
         decode: Literal["exact", "fast"],
         max_pixels: int,
         caption_key: str | None,
@@ -62,8 +70,8 @@ class ShardData:
         cache_folder: str | None,
         cache_gigabytes: float,
     ) -> None:
-        low_and_high = len(crop_scale) == 2 and 0 < crop_scale[0] <= crop_scale[1] <= 1
-        _require(low_and_high, "crop_scale", crop_scale, "[low, high], shares of the area")
+        valid_scale = len(crop_scale) == 2 and 0 < crop_scale[0] <= crop_scale[1] <= 1
+        _require(valid_scale, "crop_scale", crop_scale, "[low, high], fractions of the area")
         _require(not rand_augment or len(rand_augment) == 2, "rand_augment", rand_augment, "[operations, magnitude]")
         _require(0 <= flip <= 1, "flip", flip, "a probability")
         _require(0 <= max_bad_fraction <= 1, "max_bad_fraction", max_bad_fraction, "a fraction")
@@ -72,15 +80,10 @@ class ShardData:
         _require(prefetch >= 1, "prefetch", prefetch, "at least 1")
         self._sources = parse_sources(shards)
         self._tokenizer = tokenizer
-        self._transform = ImageTransform(
-            image_size,
-            list(crop_scale),
-            interpolation,
-            flip,
-            list(rand_augment) if rand_augment else None,
-            decode,
-            max_pixels,
-        )
+        # Plain tuples, because Hydra passes lists of its own that are slow to index.
+        scale = crop_scale[0], crop_scale[1]
+        augment = (rand_augment[0], rand_augment[1]) if rand_augment else None
+        self._transform = ImageTransform(image_size, scale, interpolation, flip, augment, decode, max_pixels)
         self._caption_key = caption_key
         self._window = shuffle_window
         self._max_bad_fraction = max_bad_fraction
@@ -92,65 +95,52 @@ class ShardData:
         self.samples = 0
 
     def open(self, cache: Path | None, world: World) -> None:
-        """Load the index, or build it on the first rank: beside the shards, or under `cache`, the run's folder."""
+        """Load the index. The first rank builds it if needed, beside the shards or under `cache`, the run directory.
+
+        Raises ConfigError if damaged shards lack too many samples or the ranks see different shards. Collective.
+        """
         self._run = cache
         indexes, faults = world.run_on_first(self._load_and_check)
-        # A node that keeps shards and index on a disk of its own has to build its own index.
-        if not all(index.data.is_file() for index in indexes):
-            self._indexes = self._load()
-        else:
-            self._indexes = indexes
-        fingerprints = world.gather_object(self.fingerprint)
-        if len(set(fingerprints)) > 1:
+        # A node with its own copies of shards and index has to build its own index.
+        self._indexes = indexes if all(index.data.is_file() for index in indexes) else self._load()
+        if len(set(world.gather_object(self.fingerprint))) > 1:
             raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
         self.samples = sum(index.samples for index in self._indexes)
         self._faults = FaultLog(self.samples, self._max_bad_fraction)
         if world.is_first:
-            self._open_fault_log(0)
+            self._open_fault_log(world)
             self._faults.record(0, faults)
 
     @property
     def fingerprint(self) -> str:
-        """Of the shards' names and samples and of their order's arguments: a run resumes only on the same."""
+        """Digest of the shards' names and samples and of all that sets their order; a run resumes only on the same."""
         facts = [(index.fingerprint, source.weight) for index, source in zip(self._indexes, self._sources, strict=True)]
         return hashlib.sha256(repr((facts, self._window)).encode()).hexdigest()
 
     def counters(self) -> dict[str, int]:
-        """Samples that could not be used or had to be converted, by kind, as seen by this rank since it started."""
+        """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
         return dict(self._faults.counts)
 
     def check(self, seed: int, global_batch: int) -> None:
         """Raise ConfigError if a batch of this size would hold a sample twice."""
         self._plan(seed, global_batch)
 
-    def _plan(self, seed: int, global_batch: int) -> Plan:
-        """The samples of every step."""
-        counts = [index.counts.tolist() for index in self._indexes]
-        return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
-
     def batches(
-        self,
-        *,
-        seed: int,
-        global_batch: int,
-        world: World,
-        start_step: int,
-        stop_step: int,
-        trim_text: bool,
+        self, *, seed: int, global_batch: int, world: World, start_step: int, stop_step: int, trim_text: bool
     ) -> Iterator[Batch]:
-        """This rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1, on the CPU.
+        """Yield this rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1, on the CPU.
 
-        trim_text: cut the padding that all captions of the batch share (the width stays a multiple of 8).
+        trim_text: cut the padding that all captions of the batch share; the length stays a multiple of 8. Raises
+        ConfigError once more than max_bad_fraction of the samples were replaced.
         """
         rows = rank_rows(global_batch, world)
-        self._open_fault_log(world.rank)
+        self._open_fault_log(world)
         plan = self._plan(seed, global_batch)
-        reader = SampleReader(self._indexes, self._cache, self._transform, self._caption_key, seed)
-        dataset = RankBatches(plan, reader, self._tokenizer, rows, trim_text)
-        # Loaded before the workers are forked, so that they share the vocabulary.
+        dataset = RankBatches(plan, self._reader(seed), self._tokenizer, rows, trim_text)
+        # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
         items = iterate(dataset, range(start_step, stop_step), self._workers, self._prefetch)
-        # The threads start after the fork: a process forked among threads inherits the locks that they hold.
+        # Starts its threads after the fork: a process forked among threads inherits the locks that they hold.
         prefetcher = Prefetcher(plan, self._indexes, self._cache)
         prefetcher.advance(start_step)
         try:
@@ -165,14 +155,21 @@ class ShardData:
             prefetcher.close()
 
     def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
-        """Picture, uint8 [3, S, S], and caption of these samples, as training sees them in its first epoch."""
-        reader = SampleReader(self._indexes, self._cache, self._transform, self._caption_key, 0)
-        rows = [reader.read(sample_id, 0) for sample_id in sample_ids]
-        return [(row.image, row.caption) for row in rows]
+        """Image (uint8 [3, S, S]) and caption of each sample, as in the first epoch with seed 0."""
+        reader = self._reader(seed=0)
+        samples = [reader.read(sample_id, epoch=0) for sample_id in sample_ids]
+        return [(sample.image, sample.caption) for sample in samples]
 
-    def _open_fault_log(self, rank: int) -> None:
+    def _plan(self, seed: int, global_batch: int) -> Plan:
+        counts = [index.counts.tolist() for index in self._indexes]
+        return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
+
+    def _reader(self, seed: int) -> SampleReader:
+        return SampleReader(self._indexes, self._cache, self._transform, self._caption_key, seed)
+
+    def _open_fault_log(self, world: World) -> None:
         if self._run is not None:
-            self._faults.write_to(self._run / f"bad_samples.rank{rank}.jsonl")
+            self._faults.write_to(self._run / f"bad_samples.rank{world.rank}.jsonl")
 
     def _load_and_check(self) -> tuple[list[ShardIndex], list[Fault]]:
         indexes = self._load()
@@ -182,14 +179,15 @@ class ShardData:
         return [load_or_build(source.shards, self._cache, self._folders(source.shards)) for source in self._sources]
 
     def _folders(self, shards: tuple[str, ...]) -> list[Path]:
+        """Return the folders in which the index of a source may be, the preferred one first."""
         if self._index_folder is not None:
             return [Path(self._index_folder)]
         home = Path(shards[0]).parent
-        # A folder that is not there must not come into being because an index wants to lie in it.
+        # The index must not create the folder of missing shards.
         beside = [] if is_remote(shards[0]) or not home.is_dir() else [home / FOLDER]
         return beside + ([self._run / FOLDER] if self._run else [])
 
 
-def _require(holds: bool, key: str, value: object, wanted: str) -> None:
-    if not holds:
+def _require(valid: bool, key: str, value: object, wanted: str) -> None:
+    if not valid:
         raise ConfigError(f"data.{key} is {value}: it must be {wanted}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.data.in_memory import PairData
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
@@ -108,8 +108,8 @@ class Digits(Study):
         head = InnerProductHead(LABELS, LABELS, embed_width=None, temperature=1.0)
         steps = self.epochs * len(images) // self.batch
         return fit(
-            encoder, head, Conditional(lambda_u, lambda_v), PairData(images, labels), steps=steps, batch=self.batch,
-            rate=self.rate, seed=seed,
+            encoder, head, Conditional(lambda_u, lambda_v), InMemoryDataset(images, labels), steps=steps,
+            batch=self.batch, rate=self.rate, seed=seed,
         )  # fmt: skip
 
     def _row(self, name: str, outputs: Tensor, offsets: Tensor, labels: Tensor) -> Row:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.data.in_memory import PairData
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.model import Model
@@ -218,7 +218,7 @@ def learned_log_popularity(
     objective.double()
     objective.allocate(len(x))
     model = Model(Vectors(2, 2), InnerProductHead(2, 2, embed_width=None, temperature=1.0))
-    batches = PairData(x, y).batches(
+    batches = InMemoryDataset(x, y).batches(
         seed=0, global_batch=batch, world=World(), start_step=0, stop_step=steps, trim_text=False
     )
     with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from clipzoo.data.in_memory import PairData
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.evaluation.ranking import places, score_blocks
 from clipzoo.heads.clip import ClipHead
 from clipzoo.model import Model
@@ -114,7 +114,7 @@ class Lagrangian(Study):
         head.image_projection.requires_grad_(False).copy_(torch.eye(count))
         steps = self.epochs * self.samples // self.batch
         return fit(
-            encoder, head, Conditional(lambda_u=1.0, lambda_v=1.0), PairData(coefficients, tracers), steps=steps,
+            encoder, head, Conditional(lambda_u=1.0, lambda_v=1.0), InMemoryDataset(coefficients, tracers), steps=steps,
             batch=self.batch, rate=self.rate, seed=self.seed, precision=self.precision, device=self.device,
             watch=watch,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.data.in_memory import PairData
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.base import Head
 from clipzoo.heads.clip import ClipHead
 from clipzoo.heads.kme import KmeHead
@@ -130,7 +130,7 @@ class Mixture(Study):
         points = 2 if kind == KME else 1
         encoder = seeded(lambda: Lookup(items, items, points, self.item_width), self.seed)
         head = seeded(lambda: self._head(kind, width), self.seed)
-        data = PairData(*here.draw(self.samples, self.seed))
+        data = InMemoryDataset(*here.draw(self.samples, self.seed))
         objective = InfoNCE(image_to_text=0.5, text_to_image=0.5)
         model = fit(encoder, head, objective, data, steps=self.steps, batch=self.batch, rate=self.rate, seed=self.seed)
         scores = all_scores(model, items)

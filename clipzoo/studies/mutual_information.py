@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from clipzoo.data.in_memory import PairData
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.cloob import CloobHead
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -170,7 +170,7 @@ class MutualInformation(Study):
         head = seeded(
             lambda: CloobHead(width, width, width, inverse_temperature, hopfield=kind == HOPFIELD, beta=beta), self.seed
         )
-        data = PairData(*correlated(truth, self.dimensions, self.steps * self.batch, self.seed))
+        data = InMemoryDataset(*correlated(truth, self.dimensions, self.steps * self.batch, self.seed))
         return fit(
             encoder, head, _objective(kind), data, steps=self.steps, batch=self.batch, rate=self.rate, seed=self.seed
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.data.in_memory import PairData
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.base import Head
 from clipzoo.heads.kernels import GaussianKernel
 from clipzoo.heads.tilting import InnerProductHead
@@ -120,8 +120,8 @@ class Rank(Study):
         everything = torch.arange(self.items)
         encoder = seeded(lambda: Lookup(self.items, self.items, points, self.item_width), self.seed)
         return fit(
-            encoder, head, MatrixFit(planted), PairData(everything, everything), steps=self.steps, batch=self.items,
-            rate=rate, seed=self.seed,
+            encoder, head, MatrixFit(planted), InMemoryDataset(everything, everything), steps=self.steps,
+            batch=self.items, rate=rate, seed=self.seed,
         )  # fmt: skip
 
     def _wpse(self, width: int, evaluation_features: int | None = None) -> WpseHead:

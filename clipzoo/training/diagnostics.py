@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.contracts import Dataset
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
 
@@ -73,20 +74,19 @@ def write_sample_summary(objective: Objective, path: Path, extremes: int = 16) -
     return summary
 
 
-def write_examples(summary: Mapping[str, Any], data: Any, folder: Path) -> None:
-    """The pictures of each statistic's extreme samples as `<sample id>.png`, their captions in `captions.json`.
-
-    data: anything with `examples(ids)`, picture and caption of samples; data without pictures have none to show.
-    """
-    ids = sorted({each["sample_id"] for part in summary.values() for side in SIDES for each in part[side]})
-    if not ids or not hasattr(data, "examples"):
+def write_examples(summary: Mapping[str, Any], dataset: Dataset, folder: Path) -> None:
+    """Write the images of the samples with extreme values as `<sample id>.png`, their captions to `captions.json`."""
+    extremes = (sample for part in summary.values() for side in SIDES for sample in part[side])
+    ids = sorted({sample["sample_id"] for sample in extremes})
+    examples = dataset.examples(ids) if ids else []
+    if not examples:
         return
     from torchvision.utils import save_image
 
     folder.mkdir(parents=True, exist_ok=True)
     captions = {}
-    for sample_id, (picture, caption) in zip(ids, data.examples(ids), strict=True):
-        save_image(picture.float() / 255, folder / f"{sample_id}.png")
+    for sample_id, (image, caption) in zip(ids, examples, strict=True):
+        save_image(image.float() / 255, folder / f"{sample_id}.png")
         captions[sample_id] = caption
     (folder / "captions.json").write_text(json.dumps(captions))
 

@@ -1,4 +1,4 @@
-"""Samples that cannot be used: replaced, counted, named, and an error when there are too many."""
+"""Unusable samples: replaced, counted, logged, and an error above a limit."""
 
 import io
 import json
@@ -17,7 +17,7 @@ GOOD = 30
 
 
 def png_with_size(width, height):
-    """A PNG whose header claims another size."""
+    """Return a PNG whose header states another size."""
     import struct
     import zlib
 
@@ -34,15 +34,15 @@ def jpeg_with_size(width, height):
     return bytes(data)
 
 
-def half(data):
+def first_half(data):
     return data[: len(data) // 2]
 
 
 BAD = {
-    "a truncated png": ({"png": half(picture(1)), "txt": b"number 1"}, "undecodable_image"),
-    "a truncated jpeg": ({"jpg": half(picture(1, file_format="JPEG")), "txt": b"number 1"}, "undecodable_image"),
-    "a truncated webp": ({"webp": half(picture(1, file_format="WEBP")), "txt": b"number 1"}, "undecodable_image"),
-    "no image at all": ({"jpg": b"<html>not found</html>", "txt": b"number 1"}, "undecodable_image"),
+    "a truncated png": ({"png": first_half(picture(1)), "txt": b"number 1"}, "undecodable_image"),
+    "a truncated jpeg": ({"jpg": first_half(picture(1, file_format="JPEG")), "txt": b"number 1"}, "undecodable_image"),
+    "a truncated webp": ({"webp": first_half(picture(1, file_format="WEBP")), "txt": b"number 1"}, "undecodable_image"),
+    "no image data": ({"jpg": b"<html>not found</html>", "txt": b"number 1"}, "undecodable_image"),
     "zero bytes": ({"jpg": b"", "txt": b"number 1"}, "empty_image"),
     "no image member": ({"txt": b"number 1"}, "missing_image"),
     "an enormous png": ({"png": png_with_size(50_000, 50_000), "txt": b"number 1"}, "enormous_image"),
@@ -68,19 +68,19 @@ BAD_JSON = {
 
 
 def epoch(folder, run=None, **changes):
-    """(data, {id: (number in the caption, image)}) of one epoch in batches of 1."""
+    """Return (dataset, {id: (number in the caption, image)}) of one epoch in batches of 1."""
     data = shard_data(folder, **changes)
     data.open(run, World())
-    found = {}
+    samples = {}
     for batch in data.batches(
         seed=0, global_batch=1, world=World(), start_step=0, stop_step=data.samples, trim_text=True
     ):
-        found[int(batch.sample_id)] = int(batch.text[0, 1]) - 10, batch.image[0]
-    return data, found
+        samples[int(batch.sample_id)] = int(batch.text[0, 1]) - 10, batch.image[0]
+    return data, samples
 
 
 def with_one(tmp_path, members, at=5):
-    """A folder of one shard with the bad sample at this place among good ones."""
+    """Return a folder of one shard with a bad sample at position `at`."""
     samples = numbered(0, GOOD)
     samples[at] = "bad one", members
     write_shard(tmp_path / "s" / "0.tar", samples)
@@ -88,12 +88,12 @@ def with_one(tmp_path, members, at=5):
 
 
 @pytest.mark.parametrize("name", [*BAD, *BAD_JSON])
-def test_a_bad_sample_is_replaced_by_the_next_good_one_and_named(tmp_path, name):
+def test_a_bad_sample_is_replaced_by_the_next_usable_one_and_logged(tmp_path, name):
     members, kind = (BAD | BAD_JSON)[name]
     changes = {"caption_key": "caption"} if name in BAD_JSON else {}
-    data, found = epoch(with_one(tmp_path, members), tmp_path / "run", max_bad_fraction=0.05, **changes)
-    assert sorted(found) == list(range(GOOD)) and data.counters() == {kind: 1}
-    assert [number for number, _ in (found[i] for i in range(GOOD))] == [i if i != 5 else 6 for i in range(GOOD)]
+    data, samples = epoch(with_one(tmp_path, members), tmp_path / "run", max_bad_fraction=0.05, **changes)
+    assert sorted(samples) == list(range(GOOD)) and data.counters() == {kind: 1}
+    assert [number for number, _ in (samples[i] for i in range(GOOD))] == [i if i != 5 else 6 for i in range(GOOD)]
     (line,) = map(json.loads, (tmp_path / "run" / "bad_samples.rank0.jsonl").read_text().splitlines())
     assert (
         line["sample_id"] == 5
@@ -104,7 +104,7 @@ def test_a_bad_sample_is_replaced_by_the_next_good_one_and_named(tmp_path, name)
     assert line["reason"] and line["replaced_by"].endswith("s/0.tar 000006")
 
 
-def test_bad_samples_leave_ids_order_and_pixels_of_the_others_alone(tmp_path):
+def test_bad_samples_do_not_change_ids_order_and_pixels_of_other_samples(tmp_path):
     write_shard(tmp_path / "whole" / "0.tar", numbered(0, GOOD))
     whole = epoch(tmp_path / "whole")[1]
     damaged = epoch(with_one(tmp_path, *BAD["zero bytes"][:1]), max_bad_fraction=0.05)[1]
@@ -113,27 +113,27 @@ def test_bad_samples_leave_ids_order_and_pixels_of_the_others_alone(tmp_path):
         assert whole[i][0] == damaged[i][0] and torch.equal(whole[i][1], damaged[i][1])
 
 
-def test_replacement_wraps_in_the_shard_and_then_goes_on_to_the_next(tmp_path):
+def test_replacement_is_cyclic_in_the_shard_and_then_continues_in_the_next(tmp_path):
     bad = {"png": b"", "txt": b"number 1"}
     write_shard(tmp_path / "0.tar", [("a", bad), *numbered(1, 2), ("b", bad)])
     write_shard(tmp_path / "1.tar", [("c", bad), ("d", bad)])
     write_shard(tmp_path / "2.tar", numbered(6, 3))
-    _, found = epoch(tmp_path, max_bad_fraction=0.5)
-    assert [found[i][0] for i in range(9)] == [1, 1, 2, 1, 6, 7, 6, 7, 8]
+    _, samples = epoch(tmp_path, max_bad_fraction=0.5)
+    assert [samples[i][0] for i in range(9)] == [1, 1, 2, 1, 6, 7, 6, 7, 8]
 
 
-def test_workers_report_what_the_training_process_would_see(tmp_path):
+def test_workers_report_the_same_faults_as_the_training_process(tmp_path):
     folder = with_one(tmp_path, BAD["zero bytes"][0])
-    alone, _ = epoch(folder, tmp_path / "a", max_bad_fraction=0.05)
-    helped, _ = epoch(folder, tmp_path / "b", max_bad_fraction=0.05, workers=2)
-    assert alone.counters() == helped.counters() == {"empty_image": 1}
+    without, _ = epoch(folder, tmp_path / "a", max_bad_fraction=0.05)
+    with_workers, _ = epoch(folder, tmp_path / "b", max_bad_fraction=0.05, workers=2)
+    assert without.counters() == with_workers.counters() == {"empty_image": 1}
     assert (tmp_path / "a" / "bad_samples.rank0.jsonl").read_text() == (
         tmp_path / "b" / "bad_samples.rank0.jsonl"
     ).read_text()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_above_the_fraction_training_stops_with_an_error_that_says_all(tmp_path, workers):
+def test_training_stops_above_the_fraction_with_counts_examples_and_path(tmp_path, workers):
     samples = numbered(0, GOOD)
     for at in (3, 9, 20):
         samples[at] = f"bad {at}", {"png": b"", "txt": b"number 1"}
@@ -147,20 +147,20 @@ def test_above_the_fraction_training_stops_with_an_error_that_says_all(tmp_path,
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_set_of_bad_samples_alone_ends_with_an_error_and_the_cause(tmp_path, workers):
+def test_a_dataset_without_usable_samples_is_an_error_with_the_cause(tmp_path, workers):
     write_numbered(tmp_path / "s", [20, 20])
     with pytest.raises(ConfigError, match="no data.caption_key 'title', but: caption"):
         epoch(tmp_path / "s", caption_key="title", workers=workers, max_bad_fraction=1.0)
 
 
-def test_one_bad_sample_at_the_start_is_not_a_share_of_one(tmp_path):
+def test_bad_samples_in_the_first_batches_count_relative_to_a_thousand_samples(tmp_path):
     write_shard(tmp_path / "0.tar", [(f"{i}", {"png": b"", "txt": b"x"}) for i in range(2)] + numbered(2, 198))
     data, _ = epoch(tmp_path, max_bad_fraction=0.01)
     assert data.counters() == {"empty_image": 2}
 
 
 @pytest.mark.parametrize("damage", ["gone", "shorter", "longer"])
-def test_a_shard_that_changes_under_a_run_is_noticed(tmp_path, damage):
+def test_a_shard_that_changes_during_a_run_is_detected(tmp_path, damage):
     folder = write_numbered(tmp_path / "s", [10, 10])
     data = shard_data(folder, max_bad_fraction=0.6)
     data.open(tmp_path / "run", World())
@@ -169,37 +169,37 @@ def test_a_shard_that_changes_under_a_run_is_noticed(tmp_path, damage):
     path.unlink()
     if damage != "gone":
         path.write_bytes(content[:-9000] if damage == "shorter" else content + bytes(512))
-    found = list(data.batches(seed=0, global_batch=20, world=World(), start_step=0, stop_step=1, trim_text=True))[0]
-    assert sorted(found.sample_id.tolist()) == list(range(20))
+    (batch,) = list(data.batches(seed=0, global_batch=20, world=World(), start_step=0, stop_step=1, trim_text=True))
+    assert sorted(batch.sample_id.tolist()) == list(range(20))
     assert data.counters() == {"shard_missing" if damage == "gone" else "shard_changed": 10}
-    # Every lost sample by another one, rather than all of them by the same.
-    replaced = found.text[found.sample_id >= 10, 1] - 10
+    # The lost samples have different replacements.
+    replaced = batch.text[batch.sample_id >= 10, 1] - 10
     assert sorted(replaced.tolist()) == list(range(10))
 
 
-def test_a_shard_lost_since_it_was_indexed_keeps_its_ids_and_counts_as_bad(tmp_path):
+def test_a_shard_deleted_after_indexing_keeps_its_ids_and_counts_as_bad(tmp_path):
     folder = write_numbered(tmp_path / "s", [10, 10, 10])
     shards = str(folder / "{00000..00002}.tar")
     shard_data(shards).open(None, World())
     (folder / "00001.tar").unlink()
     with pytest.raises(ConfigError, match="33.33%.*00001.tar"):
         shard_data(shards).open(None, World())
-    data, found = epoch(shards, tmp_path / "run", max_bad_fraction=0.4)
-    assert sorted(found) == list(range(30)) and found[10][0] == 20
+    data, samples = epoch(shards, tmp_path / "run", max_bad_fraction=0.4)
+    assert sorted(samples) == list(range(30)) and samples[10][0] == 20
     assert data.counters() == {"missing_shards": 1, "shard_missing": 10}
 
 
-def test_a_shard_cut_since_it_was_indexed_gives_what_is_left_of_it(tmp_path):
+def test_a_shard_cut_after_indexing_yields_its_remaining_samples(tmp_path):
     folder = write_numbered(tmp_path / "s", [10, 10])
     shard_data(folder).open(None, World())
     content = (folder / "00001.tar").read_bytes()
     (folder / "00001.tar").write_bytes(content[: 3 * 512 * 2 * 4 + 700])
-    data, found = epoch(folder, max_bad_fraction=0.4)
-    assert [found[i][0] for i in range(10, 20)] == [10, 11, 12, 13] + [10] * 6
+    data, samples = epoch(folder, max_bad_fraction=0.4)
+    assert [samples[i][0] for i in range(10, 20)] == [10, 11, 12, 13] + [10] * 6
     assert data.counters() == {"truncated_shards": 1, "shard_truncated": 6}
 
 
-def test_samples_are_named_once_in_a_run_and_its_resumes(tmp_path):
+def test_samples_are_logged_once_in_a_run_and_its_resumes(tmp_path):
     folder = with_one(tmp_path, BAD["zero bytes"][0])
     for _ in range(2):
         data = shard_data(folder, max_bad_fraction=0.05)
@@ -209,7 +209,7 @@ def test_samples_are_named_once_in_a_run_and_its_resumes(tmp_path):
     assert len((tmp_path / "run" / "bad_samples.rank0.jsonl").read_text().splitlines()) == 1
 
 
-def test_ranks_write_files_of_their_own(tmp_path):
+def test_ranks_write_separate_files(tmp_path):
     folder = with_one(tmp_path, BAD["zero bytes"][0])
     names = set()
     for rank in range(2):
@@ -220,28 +220,28 @@ def test_ranks_write_files_of_their_own(tmp_path):
     assert len(names) == 1 and names < {"bad_samples.rank0.jsonl", "bad_samples.rank1.jsonl"}
 
 
-def test_one_of_several_captions_is_picked_anew_every_epoch_and_the_same_every_time(tmp_path):
+def test_the_caption_drawn_from_several_depends_on_the_epoch_and_is_reproducible(tmp_path):
     captions = [f"number {i}" for i in range(5)]
     members = {"png": picture(1), "json": json.dumps({"captions": [*captions, " "]}).encode()}
     write_shard(tmp_path / "0.tar", [(f"{i}", members) for i in range(40)])
 
-    def picks():
+    def draw():
         data = shard_data(tmp_path, caption_key="captions")
         data.open(None, World())
         stream = data.batches(seed=0, global_batch=40, world=World(), start_step=0, stop_step=2, trim_text=True)
         return [batch.text[batch.sample_id.argsort(), 1] - 10 for batch in stream]
 
-    first, second = picks()
+    first, second = draw()
     assert not torch.equal(first, second) and set(first.tolist()) == set(range(5))
-    assert all(torch.equal(a, b) for a, b in zip(picks(), (first, second), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(draw(), (first, second), strict=True))
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    data, found = epoch(with_one(tmp_path, {"png": picture(5), "txt": "\ufeffnumber 5".encode()}))
-    assert found[5][0] == 5 and data.counters() == {}
+def test_a_byte_order_mark_is_removed(tmp_path):
+    data, samples = epoch(with_one(tmp_path, {"png": picture(5), "txt": "\ufeffnumber 5".encode()}))
+    assert samples[5][0] == 5 and data.counters() == {}
 
 
-def converted(image, **options):
+def encode(image, **options):
     stream = io.BytesIO()
     image.save(stream, **options)
     return stream.getvalue()
@@ -251,30 +251,30 @@ def red(mode, size=(20, 20)):
     return Image.new("RGB", size, (200, 40, 40)).convert(mode)
 
 
-def clear():
+def half_transparent():
     image = Image.new("RGBA", (20, 20), (0, 0, 0, 0))
     image.paste((200, 40, 40, 255), (0, 0, 20, 10))
     return image
 
 
 KINDS = {
-    "cmyk": (converted(red("CMYK"), format="JPEG", quality=95), {"cmyk_image": 1}, [200, 40, 40]),
-    "palette": (converted(red("P"), format="PNG"), {"palette_image": 1}, None),
-    "grey": (converted(Image.new("L", (20, 20), 90), format="PNG"), {}, [90, 90, 90]),
-    "grey jpeg": (converted(Image.new("L", (20, 20), 90), format="JPEG"), {}, [90, 90, 90]),
-    "black and white": (converted(Image.new("1", (20, 20), 1), format="PNG"), {}, [255, 255, 255]),
+    "cmyk": (encode(red("CMYK"), format="JPEG", quality=95), {"cmyk_image": 1}, [200, 40, 40]),
+    "palette": (encode(red("P"), format="PNG"), {"palette_image": 1}, None),
+    "grey": (encode(Image.new("L", (20, 20), 90), format="PNG"), {}, [90, 90, 90]),
+    "grey jpeg": (encode(Image.new("L", (20, 20), 90), format="JPEG"), {}, [90, 90, 90]),
+    "black and white": (encode(Image.new("1", (20, 20), 1), format="PNG"), {}, [255, 255, 255]),
     "16 bit": (
-        converted(Image.fromarray(np.full((20, 20), 200 * 256 + 99, np.uint16)), format="PNG"),
+        encode(Image.fromarray(np.full((20, 20), 200 * 256 + 99, np.uint16)), format="PNG"),
         {"16_bit_image": 1},
         [200, 200, 200],
     ),
     "animated gif": (
-        converted(red("RGB"), format="GIF", save_all=True, append_images=[Image.new("RGB", (20, 20))]),
+        encode(red("RGB"), format="GIF", save_all=True, append_images=[Image.new("RGB", (20, 20))]),
         {"animated_image": 1, "palette_image": 1},
         None,
     ),
     "animated webp": (
-        converted(red("RGB"), format="WEBP", lossless=True, save_all=True, append_images=[Image.new("RGB", (20, 20))]),
+        encode(red("RGB"), format="WEBP", lossless=True, save_all=True, append_images=[Image.new("RGB", (20, 20))]),
         {"animated_image": 1},
         [200, 40, 40],
     ),
@@ -282,25 +282,25 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_of_image_becomes_rgb_and_the_unusual_are_counted(tmp_path, name):
-    encoded, notes, colour = KINDS[name]
-    data, found = epoch(with_one(tmp_path, {"png": encoded, "txt": b"number 5"}), max_bad_fraction=0.0)
-    assert data.counters() == notes and found[5][0] == 5
-    shown = found[5][1].float().mean((1, 2))
+def test_all_kinds_of_images_become_rgb_and_conversions_are_counted(tmp_path, name):
+    encoded, conversions, colour = KINDS[name]
+    data, samples = epoch(with_one(tmp_path, {"png": encoded, "txt": b"number 5"}), max_bad_fraction=0.0)
+    assert data.counters() == conversions and samples[5][0] == 5
+    shown = samples[5][1].float().mean((1, 2))
     expected = torch.tensor(colour or [200, 40, 40], dtype=torch.float)
     assert (shown - expected).abs().max() < (8 if colour else 30)
 
 
-def test_transparency_lies_over_white(tmp_path):
-    data, found = epoch(
-        with_one(tmp_path, {"png": converted(clear(), format="PNG"), "txt": b"number 5"}), crop_scale=[1.0, 1.0]
+def test_transparent_images_are_composited_over_white(tmp_path):
+    data, samples = epoch(
+        with_one(tmp_path, {"png": encode(half_transparent(), format="PNG"), "txt": b"number 5"}), crop_scale=[1.0, 1.0]
     )
     assert data.counters() == {"transparent_image": 1}
-    image = found[5][1]
+    image = samples[5][1]
     assert (image[:, -1] == 255).all() and image[:, 0].float().mean(-1).tolist() == pytest.approx([200, 40, 40], abs=2)
 
 
-def test_nothing_outside_the_shard_is_opened(tmp_path):
+def test_files_outside_the_shard_are_never_opened(tmp_path):
     import tarfile
 
     secret = tmp_path / "secret.txt"
@@ -312,6 +312,6 @@ def test_nothing_outside_the_shard_is_opened(tmp_path):
         entry = tarfile.TarInfo("000009.png")
         entry.size = len(picture(9))
         archive.addfile(entry, io.BytesIO(picture(9)))
-    data, found = epoch(tmp_path / "s", max_bad_fraction=0.5)
-    assert data.counters() == {"missing_caption": 1} and found[4][0] == 0
+    data, samples = epoch(tmp_path / "s", max_bad_fraction=0.5)
+    assert data.counters() == {"missing_caption": 1} and samples[4][0] == 0
     assert not os.path.exists("000009.txt")

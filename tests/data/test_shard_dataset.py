@@ -1,4 +1,4 @@
-"""From shards to batches: exactly once, one order for every number of ranks and workers, resumable."""
+"""Batches of shards: exactly once an epoch, the same for any number of ranks and workers, resumable."""
 
 import os
 import signal
@@ -41,27 +41,27 @@ def batches(folder, *, rank=0, ranks=1, start=0, stop=STEPS, trim=True, seed=3, 
 
 
 def read(folder, **arguments):
-    """(sample ids [steps, b], images [steps, b, 3, S, S], texts [steps, b, L]) of one rank."""
-    return views(batches(folder, **arguments))
+    """Return (sample ids [steps, b], images [steps, b, 3, S, S], texts [steps, b, L]) of one rank."""
+    return stack(batches(folder, **arguments))
 
 
-def views(found):
-    found = list(found)
-    return tuple(torch.stack([getattr(batch, name) for batch in found]) for name in ("sample_id", "image", "text"))
+def stack(batches):
+    batches = list(batches)
+    return tuple(torch.stack([getattr(batch, name) for batch in batches]) for name in ("sample_id", "image", "text"))
 
 
 def _every_combination(folder, rank, results):
-    """One of four processes: its part of 1, 2, 3 and 4 ranks with 0, 1 and 2 workers."""
+    """Read the part of `rank` for up to 4 ranks with 0, 1 and 2 workers; one of four processes."""
     torch.set_num_threads(1)
-    found = {}
+    parts = {}
     for ranks in range(rank + 1, 5):
         for workers in (0, 1, 2):
-            each = read(folder, rank=rank, ranks=ranks, workers=workers, flip=0.5)
-            found[ranks, workers] = [view.numpy() for view in each]
-    results.put((rank, found))
+            views = read(folder, rank=rank, ranks=ranks, workers=workers, flip=0.5)
+            parts[ranks, workers] = [view.numpy() for view in views]
+    results.put((rank, parts))
 
 
-def test_epochs_are_exact_and_equal_bit_by_bit_for_1_to_4_ranks_with_0_to_2_workers(folder):
+def test_epochs_are_exact_and_bit_identical_for_1_to_4_ranks_with_0_to_2_workers(folder):
     results = forks.Queue()
     processes = [forks.Process(target=_every_combination, args=(folder, rank, results)) for rank in range(4)]
     for process in processes:
@@ -72,8 +72,8 @@ def test_epochs_are_exact_and_equal_bit_by_bit_for_1_to_4_ranks_with_0_to_2_work
     expected = None
     for ranks in (1, 2, 3, 4):
         for workers in (0, 1, 2):
-            each = zip(*(parts[rank][ranks, workers] for rank in range(ranks)), strict=True)
-            joined = [torch.from_numpy(np.concatenate(views, 1)) for views in each]
+            ranked = zip(*(parts[rank][ranks, workers] for rank in range(ranks)), strict=True)
+            joined = [torch.from_numpy(np.concatenate(views, 1)) for views in ranked]
             expected = expected or joined
             for ours, theirs in zip(joined, expected, strict=True):
                 assert torch.equal(ours, theirs), (ranks, workers)
@@ -86,7 +86,7 @@ def test_epochs_are_exact_and_equal_bit_by_bit_for_1_to_4_ranks_with_0_to_2_work
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resuming_at_any_step_equals_no_interruption(folder, workers):
+def test_resuming_at_any_step_equals_an_uninterrupted_run(folder, workers):
     whole = read(folder, workers=0, flip=0.5, rand_augment=[2, 7])
     for start in range(0, STEPS, 1 if workers == 0 else 4):
         for ours, theirs in zip(
@@ -102,25 +102,25 @@ def test_resuming_with_half_the_ranks_continues_the_same_order(folder):
         assert torch.equal(torch.cat(ours, 1), theirs[3:])
 
 
-def test_every_epoch_and_seed_augments_anew(folder):
+def test_augmentation_depends_on_epoch_and_seed(folder):
     ids, images, _ = read(folder)
     again = (ids[1:].flatten() == ids[0, 0]).nonzero()[0, 0]
     assert not torch.equal(images[1:].flatten(0, 1)[again], images[0, 0])
     assert not torch.equal(read(folder, seed=4, stop=1)[0], ids[:1])
 
 
-def test_batches_are_as_wide_as_their_longest_caption_or_as_the_context(folder):
+def test_text_is_as_long_as_the_longest_caption_or_the_context(folder):
     assert read(folder, stop=1)[2].shape[-1] == 8
     assert read(folder, stop=1, trim=False)[2].shape[-1] == 16
 
 
-def test_the_callers_random_state_is_left_alone(folder):
+def test_the_global_random_state_does_not_change(folder):
     state = torch.get_rng_state()
     read(folder, flip=0.5, rand_augment=[2, 7])
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_fingerprint_tells_sets_and_orders_apart(folder, tmp_path):
+def test_fingerprints_of_different_datasets_and_orders_differ(folder, tmp_path):
     def fingerprint(shards, **changes):
         data = shard_data(shards, **changes)
         data.open(None, World())
@@ -135,7 +135,7 @@ def test_the_fingerprint_tells_sets_and_orders_apart(folder, tmp_path):
     assert len({fingerprint(folder), *others[:2]}) == 3 and others[2] != others[0]
 
 
-def test_a_batch_that_ranks_cannot_share_is_refused(folder):
+def test_a_batch_that_cannot_be_divided_among_ranks_is_an_error(folder):
     with pytest.raises(ConfigError, match="trainer.global_batch 12 .* 5 ranks"):
         next(batches(folder, ranks=5))
 
@@ -185,11 +185,11 @@ def wait_until_gone(pids, seconds):
     return not any(alive(pid) for pid in pids)
 
 
-def test_workers_outlast_signals_meant_for_the_job_but_not_a_killed_parent(folder):
+def test_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(folder):
     process, workers = start(folder, "time.sleep(600)")
-    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         for pid in workers:
-            os.kill(pid, each)
+            os.kill(pid, number)
     time.sleep(0.3)
     assert all(alive(pid) for pid in workers)
     process.kill()
@@ -200,12 +200,12 @@ def test_workers_outlast_signals_meant_for_the_job_but_not_a_killed_parent(folde
 @pytest.mark.parametrize(
     ("rest", "code"),
     [
-        ("raise RuntimeError('in training')", 1),  # the traceback keeps the iterator alive to the end
+        ("raise RuntimeError('in training')", 1),  # the traceback refers to the iterator until the end
         ("sys.exit(3)", 3),
         ("next(batches)", 0),
     ],
 )
-def test_a_run_that_ends_in_the_middle_ends_with_its_workers(folder, rest, code):
+def test_workers_end_with_a_run_that_stops_early(folder, rest, code):
     process, workers = start(folder, rest)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == code, errors
@@ -226,6 +226,6 @@ def test_a_run_that_ends_in_the_middle_ends_with_its_workers(folder, rest, code)
         ("prefetch", 0),
     ],
 )
-def test_bad_arguments_are_named(folder, key, value):
+def test_invalid_arguments_are_errors(folder, key, value):
     with pytest.raises(ConfigError, match=f"data.{key} is"):
         shard_data(folder, **{key: value})

@@ -1,4 +1,4 @@
-"""Small shards for tests: `write_shard(path, samples)`, where a sample is (key, {extension: bytes})."""
+"""Small shards for tests. A sample is (key, {extension: bytes})."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from clipzoo.data.shard_dataset import ShardData
+from clipzoo.data.shard_dataset import ShardDataset
 
 Sample = tuple[str, Mapping[str, bytes]]
 
@@ -29,7 +29,7 @@ def write_shard(path: Path, samples: Iterable[Sample], **options: Any) -> Path:
 
 
 def picture(value: int, size: tuple[int, int] = (24, 20), file_format: str = "PNG", mode: str = "RGB") -> bytes:
-    """A smooth picture that tells its number: (width, height) pixels."""
+    """Return an encoded smooth image whose colours depend on `value`. size: (width, height) in pixels."""
     width, height = size
     rows = np.linspace(0, 80, height)[:, None, None] + np.linspace(0, 80, width)[None, :, None]
     pixels = (rows + np.array([value % 90, value * 7 % 90, value * 31 % 90])).astype(np.uint8)
@@ -39,7 +39,7 @@ def picture(value: int, size: tuple[int, int] = (24, 20), file_format: str = "PN
 
 
 def numbered(first: int, count: int) -> list[Sample]:
-    """Samples whose picture and caption tell their number."""
+    """Return samples whose images and captions depend on their number."""
     return [
         (
             f"{number:06d}",
@@ -54,7 +54,7 @@ def numbered(first: int, count: int) -> list[Sample]:
 
 
 def write_numbered(folder: Path, counts: Iterable[int]) -> Path:
-    """A folder of shards with these numbers of samples, numbered through in order of their ids."""
+    """Write shards with these numbers of samples; a sample's number is its id."""
     first = 0
     for shard, count in enumerate(counts):
         write_shard(folder / f"{shard:05d}.tar", numbered(first, count))
@@ -63,7 +63,7 @@ def write_numbered(folder: Path, counts: Iterable[int]) -> Path:
 
 
 class NumberTokenizer:
-    """ "number 12" -> [1, 12 + 10, 2]: shows which captions were read."""
+    """ "number 12" -> [1, 12 + 10, 2], so that a test can see which captions were read."""
 
     context_length = 16
     end_token = 2
@@ -77,8 +77,8 @@ class NumberTokenizer:
         return ids
 
 
-def shard_data(shards: Any, **changes: Any) -> ShardData:
-    """ShardData with every argument given; `changes` override."""
+def shard_data(shards: Any, **changes: Any) -> ShardDataset:
+    """ShardDataset with every argument given; `changes` override."""
     arguments: dict[str, Any] = {
         "shards": str(shards) if isinstance(shards, Path) else shards,
         "tokenizer": NumberTokenizer(),
@@ -98,4 +98,4 @@ def shard_data(shards: Any, **changes: Any) -> ShardData:
         "cache_folder": None,
         "cache_gigabytes": 1.0,
     }
-    return ShardData(**(arguments | changes))
+    return ShardDataset(**(arguments | changes))

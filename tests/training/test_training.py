@@ -13,7 +13,7 @@ import torch
 
 from clipzoo.build import part
 from clipzoo.config.compose import compose
-from clipzoo.data.in_memory import PairData
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.paths import ROOT
@@ -115,7 +115,7 @@ def test_a_setting_that_would_fail_later_is_refused_at_the_start(tiny_shards, tm
 def test_a_length_below_one_step_is_refused():
     plain = compose(["data.shards=x.tar", "trainer.epochs=0.5"])
     plain["trainer"]["global_batch"] = 8
-    pairs = PairData(torch.zeros(15, 1), torch.zeros(15, 1))
+    pairs = InMemoryDataset(torch.zeros(15, 1), torch.zeros(15, 1))
     with pytest.raises(ConfigError, match=r"trainer.epochs=0.5 of 15 samples is no whole step of 8"):
         part(plain["trainer"]).check(pairs, 0, World())
 

@@ -21,7 +21,7 @@ class Box:
     width: int
 
 
-def random_crop(height: int, width: int, scale: list[float], random: np.random.Generator) -> Box:
+def random_crop(height: int, width: int, scale: tuple[float, float], random: np.random.Generator) -> Box:
     """Return the box of a random resized crop: `scale` of the area, aspect ratio 3/4 to 4/3.
 
     If none of ten attempts fits, the box is the largest central crop within those aspect ratios. The number of random

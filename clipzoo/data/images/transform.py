@@ -22,10 +22,10 @@ class ImageTransform:
     """Decode, crop, resize, flip and augment an image: bytes -> uint8 [3, S, S]. Arguments as in ShardDataset."""
 
     image_size: int
-    crop_scale: list[float]
+    crop_scale: tuple[float, float]
     interpolation: Literal["bicubic", "bilinear"]
     flip: float
-    rand_augment: list[int] | None
+    rand_augment: tuple[int, int] | None
     decode: Literal["exact", "fast"]
     max_pixels: int
 

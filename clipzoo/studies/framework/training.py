@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from clipzoo.data.in_memory import PairData
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.device import choose_device
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
@@ -28,7 +28,7 @@ def fit(
     encoder: Encoder,
     head: Head,
     objective: Objective,
-    data: PairData,
+    data: InMemoryDataset,
     *,
     steps: int,
     batch: int,

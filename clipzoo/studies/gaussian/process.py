@@ -8,7 +8,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from clipzoo.data.in_memory import PairData
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.studies.framework.draw import BLACK, BLUE, SKY, VERMILION, panels
@@ -106,8 +106,8 @@ class GaussianProcess(Study):
             seed,
         )
         fit(
-            encoder, head, Conditional(lambda_u=1.0, lambda_v=1.0), PairData(u / world.noise, v), steps=self.steps,
-            batch=batch, rate=self.rate, seed=seed,
+            encoder, head, Conditional(lambda_u=1.0, lambda_v=1.0), InMemoryDataset(u / world.noise, v),
+            steps=self.steps, batch=batch, rate=self.rate, seed=seed,
         )  # fmt: skip
         g, h = head.image_projection.detach().double(), head.text_projection.detach().double()
         return g @ h.mT / world.noise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.data.in_memory import PairData
+from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.tilting import DistanceHead, InnerProductHead
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional
@@ -47,7 +47,7 @@ def learn(
     u, v = matched_sample(gaussian, samples, seed)
     encoder = Vectors(u.shape[1], v.shape[1])
     head = seeded(lambda: head_class(u.shape[1], v.shape[1], embed_width, temperature=1.0), seed)
-    model = fit(encoder, head, objective, PairData(u, v), steps=steps, batch=batch, rate=rate, seed=seed)
+    model = fit(encoder, head, objective, InMemoryDataset(u, v), steps=steps, batch=batch, rate=rate, seed=seed)
     with torch.no_grad():
         parts = Batch(u, v, torch.arange(samples)).split(batch)
         losses = [objective(model(part), part, Progress(0, 1, samples, batch)).total for part in parts]

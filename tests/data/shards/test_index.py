@@ -1,4 +1,4 @@
-"""The index: what is in the shards, kept up to date, and what is missing."""
+"""Index: samples of the shards, updates after changes, and missing or damaged shards."""
 
 import json
 import os
@@ -23,24 +23,24 @@ from tests.support.shards import numbered, picture, shard_data, write_numbered, 
 CACHE = ShardCache(None, 1.0)
 
 
-def build(folder, at=None):
+def build(folder):
     shards = parse_sources(str(folder))[0].shards
-    return load_or_build(shards, CACHE, [at or Path(folder) / "index"])
+    return load_or_build(shards, CACHE, [Path(folder) / "index"])
 
 
-def test_ids_name_bytes_and_keys(tmp_path):
+def test_ids_lead_to_bytes_and_keys(tmp_path):
     index = build(write_numbered(tmp_path, [3, 0, 4]))
     assert index.samples == 7 and index.counts.tolist() == [3, 0, 4]
     assert [index.locate(i) for i in range(7)] == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3)]
     assert index.keys(2) == [f"{i:06d}" for i in range(3, 7)] and index.keys(1) == []
-    for each in (index, pickle.loads(pickle.dumps(index))):
-        record = each.records[5]
+    for copy in (index, pickle.loads(pickle.dumps(index))):
+        record = copy.records[5]
         data = (tmp_path / "00002.tar").read_bytes()
         assert data[record["txt_offset"] :][: record["txt_size"]] == b"number 5"
         assert data[record["image_offset"] :][: record["image_size"]] == picture(5)
 
 
-def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
+def test_only_new_and_changed_shards_are_read(tmp_path, monkeypatch):
     folder = write_numbered(tmp_path, [3, 2, 4])
     first = build(folder)
     read = []
@@ -53,11 +53,11 @@ def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
     assert read == ["00001.tar"]
     assert changed.counts.tolist() == [3, 6, 4] and changed.fingerprint != first.fingerprint
     assert changed.keys(1)[0] == "000050" and changed.keys(2) == first.keys(2)
-    # The older index is still whole: a run may be reading it.
+    # The older index is still complete, because a run may be reading it.
     assert first.keys(1) == ["000003", "000004"] and first.records[3]["txt_size"] == 8
 
 
-def test_a_touched_or_moved_set_keeps_its_fingerprint(tmp_path):
+def test_a_touched_or_moved_dataset_keeps_its_fingerprint(tmp_path):
     folder = write_numbered(tmp_path / "a", [3, 2])
     first = build(folder)
     os.utime(folder / "00000.tar", (1, 1))
@@ -68,7 +68,7 @@ def test_a_touched_or_moved_set_keeps_its_fingerprint(tmp_path):
     )
 
 
-def test_shards_lost_after_indexing_keep_their_ids_and_come_back(tmp_path):
+def test_shards_deleted_after_indexing_keep_their_ids_and_can_be_restored(tmp_path):
     folder = write_numbered(tmp_path, [3, 4, 2])
     first = build(folder)
     content = (folder / "00001.tar").read_bytes()
@@ -86,7 +86,7 @@ def test_shards_lost_after_indexing_keep_their_ids_and_come_back(tmp_path):
     assert build(folder).shards[1].flaw is None and build(folder).fingerprint == first.fingerprint
 
 
-def test_many_shards_are_read_by_several_processes(tmp_path):
+def test_several_processes_build_the_same_index_as_one(tmp_path):
     folder = write_numbered(tmp_path, [1, 2] * 9)
     shards = parse_sources(str(folder))[0].shards
     parallel = load_or_build(shards, CACHE, [tmp_path / "p"], processes=2)
@@ -94,13 +94,13 @@ def test_many_shards_are_read_by_several_processes(tmp_path):
     assert parallel.fingerprint == load_or_build(shards, CACHE, [tmp_path / "s"], processes=1).fingerprint
 
 
-def test_the_index_lies_beside_the_shards_or_in_the_run_where_those_cannot_be_written(tmp_path):
+def test_the_index_is_beside_the_shards_or_in_the_run_directory(tmp_path):
     write_numbered(tmp_path / "data", [3, 2])
     shard_data(tmp_path / "data").open(tmp_path / "run", World())
     assert (
         list((tmp_path / "data" / "clipzoo_index").glob("*.json")) and not (tmp_path / "run" / "clipzoo_index").exists()
     )
-    # A file in the way stands for a folder that this user may not write, which root always may.
+    # A file of that name stands in for a folder without write permission, which does not stop root.
     write_numbered(tmp_path / "locked", [3, 2])
     (tmp_path / "locked" / "clipzoo_index").write_text("")
     data = shard_data(tmp_path / "locked")
@@ -110,11 +110,11 @@ def test_the_index_lies_beside_the_shards_or_in_the_run_where_those_cannot_be_wr
         shard_data(tmp_path / "locked").open(None, World())
 
 
-def _open_on_rank(folder, gone):
+def _open_on_rank(folder, missing):
     data = shard_data(folder)
     data.open(None, World())
     with pytest.raises(ConfigError) as error:
-        shard_data(gone, index_folder=folder).open(None, World())
+        shard_data(missing, index_folder=folder).open(None, World())
     return data.samples, data.fingerprint, str(error.value)
 
 
@@ -126,7 +126,7 @@ def test_all_ranks_get_the_same_index_and_the_same_error(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "no tar"])
-def test_a_damaged_shard_is_an_error_that_names_it_or_is_counted_and_named(tmp_path, damage):
+def test_a_damaged_shard_is_an_error_or_counted_and_logged(tmp_path, damage):
     folder = write_numbered(tmp_path / "s", [10, 10, 10, 10])
     path = folder / "00002.tar"
     content = path.read_bytes()
@@ -145,7 +145,7 @@ def test_a_damaged_shard_is_an_error_that_names_it_or_is_counted_and_named(tmp_p
     assert f"about {40 - data.samples} samples are lost" in json.loads(line)["reason"]
 
 
-def test_stats_of_img2dataset_say_what_a_shard_should_hold(tmp_path):
+def test_stats_of_img2dataset_state_how_many_samples_a_shard_should_hold(tmp_path):
     folder = write_numbered(tmp_path / "s", [10, 10, 0])
     (folder / "00002_stats.json").write_text(json.dumps({"successes": 0}))
     shard_data(folder).open(None, World())
@@ -154,7 +154,7 @@ def test_stats_of_img2dataset_say_what_a_shard_should_hold(tmp_path):
         shard_data(folder).open(None, World())
 
 
-def test_a_set_without_any_whole_shard_is_an_error(tmp_path):
+def test_a_dataset_without_intact_shards_is_an_error(tmp_path):
     folder = write_numbered(tmp_path / "s", [50])
     content = (folder / "00000.tar").read_bytes()
     (folder / "00000.tar").write_bytes(content[:-11_000])
@@ -162,20 +162,20 @@ def test_a_set_without_any_whole_shard_is_an_error(tmp_path):
         shard_data(folder).open(None, World())
 
 
-def test_mistyped_shards_leave_nothing_behind(tmp_path):
+def test_mistyped_shards_leave_no_files_behind(tmp_path):
     (tmp_path / "s").mkdir()
     with pytest.raises(ConfigError, match="none of the shards holds a sample"):
         shard_data(str(tmp_path / "s" / "{00..03}.tar")).open(None, World())
     assert not list((tmp_path / "s").iterdir())
 
 
-def test_the_demos_shards_that_are_not_made_yet_are_named_with_the_command_that_makes_them(tmp_path):
+def test_missing_demo_shards_are_reported_with_the_command_that_makes_them(tmp_path):
     (tmp_path / "data" / "demo").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"data/demo/train: missing. `python scripts/make_world.py` makes"):
         shard_data(str(tmp_path / "data" / "demo" / "train")).open(None, World())
 
 
-def test_repeated_keys_are_named(tmp_path):
+def test_repeated_keys_are_logged(tmp_path):
     write_shard(tmp_path / "s" / "0.tar", [*numbered(0, 3), *numbered(1, 1)])
     data = shard_data(tmp_path / "s")
     data.open(tmp_path / "run", World())
@@ -183,7 +183,7 @@ def test_repeated_keys_are_named(tmp_path):
     assert "000001" in (tmp_path / "run" / "bad_samples.rank0.jsonl").read_text()
 
 
-def test_patterns_folders_globs_lists_and_weights_name_shards(tmp_path):
+def test_patterns_folders_globs_lists_and_weights_are_parsed(tmp_path):
     write_numbered(tmp_path / "a", [1, 1, 1])
     write_numbered(tmp_path / "b", [1])
     a = [str(tmp_path / "a" / f"{i:05d}.tar") for i in range(3)]
@@ -204,7 +204,7 @@ def test_patterns_folders_globs_lists_and_weights_name_shards(tmp_path):
     "value",
     ["", [], ["a.tar", {"path": "b.tar"}], [{"weight": 1}], [{"path": "a.tar", "weight": 0}], ["a.tar", "a.tar"]],
 )
-def test_bad_values_of_shards_are_named(value):
+def test_invalid_values_of_shards_are_errors(value):
     with pytest.raises(ConfigError, match="data.shards"):
         parse_sources(value)
 
@@ -215,11 +215,11 @@ def test_a_folder_without_shards_and_a_glob_without_match_are_errors(tmp_path):
             parse_sources(value)
 
 
-def test_indexing_needs_no_torch():
+def test_building_an_index_does_not_import_torch():
     code = "import sys, clipzoo.data.shards.index_builder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_records_are_numbers_of_bytes(tmp_path):
+def test_records_are_memory_mapped_and_take_36_bytes(tmp_path):
     index = build(write_numbered(tmp_path, [2]))
     assert isinstance(index.records, np.memmap) and index.records.dtype.itemsize == 36
