@@ -157,15 +157,17 @@ class Behind:
 
 
 def _ours(model: Any, data: Any, options: argparse.Namespace, tokenizer: Any) -> Numbers:
-    from clipzoo.evaluation.encoding import Encoding
+    from clipzoo.evaluation.datasets.dataset import RetrievalDataset
+    from clipzoo.evaluation.encoder import BatchEncoder
     from clipzoo.evaluation.retrieval import retrieval
     from clipzoo.evaluation.zero_shot import zero_shot
 
     size = model.config["encoder"]["image_size"]
-    encoding = Encoding(tokenizer, size, "bicubic", options.batch, options.workers, "float32")
-    if hasattr(data, "captions"):
-        return retrieval(model, data, encoding, draws=1, paired=True).metrics
-    return zero_shot(model, data, "test", encoding, size, draws=1).metrics
+    encoder = BatchEncoder(tokenizer, size, "bicubic", options.batch, options.workers, "float32")
+    if isinstance(data, RetrievalDataset):
+        metrics = retrieval(model, data, encoder, draws=1, paired=True).metrics
+        return {f"{protocol}/{name}": value for protocol, part in metrics.items() for name, value in part.items()}
+    return zero_shot(model, data, "test", encoder, size, draws=1).metrics
 
 
 def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, options: argparse.Namespace) -> Numbers:
@@ -217,7 +219,7 @@ def _open_clip(model: Any, data: Any, transform: Any, tokenizer: Any, options: a
         galleries = owner.argsort(stable=True).view(len(data.images), -1).mT
         found = [get_clip_metrics(images, texts[gallery], 1.0) for gallery in galleries]
         return {
-            f"paired/image_to_text/recall_at_{cut}": 100
+            f"paired_image_to_text/recall_at_{cut}": 100
             * statistics.fmean(each[f"image_to_text_R@{cut}"] for each in found)
             for cut in CUTOFFS
         }

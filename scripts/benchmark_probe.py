@@ -24,9 +24,9 @@ import torch
 from sklearn.linear_model import LogisticRegression as Peer
 from torch import Tensor
 
-from clipzoo.evaluation.probe import penalty_search
+from clipzoo.evaluation.probe.features import LabelledFeatures
 from clipzoo.evaluation.probe.logistic import LogisticRegression, Solution
-from clipzoo.evaluation.probe.penalty_search import Split
+from clipzoo.evaluation.probe.search import search
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     print(json.dumps({key: value for key, value in result.items() if key != "values"}, indent=1))
 
 
-def features(options: argparse.Namespace, seed: int, samples: int | None = None) -> Split:
+def features(options: argparse.Namespace, seed: int, samples: int | None = None) -> LabelledFeatures:
     """Overlapping classes in a space whose variances fall off as those of encoders do, unit length, float32."""
     count = samples or options.samples
     shared, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
@@ -50,10 +50,10 @@ def features(options: argparse.Namespace, seed: int, samples: int | None = None)
     labels = torch.randint(0, options.classes, (count,), generator=own)
     spread = options.noise * torch.randn(count, options.width, generator=own)
     points = ((centers[labels] + spread) * scales) @ turn + 0.1
-    return Split(torch.nn.functional.normalize(points, dim=1), labels)
+    return LabelledFeatures(torch.nn.functional.normalize(points, dim=1), labels)
 
 
-def race(options: argparse.Namespace, train: Split, validation: Split) -> dict[str, Any]:
+def race(options: argparse.Namespace, train: LabelledFeatures, validation: LabelledFeatures) -> dict[str, Any]:
     values: list[dict[str, Any]] = []
     spent = {"clipzoo": 0.0, "scikit-learn": 0.0}
     whole = 0.0
@@ -96,13 +96,13 @@ def race(options: argparse.Namespace, train: Split, validation: Split) -> dict[s
         return solution
 
     LogisticRegression.solve = in_turn  # type: ignore[method-assign,assignment]
-    search = penalty_search.search(model, validation, options.classes, "top1", "probe")
+    scores = search(model, validation, options.classes, "top1", "probe")
     both = [line for line in values if "scikit-learn" in line]
     return {
         "what": f"{options.samples} x {options.width}, {options.classes} classes, {options.threads} threads",
-        "values_of_C": len(search),
+        "values_of_C": len(scores),
         "solved_by_both": len(both),
-        "chosen": min(search, key=lambda c: (-search[c], c)),
+        "chosen": min(scores, key=lambda c: (-scores[c], c)),
         "seconds": {"clipzoo": spent["clipzoo"] + prepared, "scikit-learn": spent["scikit-learn"]},
         "times_as_fast": spent["scikit-learn"] / (spent["clipzoo"] + prepared),
         "whole_search_seconds_clipzoo": whole + prepared,
@@ -113,7 +113,9 @@ def race(options: argparse.Namespace, train: Split, validation: Split) -> dict[s
     }
 
 
-def judged(weight: Tensor, bias: Tensor, train: Split, validation: Split, c: float) -> dict[str, float]:
+def judged(
+    weight: Tensor, bias: Tensor, train: LabelledFeatures, validation: LabelledFeatures, c: float
+) -> dict[str, float]:
     """scikit-learn's objective on train in float64, and the accuracy on validation."""
     losses = sum(
         torch.nn.functional.cross_entropy(rows.double() @ weight + bias, labels, reduction="sum").item()

@@ -1,4 +1,4 @@
-"""Results of finished sets on disk, so that an evaluation that was stopped goes on where it was."""
+"""Cached results of single datasets, so that an interrupted evaluation resumes."""
 
 from __future__ import annotations
 
@@ -7,34 +7,40 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from clipzoo.distributed.world import World
+from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
 from clipzoo.io import write_whole
 from clipzoo.model import Model
 from clipzoo.runs.directory import say
+from clipzoo.runs.metric_key import parsed
 
 
-def key(model: Model, facts: Any) -> str:
-    """Of the weights and of `facts`: what is kept under another key is made again."""
-    digest = hashlib.sha256(repr(facts).encode())
+def model_key(model: Model, settings: tuple[object, ...]) -> str:
+    """Digest of the weights and of the settings that affect a result."""
+    digest = hashlib.sha256(repr(settings).encode())
     for name, value in model.state_dict().items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def of_set(key: str, data: Any) -> str:
-    """`key` for one data set: of its names, prompts, labels and captions besides. Its pictures are not looked at."""
-    stated = [getattr(data, each, None) for each in ("class_names", "templates", "metric", "captions", "caption_image")]
-    splits = [(name, len(part), getattr(part, "labels", None)) for name, part in getattr(data, "splits", {}).items()]
-    return hashlib.sha256(repr((key, stated, splits)).encode()).hexdigest()
+def dataset_key(key: str, dataset: EvaluationDataset) -> str:
+    """Digest of `key` and the dataset's names, prompts, labels and captions; images are not read."""
+    facts: list[object]
+    splits: list[tuple[str, int, object]] = []
+    if isinstance(dataset, RetrievalDataset):
+        facts = [None, None, None, dataset.captions, dataset.caption_image]
+    else:
+        facts = [dataset.class_names, dataset.templates, dataset.metric, None, None]
+        splits = [(split, len(samples), samples.labels) for split, samples in dataset.splits.items()]
+    return hashlib.sha256(repr((key, facts, splits)).encode()).hexdigest()
 
 
-def kept(path: Path, key: str, measure: Callable[[], dict[str, float]], world: World) -> dict[str, float]:
-    """The metrics in `path` when they were made under the same key; else `measure` them and keep them."""
+def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world: World) -> dict[str, float]:
+    """Return the metrics stored in `path` if their key is `key`; otherwise measure and store them. Collective."""
     begin = time.perf_counter()
 
     def stored() -> dict[str, float] | None:
@@ -45,18 +51,21 @@ def kept(path: Path, key: str, measure: Callable[[], dict[str, float]], world: W
     if metrics is None:
         metrics = measure()
         content = json.dumps({"key": key, "metrics": metrics}, indent=1)
-        world.run_on_first(lambda: write_whole(made(path), content))
+        world.run_on_first(lambda: write_whole(with_folder(path), content))
     seconds = time.perf_counter() - begin
     say(f"evaluation: {path.parent.name} {path.stem}: {_headline(metrics)} ({seconds:.1f} s)")
     return metrics
 
 
-def made(path: Path) -> Path:
-    """The same path, its folder made."""
+def with_folder(path: Path) -> Path:
+    """Make the folder of `path` and return `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _headline(metrics: Mapping[str, float]) -> str:
-    chosen = {key: value for key, value in metrics.items() if key.endswith(("top1", "recall_at_1"))}
-    return ", ".join(f"{name.split('/', 2)[2]} {value:.2f}" for name, value in chosen.items())
+    return ", ".join(
+        f"{key.protocol and f'{key.protocol}/'}{key.metric} {value:.2f}"
+        for key, value in parsed(metrics).items()
+        if key.metric in ("top1", "recall_at_1")
+    )

@@ -1,4 +1,4 @@
-"""Faults of a data set that would turn into wrong numbers."""
+"""Checks for faults of an evaluation dataset that would otherwise give wrong numbers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from clipzoo.errors import ConfigError
 
 
-def check_labels(labels: Tensor, class_names: Sequence[str], data: str, split: str) -> None:
-    """Raise unless every label names a class."""
+def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None:
+    """Raise ConfigError unless every label has a class name. where: dataset and split, for the message."""
     wrong = labels[(labels < 0) | (labels >= len(class_names))]
     if len(wrong):
-        raise ConfigError(f"{data}, {split}: label {int(wrong[0])}, but its classes are 0 to {len(class_names) - 1}")
+        raise ConfigError(f"{where}: label {int(wrong[0])}, but its classes are 0 to {len(class_names) - 1}")
 
 
 def check_classes(labels: Tensor, class_names: Sequence[str], where: str) -> None:
-    """Raise unless there are two classes at least and each has a sample."""
+    """Raise ConfigError unless there are at least two classes and every class has a sample."""
     if len(class_names) < 2:
         raise ConfigError(f"{where}: {len(class_names)} class, nothing can be classified")
     empty = (torch.bincount(labels, minlength=len(class_names)) == 0).nonzero().flatten().tolist()
@@ -28,17 +28,38 @@ def check_classes(labels: Tensor, class_names: Sequence[str], where: str) -> Non
 
 
 def check_finite(features: Tensor, where: str) -> None:
-    """Raise when a feature is NaN or infinite."""
+    """Raise ConfigError if a feature is NaN or infinite."""
     broken = (~torch.isfinite(features)).any(dim=1).nonzero().flatten()
     if len(broken):
-        raise ConfigError(f"{where}: {len(broken)} of {len(features)} images have features that are not finite numbers")
+        raise ConfigError(f"{where}: {len(broken)} of {len(features)} images have features that are NaN or infinite")
 
 
-def check_paired(caption_image: Sequence[int] | Tensor, where: str) -> None:
-    """Raise unless all pictures have equally many captions. caption_image: each caption's picture."""
-    counts = torch.bincount(torch.as_tensor(caption_image))
+def check_captions(caption_image: Tensor, images: int, captions: int, name: str) -> None:
+    """Raise ConfigError unless every caption belongs to an image and every image has a caption.
+
+    Args:
+        caption_image: [captions], index of each caption's image.
+        images: number of images.
+        captions: number of captions.
+        name: of the dataset.
+    """
+    if len(caption_image) != captions:
+        raise ConfigError(f"{name}: {captions} captions, but {len(caption_image)} entries in caption_image")
+    if captions == 0 or caption_image.min() < 0 or caption_image.max() >= images:
+        shown = caption_image.tolist()[:5]
+        raise ConfigError(f"{name}: captions belong to images {shown}..., but there are {images} images")
+    without = (torch.bincount(caption_image, minlength=images) == 0).nonzero().flatten().tolist()
+    if without:
+        raise ConfigError(
+            f"{name}: {len(without)} of {images} images have no caption (the first is number {without[0]})"
+        )
+
+
+def check_paired(caption_image: Tensor, name: str) -> None:
+    """Raise ConfigError unless all images have equally many captions. caption_image: see `check_captions`."""
+    counts = torch.bincount(caption_image)
     if counts.min() != counts.max():
         raise ConfigError(
-            f"{where}: pictures have {int(counts.min())} to {int(counts.max())} captions, the paired protocol needs "
-            "equally many: eval.paired=false"
+            f"{name}: images have {int(counts.min())} to {int(counts.max())} captions, but the paired protocol needs "
+            "equally many: set eval.paired=false"
         )

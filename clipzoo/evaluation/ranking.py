@@ -1,7 +1,7 @@
-"""Where an answer stands among all answers, ties included.
+"""Scores of images with texts, and positions in the order of the scores.
 
-The order is by score, the highest first; equal scores stand in the order of their columns, as argmax and a stable sort
-have them. A model that gives every answer the same score is then right by chance, not always.
+The order is by descending score; equal scores are in the order of their columns, as with argmax and a stable sort. A
+model that scores all answers alike is then right by chance, not always.
 """
 
 from __future__ import annotations
@@ -17,22 +17,33 @@ from clipzoo.model import Model
 from clipzoo.types import Embedding, PointSet, map_embedding
 
 BLOCK_POINT_PAIRS = 1 << 28
-"""Pairs of points whose similarity is asked for at once; heads cut this further as they need."""
+"""Pairs of points whose similarity is computed at a time; heads divide this further as they need."""
 
 
-def places(scores: Tensor, column: Tensor) -> Tensor:
-    """scores [n, k], one column a row [n] -> [n] int64, how many answers stand before it. 0 is the first place."""
+def positions(scores: Tensor, column: Tensor) -> Tensor:
+    """Position of one answer per row, 0 for the best.
+
+    Args:
+        scores: [n, k].
+        column: [n], the answer's column.
+
+    Returns:
+        [n] int64: the number of answers before it.
+    """
     own = scores.gather(1, column[:, None])
-    indices = torch.arange(scores.shape[1], device=scores.device)
-    before = (scores > own) | ((scores == own) & (indices < column[:, None]))
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    before = (scores > own) | ((scores == own) & (columns < column[:, None]))
     return before.sum(dim=1)
 
 
 @torch.no_grad()
 def score_blocks(model: Model, image: Embedding, text: Embedding) -> Iterator[tuple[int, Tensor]]:
-    """Rows of the [n, k] similarities, a block at a time, with the index of each block's first row.
+    """Yield blocks of rows of the similarity matrix [n, k], with the index of each block's first row.
 
-    In the head's own precision: bf16 and TF32 products move answers (54 of 1000 in a trial of bf16).
+    Scores are in the head's own precision: bf16 and TF32 products change predictions (54 of 1000 in a trial of bf16).
+
+    Raises:
+        ConfigError: a score is NaN.
     """
     rows = max(1, BLOCK_POINT_PAIRS // (_points(image) * _points(text) * len(text)))
     for start in range(0, len(image), rows):
@@ -40,21 +51,19 @@ def score_blocks(model: Model, image: Embedding, text: Embedding) -> Iterator[tu
         with exact_products():
             scores = model.similarity(block, text)
         if scores.isnan().any():
-            raise ConfigError(
-                "the model's similarities are not numbers (NaN): its weights are broken, evaluate another checkpoint"
-            )
+            raise ConfigError("the model's similarities are NaN: its weights are broken; evaluate another checkpoint")
         yield start, scores
 
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Matrix products of float32 in float32, whatever training has chosen."""
-    chosen = torch.get_float32_matmul_precision()
+    """Multiply float32 matrices in float32, whatever precision training has set."""
+    precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(chosen)
+        torch.set_float32_matmul_precision(precision)
 
 
 def _points(embedding: Embedding) -> int:

@@ -1,172 +1,193 @@
-"""Retrieval: which captions a picture finds, and which pictures a caption."""
+"""Retrieval of captions by images, and of images by captions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError
-from clipzoo.evaluation.checks import check_paired
-from clipzoo.evaluation.classification import over_draws
-from clipzoo.evaluation.encoding import Encoding, in_draws, rounds
-from clipzoo.evaluation.ranking import places, score_blocks
+from clipzoo.evaluation.checks import check_captions, check_paired
+from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset
+from clipzoo.evaluation.draws import embed_draws, mean_over_draws
+from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
+from clipzoo.evaluation.ranking import positions, score_blocks
 from clipzoo.model import Model
-from clipzoo.types import Embedding, concatenate, map_embedding
+from clipzoo.types import Embedding, map_embedding
 
 CUTOFFS = (1, 5, 10)
-SHOWN = 10
+RETRIEVED = 10
 ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Of the first draw: place [k] of each caption's picture; found [k, <= 10], the pictures it finds, best first."""
+    """Metrics in percent by protocol, and the retrieved images of the first draw.
 
-    metrics: dict[str, float]
-    place: Tensor
-    found: Tensor
+    positions: [k], position of each caption's image. retrieved: [k, <= 10], indices of the best images, best first.
+    """
+
+    metrics: dict[str, dict[str, float]]
+    positions: Tensor
+    retrieved: Tensor
 
 
-def retrieval(model: Model, data: Any, encoding: Encoding, draws: int, paired: bool) -> Retrieval:
-    """Recall at 1, 5 and 10 in percent, both ways: `image_to_text/recall_at_1`.
+def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int, paired: bool) -> Retrieval:
+    """Measure recall at 1, 5 and 10 in both directions. Collective.
 
-    A picture finds its caption when any of its captions is among the first; a caption has one picture.
-    paired: also `paired/image_to_text/...`: one caption a picture in the gallery at a time, its siblings left out,
-    averaged over the captions (the numbers of KME-CLIP's table 1).
+    An image retrieves its caption if any of its captions is among the first k; a caption has one image.
+
+    Args:
+        model: in evaluation mode.
+        dataset: images and captions.
+        encoder: encodes both.
+        draws: of random features; 1 for deterministic heads.
+        paired: measure "paired_image_to_text" too: one caption per image in the gallery at a time, without its
+            siblings, averaged over the captions (the numbers of KME-CLIP's table 1).
+
+    Returns:
+        recall_at_1, recall_at_5, recall_at_10 for "image_to_text", "text_to_image", "paired_image_to_text".
     """
     draws = draws if model.head.stochastic else 1
-    owner = torch.as_tensor(data.caption_image)
-    _check(owner, len(data.images), len(data.captions), data.name)
-    images = _encoded_images(model, data, encoding, draws)
-    texts = _encoded_texts(model, data, encoding, draws)
-    results = []
-    for image, text in zip(images, texts, strict=True):
-        results.append(_one_draw(model, image, text, owner.to(model.device), data.name, paired, encoding.world))
-    return Retrieval(over_draws([each.metrics for each in results]), results[0].place, results[0].found)
+    caption_image = torch.as_tensor(dataset.caption_image)
+    check_captions(caption_image, len(dataset.images), len(dataset.captions), dataset.name)
+    if paired:
+        check_paired(caption_image, dataset.name)
+    images = _embed_images(model, dataset, encoder, draws)
+    captions = _embed_captions(model, dataset, encoder, draws)
+    results = [
+        _one_draw(model, image, text, caption_image.to(model.device), paired, encoder.world)
+        for image, text in zip(images, captions, strict=True)
+    ]
+    protocols = results[0].metrics
+    metrics = {protocol: mean_over_draws([result.metrics[protocol] for result in results]) for protocol in protocols}
+    return Retrieval(metrics, results[0].positions, results[0].retrieved)
 
 
-def _encoded_images(model: Model, data: Any, encoding: Encoding, draws: int) -> list[Embedding]:
-    batches = encoding.images(
+def _embed_images(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int) -> list[Embedding]:
+    batches = encoder.images(
         model,
-        _Unlabelled(data.images),
-        encoding.image_size,
-        lambda features, _: in_draws(model, draws, model.head.embed_image, features),
-        f"retrieval {data.name}",
+        _Unlabelled(dataset.images),
+        encoder.image_size,
+        lambda features, _: embed_draws(model, draws, model.head.embed_image, features),
+        f"retrieval {dataset.name}",
     )
-    return [concatenate(each) for each in zip(*list(batches), strict=True)]
+    return joined(list(batches))
 
 
-def _encoded_texts(model: Model, data: Any, encoding: Encoding, draws: int) -> list[Embedding]:
-    def answer(rows: Sequence[int]) -> list[Embedding]:
-        return encoding.embed_texts(model, [data.captions[row] for row in rows], draws)
+def _embed_captions(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int) -> list[Embedding]:
+    def embed(rows: Sequence[int]) -> list[Embedding]:
+        return encoder.embed_captions(model, [dataset.captions[row] for row in rows], draws)
 
-    blocks = rounds(len(data.captions), encoding.batch_size, answer, encoding.world)
-    return [concatenate(each) for each in zip(*list(blocks), strict=True)]
+    return joined(list(gathered_batches(len(dataset.captions), encoder.batch_size, embed, encoder.world)))
 
 
 def _one_draw(
-    model: Model, image: Embedding, text: Embedding, owner: Tensor, name: str, paired: bool, world: World
+    model: Model, image: Embedding, text: Embedding, caption_image: Tensor, paired: bool, world: World
 ) -> Retrieval:
-    """Every rank scores its own slice of the pictures against all captions: the slices make one matrix [n, k]."""
+    """Score this rank's slice of the images with all captions: the slices are the similarity matrix [n, k]."""
     size = math.ceil(len(image) / world.size)
     first = world.rank * size
-    mine = map_embedding(lambda tensor: tensor[first : first + size], image)
-    blocks = [block for _, block in score_blocks(model, mine, text)]
-    scores = torch.cat(blocks) if blocks else owner.new_empty(0, len(owner), dtype=model.dtype)  # [rows, k]
-    place, found = _text_to_image(scores, owner, first, world)
-    metrics = _recalls("image_to_text", _gathered(_image_to_text(scores, owner, first), size, len(image), world))
-    metrics |= _recalls("text_to_image", place)
+    own = map_embedding(lambda tensor: tensor[first : first + size], image)
+    blocks = [block for _, block in score_blocks(model, own, text)]
+    scores = torch.cat(blocks) if blocks else caption_image.new_empty(0, len(caption_image), dtype=model.dtype)
+    rows = ScoreRows(scores, caption_image, first, world)
+    of_captions = rows.text_to_image()
+    metrics = {
+        "image_to_text": _recalls([rows.image_to_text()], world),
+        # Every rank has the positions of all captions and counts a share of them.
+        "text_to_image": _recalls([of_captions[world.rank :: world.size]], world),
+    }
     if paired:
-        paired_places = _paired_places(scores, owner, first, size, len(image), name, world)
-        metrics |= _recalls("paired/image_to_text", paired_places)
-    return Retrieval(metrics, place.cpu(), found.cpu())
+        metrics["paired_image_to_text"] = _recalls(rows.paired_image_to_text(), world)
+    return Retrieval(metrics, of_captions.cpu(), rows.best_images().cpu())
 
 
-def _image_to_text(scores: Tensor, owner: Tensor, first: int) -> Tensor:
-    """[rows, k] -> [rows], the place of the best of each picture's own captions, of equals the first."""
-    columns = ((owner >= first) & (owner < first + len(scores))).nonzero().flatten()
-    rows = owner[columns] - first
-    own = scores[rows, columns]
-    highest = scores.new_full((len(scores),), -math.inf).scatter_reduce(0, rows, own, "amax")
-    among = own == highest[rows]
-    best = owner.new_full((len(scores),), len(owner)).scatter_reduce(0, rows[among], columns[among], "amin")
-    parts = zip(scores.split(ROWS_AT_ONCE), best.split(ROWS_AT_ONCE), strict=True)
-    return torch.cat([places(*each) for each in parts])
+@dataclass(frozen=True)
+class ScoreRows:
+    """One rank's rows of the similarity matrix of n images and k captions.
+
+    scores: [rows, k]. caption_image: [k], each caption's image. first: image of row 0. world: the ranks.
+    """
+
+    scores: Tensor
+    caption_image: Tensor
+    first: int
+    world: World
+
+    def image_to_text(self) -> Tensor:
+        """[rows]: position of the best of each image's own captions; the first of equal ones."""
+        scores = self.scores
+        columns, rows = self._own_captions()
+        own = scores[rows, columns]
+        highest = scores.new_full((len(scores),), -math.inf).scatter_reduce(0, rows, own, "amax")
+        among = own == highest[rows]
+        best = columns.new_full((len(scores),), scores.shape[1])
+        best = best.scatter_reduce(0, rows[among], columns[among], "amin")
+        parts = zip(scores.split(ROWS_AT_ONCE), best.split(ROWS_AT_ONCE), strict=True)
+        return torch.cat([positions(*part) for part in parts])
+
+    def text_to_image(self) -> Tensor:
+        """[k]: position of each caption's image among the images of all ranks. Collective."""
+        columns, rows = self._own_captions()
+        own = self.scores.new_full((len(self.caption_image),), -math.inf)
+        own[columns] = self.scores[rows, columns]
+        own = self.world.maximum(own)
+        images = torch.arange(self.first, self.first + len(self.scores), device=own.device)[:, None]
+        before = torch.zeros_like(self.caption_image)
+        for part, image in zip(self.scores.split(ROWS_AT_ONCE), images.split(ROWS_AT_ONCE), strict=True):
+            before += ((part > own) | ((part == own) & (image < self.caption_image))).sum(dim=0)
+        return self.world.sum(before)
+
+    def paired_image_to_text(self) -> list[Tensor]:
+        """For each caption of an image, [rows] positions among galleries of one caption per image."""
+        captions = int((self.caption_image == self.caption_image[0]).sum())
+        galleries = self.caption_image.argsort(stable=True).view(-1, captions)  # [n, captions per image]
+        own = torch.arange(self.first, self.first + len(self.scores), device=self.scores.device)
+        return [positions(self.scores[:, gallery], own) for gallery in galleries.mT]
+
+    def best_images(self) -> Tensor:
+        """[k, <= 10]: indices of the best images of all ranks, merged from the best of each. Collective."""
+        count = min(RETRIEVED, len(self.scores))
+        padded = self.scores.new_full((RETRIEVED, self.scores.shape[1]), -math.inf)
+        index = torch.full(padded.shape, -1, device=padded.device)
+        if count:
+            order = self.scores.sort(dim=0, descending=True, stable=True)
+            padded[:count], index[:count] = order.values[:count], order.indices[:count] + self.first
+        values, candidates = self.world.gather(padded), self.world.gather(index)
+        best = candidates.gather(0, values.sort(dim=0, descending=True, stable=True).indices[:RETRIEVED])
+        return best[(best >= 0).all(dim=1)].mT
+
+    def _own_captions(self) -> tuple[Tensor, Tensor]:
+        """Columns of the captions of this rank's images, and the rows of their images."""
+        rows = self.caption_image - self.first
+        columns = ((rows >= 0) & (rows < len(self.scores))).nonzero().flatten()
+        return columns, rows[columns]
 
 
-def _text_to_image(scores: Tensor, owner: Tensor, first: int, world: World) -> tuple[Tensor, Tensor]:
-    """Columns over all ranks -> [k], the place of each caption's picture, and [k, <= 10], the pictures found."""
-    here = (owner >= first) & (owner < first + len(scores))
-    own = scores.new_full((len(owner),), -math.inf)
-    columns = here.nonzero().flatten()
-    own[columns] = scores[owner[columns] - first, columns]
-    own = world.maximum(own)
-    rows = torch.arange(first, first + len(scores), device=scores.device)[:, None]
-    before = torch.zeros_like(owner)
-    for part, index in zip(scores.split(ROWS_AT_ONCE), rows.split(ROWS_AT_ONCE), strict=True):
-        before += ((part > own) | ((part == own) & (index < owner))).sum(dim=0)
-    return world.sum(before), _best_pictures(scores, first, world)
+def _recalls(own_positions: Sequence[Tensor], world: World) -> dict[str, float]:
+    """Recalls over the positions of all ranks. Collective."""
+    from clipzoo.evaluation.metrics import Recall
 
-
-def _best_pictures(scores: Tensor, first: int, world: World) -> Tensor:
-    """[k, <= 10] over all ranks: the candidates of each rank, merged."""
-    count = min(SHOWN, len(scores))
-    padded = scores.new_full((SHOWN, scores.shape[1]), -math.inf)
-    index = torch.full(padded.shape, -1, device=scores.device)
-    if count:
-        order = scores.sort(dim=0, descending=True, stable=True)
-        padded[:count], index[:count] = order.values[:count], order.indices[:count] + first
-    values, candidates = world.gather(padded), world.gather(index)
-    best = candidates.gather(0, values.sort(dim=0, descending=True, stable=True).indices[:SHOWN])
-    return best[(best >= 0).all(dim=1)].mT
-
-
-def _paired_places(
-    scores: Tensor, owner: Tensor, first: int, size: int, pictures: int, name: str, world: World
-) -> Tensor:
-    """[pictures x captions a picture]: places among galleries of one caption a picture."""
-    check_paired(owner, name)
-    galleries = owner.argsort(stable=True).view(pictures, -1)  # [pictures, captions a picture]
-    own = torch.arange(first, first + len(scores), device=scores.device)
-    found = [places(scores[:, gallery], own) for gallery in galleries.mT]
-    return torch.cat([_gathered(each, size, pictures, world) for each in found])
-
-
-def _gathered(rows: Tensor, size: int, total: int, world: World) -> Tensor:
-    """Every rank's slice, [<= size] -> [total]."""
-    return world.gather(torch.cat([rows, rows.new_zeros(size - len(rows))]))[:total]
-
-
-def _recalls(direction: str, place: Tensor) -> dict[str, float]:
-    return {f"{direction}/recall_at_{cut}": 100 * int((place < cut).sum()) / len(place) for cut in CUTOFFS}
-
-
-def _check(owner: Tensor, pictures: int, captions: int, name: str) -> None:
-    if len(owner) != captions:
-        raise ConfigError(f"{name}: {captions} captions, but {len(owner)} entries say whose they are")
-    if captions == 0 or owner.min() < 0 or owner.max() >= pictures:
-        raise ConfigError(f"{name}: captions belong to pictures {owner.tolist()[:5]}..., there are {pictures} pictures")
-    without = (torch.bincount(owner, minlength=pictures) == 0).nonzero().flatten().tolist()
-    if without:
-        raise ConfigError(
-            f"{name}: {len(without)} of {pictures} pictures have no caption (the first is number {without[0]})"
-        )
+    recall = Recall(CUTOFFS, world).to(own_positions[0].device)
+    for position in own_positions:
+        recall.update(position)
+    return recall.compute()
 
 
 class _Unlabelled:
-    """Pictures as (picture, 0)."""
+    """Images with the label 0."""
 
-    def __init__(self, pictures: Sequence[Any]) -> None:
-        self._pictures = pictures
+    def __init__(self, images: Images) -> None:
+        self._images = images
+        self.labels = [0] * len(images)
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self._pictures[index], 0
+    def __getitem__(self, index: int) -> tuple[Image, int]:
+        return self._images[index], 0

@@ -1,44 +1,60 @@
-"""A list of data sets and what to measure on them."""
+"""Evaluation of a model on a list of datasets."""
 
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation import artefacts
-from clipzoo.evaluation import cache as kept
+from clipzoo.evaluation import outputs
+from clipzoo.evaluation.cache import cached, dataset_key, model_key, with_folder
 from clipzoo.evaluation.checks import check_classes, check_labels, check_paired
-from clipzoo.evaluation.encoding import Encoding
-from clipzoo.evaluation.probe.features import WHERE, read_features, write_features
-from clipzoo.evaluation.probe.penalty_search import probe
+from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
+from clipzoo.evaluation.datasets.prompts import Protocol
+from clipzoo.evaluation.encoder import BatchEncoder
+from clipzoo.evaluation.probe.linear_probe import LinearProbe
 from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.io import write_whole
 from clipzoo.model import Model
 from clipzoo.runs.directory import say
+from clipzoo.runs.metric_key import MetricKey, written
+from clipzoo.types import Progress
+
+SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
+"""Splits that a task needs."""
 
 
 class Suite:
-    """Evaluates a model on the sets under `root`; each finished set is kept, so that a stopped evaluation goes on.
+    """Evaluates a model on datasets under `root`; finished datasets are cached, so that an evaluation can resume.
 
-    zero_shot, linear_probe, retrieval: names of sets. tokenizer, image_size: the encoder's.
-    interpolation: of the resized picture. prompts: whose class names and templates, see sets/catalogue.py.
-    missing: whether a set that is not there is an error or reported. probe_resize: the shorter side before the
-    probe's central crop, as a multiple of image_size (zero-shot and retrieval: 1). probe_validation: the share of train
-    that the probe chooses on where a set has no validation split. batch_size: pictures or captions at once on a rank.
-    workers: processes that decode, on each rank. precision: of the encoders. draws: of random features, for heads that
-    have them. paired: also the paired recall of KME-CLIP. every_epochs: also during training; null only at its end.
-    seed: of the validation samples held out where a set has none. keep_features: leave the probe's features on disk.
+    Args:
+        root: folder of the datasets.
+        zero_shot, linear_probe, retrieval: names of the datasets for each task.
+        tokenizer, image_size: of the model's encoder.
+        interpolation: of resized images.
+        prompts: whose class names and templates: "slip", "clip" or the dataset's own, see datasets/benchmarks.py.
+        missing: raise an error for missing datasets, or report them.
+        probe_resize: shorter side before the probe's central crop, as a multiple of image_size (other tasks: 1).
+        probe_validation: share of train on which the probe chooses C where a dataset has no validation split.
+        batch_size: images or captions per batch on one rank.
+        workers: processes per rank that decode images.
+        precision: of the encoders.
+        draws: of random features, for heads that have them.
+        paired: measure the paired recall of KME-CLIP too.
+        every_epochs: epochs between evaluations during training; None evaluates at its end only.
+        seed: of the validation samples held out from train.
+        keep_features: leave the probe's features on disk.
     """
 
     def __init__(
@@ -67,35 +83,32 @@ class Suite:
             if value < 1:
                 raise ConfigError(f"eval.{key} must be at least 1, not {value}")
         if probe_resize < 1:
-            raise ConfigError(f"eval.probe_resize={probe_resize} would crop beyond the picture: it must be at least 1")
+            raise ConfigError(f"eval.probe_resize={probe_resize} would crop beyond the image: it must be at least 1")
         if not 0 < probe_validation < 1:
             raise ConfigError(f"eval.probe_validation must be between 0 and 1, not {probe_validation}")
         if every_epochs is not None and every_epochs <= 0:
             raise ConfigError(f"eval.every_epochs must be above 0, not {every_epochs}: null evaluates at the end only")
         self._root = Path(root)
         self._names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
-        self._encoding = Encoding(tokenizer, image_size, interpolation, batch_size, workers, precision)
-        self._probe_resize, self._probe_validation = round(probe_resize * image_size), probe_validation
-        self._draws, self._paired, self._seed = draws, paired, seed
-        self._every = every_epochs
-        # What changes a result besides the weights.
-        probed = probe_resize, probe_validation
-        self._facts = (root, image_size, interpolation, prompts, probed, precision, draws, paired, seed)
-        self._keep_features = keep_features
-        self._prompts: Literal["slip", "clip", "set"] = prompts
+        self._encoder = BatchEncoder(tokenizer, image_size, interpolation, batch_size, workers, precision)
+        self._probe = LinearProbe(round(probe_resize * image_size), probe_validation, seed, keep_features)
+        self._draws, self._paired = draws, paired
+        self._every_epochs = every_epochs
+        self._prompts: Protocol = prompts
         self._missing_is_error = missing == "error"
-        self._sets: dict[str, Any] = {}
+        # Settings that affect a result; their order is part of the cache key.
+        crop = probe_resize, probe_validation
+        self._settings = (root, image_size, interpolation, prompts, crop, precision, draws, paired, seed)
+        self._datasets: dict[str, EvaluationDataset] = {}
         self._missing: dict[str, str] = {}
 
     def open(self) -> None:
-        """Find all sets, before anything slow; every one that is missing is named with the way to get it."""
-        from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
-
+        """Open and check all datasets; an error about missing ones names each with the command that gets it."""
         self._missing = {}
         for name in dict.fromkeys(name for names in self._names.values() for name in names):
             try:
-                self._sets[name] = open_benchmark(name, self._root, self._prompts)
-                self._check(name)
+                self._datasets[name] = open_benchmark(name, self._root, self._prompts)
+                self._check(self._datasets[name])
             except MissingDatasetError as error:
                 self._missing[name] = str(error)
         if self._missing and self._missing_is_error:
@@ -103,117 +116,89 @@ class Suite:
         for text in self._missing.values():
             say(f"evaluation: missing: {text}")
 
-    def _check(self, name: str) -> None:
-        """Raise when a set cannot do what it is listed for."""
-        splits = getattr(self._sets[name], "splits", {})
-        for task, needed in {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}.items():
-            if name in self._names[task] and not needed <= set(splits):
-                lacks = " and ".join(sorted(needed - set(splits)))
-                raise ConfigError(f"{name} has no split {lacks}: take it out of eval.{task}")
-            for split in needed if name in self._names[task] else ():
-                labels, names = getattr(splits[split], "labels", None), self._sets[name].class_names
-                if labels is not None:
-                    check_labels(torch.tensor(labels), names, name, split)
-                    check_classes(torch.tensor(labels), names, f"{name}, {split}")
-        if name in self._names["retrieval"]:
-            if not hasattr(self._sets[name], "captions"):
-                raise ConfigError(f"{name} has no captions: take it out of eval.retrieval")
-            if self._paired:
-                check_paired(self._sets[name].caption_image, name)
-
     def require(self, metric: str | None) -> None:
-        """Raise where trainer.best_metric names a metric of no set that is evaluated."""
-        known = [f"{task}/{name}" for task in self._names for name in self._there(task)]
-        if metric is not None and not any(metric.startswith((f"{each}/", f"{each}_paired/")) for each in known):
-            shown = ", ".join(f"{each}/..." for each in known) or "none: eval has no sets"
+        """Raise ConfigError if trainer.best_metric is none of the metrics of the datasets."""
+        known = [f"{task}/{name}" for task in self._names for name in self._available(task)]
+        if metric is not None and not any(metric.startswith((f"{place}/", f"{place}_paired/")) for place in known):
+            shown = ", ".join(f"{place}/..." for place in known) or "none: eval has no datasets"
             raise ConfigError(f"there is no metric trainer.best_metric={metric} (there are: {shown})")
 
-    def due(self, before: float, now: float) -> bool:
-        """Whether training that went from epoch `before` to `now` has passed an evaluation."""
-        return self._every is not None and floor(now / self._every) > floor(before / self._every)
+    def due(self, before: Progress, now: Progress) -> bool:
+        """Return True if training has passed a multiple of every_epochs between two points."""
+        every = self._every_epochs
+        return every is not None and floor(now.epoch / every) > floor(before.epoch / every)
 
     @torch.no_grad()
-    def run(self, model: Model, output: Path, world: World = World()) -> dict[str, float]:
-        """All metrics in percent, by flat keys; pictures and tables for the report go to `output`."""
-        if not self._sets and not self._missing:
+    def run(self, model: Model, output: Path, world: World) -> dict[str, float]:
+        """Return all metrics in percent by flat keys; tables and pictures for the report go to `output`. Collective."""
+        if not self._datasets and not self._missing:
             self.open()
-        # Batch norm's running statistics are a rank's own in training; a checkpoint has the first rank's.
+        # Batch norm's running statistics differ between ranks in training; a checkpoint has the first rank's.
         world.broadcast_(model.buffers())
-        key = kept.key(model, self._facts)
+        key = model_key(model, self._settings)
         training = model.training
         model.eval()
         try:
-            return self._run(model, output, key, replace(self._encoding, world=world))
+            return self._run(model, output, key, replace(self._encoder, world=world))
         finally:
             model.train(training)
 
-    def _run(self, model: Model, output: Path, key: str, encoding: Encoding) -> dict[str, float]:
-        world = encoding.world
-        metrics: dict[str, float] = {}
-        if self._sets or self._missing:
+    def _check(self, dataset: EvaluationDataset) -> None:
+        """Raise ConfigError if the dataset cannot be used for a task that lists it."""
+        name = dataset.name
+        splits = dataset.splits if isinstance(dataset, ClassificationDataset) else {}
+        for task in (task for task in SPLITS if name in self._names[task]):
+            lacks = sorted(SPLITS[task] - set(splits))
+            if lacks:
+                raise ConfigError(f"{name} has no split {' and '.join(lacks)}: remove it from eval.{task}")
+            assert isinstance(dataset, ClassificationDataset)
+            for split in sorted(SPLITS[task]):
+                labels = torch.tensor(splits[split].labels)
+                check_labels(labels, dataset.class_names, f"{name}, {split}")
+                check_classes(labels, dataset.class_names, f"{name}, {split}")
+        if name in self._names["retrieval"]:
+            if not isinstance(dataset, RetrievalDataset):
+                raise ConfigError(f"{name} has no captions: remove it from eval.retrieval")
+            if self._paired:
+                check_paired(torch.as_tensor(dataset.caption_image), name)
+
+    def _available(self, task: str) -> list[str]:
+        return [name for name in self._names[task] if name in self._datasets]
+
+    def _run(self, model: Model, output: Path, key: str, encoder: BatchEncoder) -> dict[str, float]:
+        world = encoder.world
+        if self._datasets or self._missing:
             text = json.dumps(self._missing, indent=1)
-            world.run_on_first(lambda: write_whole(kept.made(output / "missing.json"), text))
-        for name in self._there("zero_shot"):
-            path = output / "zero_shot" / f"{name}.json"
-            own = kept.of_set(key, self._sets[name])
-            metrics |= kept.kept(path, own, partial(self._zero_shot, model, name, output, encoding), world)
-        for name in self._there("linear_probe"):
-            path = output / "linear_probe" / f"{name}.json"
-            own = kept.of_set(key, self._sets[name])
-            metrics |= kept.kept(path, own, partial(self._linear_probe, model, name, output, own, encoding), world)
-        for name in self._there("retrieval"):
-            path = output / "retrieval" / f"{name}.json"
-            own = kept.of_set(key, self._sets[name])
-            metrics |= kept.kept(path, own, partial(self._retrieval, model, name, output, encoding), world)
+            world.run_on_first(lambda: write_whole(with_folder(output / "missing.json"), text))
+        metrics: dict[str, float] = {}
+        for task in self._names:
+            for name in self._available(task):
+                dataset = self._datasets[name]
+                own_key = dataset_key(key, dataset)
+                measure = partial(self._measure, task, model, dataset, output, encoder, own_key)
+                metrics |= cached(output / task / f"{name}.json", own_key, measure, world)
         return metrics
 
-    def _there(self, task: str) -> list[str]:
-        return [name for name in self._names[task] if name in self._sets]
-
-    def _zero_shot(self, model: Model, name: str, output: Path, encoding: Encoding) -> dict[str, float]:
-        data = self._sets[name]
-        result = zero_shot(model, data, "test", encoding, encoding.image_size, self._draws)
-        path = output / "zero_shot" / f"{name}.npz"
-        encoding.world.run_on_first(lambda: artefacts.write_zero_shot(path, data, "test", result))
-        return {f"zero_shot/{name}/{metric}": value for metric, value in result.metrics.items()}
-
-    def _retrieval(self, model: Model, name: str, output: Path, encoding: Encoding) -> dict[str, float]:
-        data = self._sets[name]
-        result = retrieval(model, data, encoding, self._draws, self._paired)
-        path = output / "retrieval" / f"{name}.npz"
-        encoding.world.run_on_first(lambda: artefacts.write_retrieval(path, data, result))
-        metrics = {}
-        for metric, value in result.metrics.items():
-            set_name, metric = (f"{name}_paired", metric[7:]) if metric.startswith("paired/") else (name, metric)
-            metrics[f"retrieval/{set_name}/{metric}"] = value
-        return metrics
-
-    def _linear_probe(self, model: Model, name: str, output: Path, key: str, encoding: Encoding) -> dict[str, float]:
-        world = encoding.world
-        data = self._sets[name]
-        folder = output / "features" / name
-        for split, samples in data.splits.items():
-            write_features(model, samples, name, split, encoding, self._probe_resize, folder, key)
-        # One rank a probe: the solver itself is not distributed.
-        found: dict[str, dict[str, Any]] = {}
-        for turn, where in enumerate(WHERE):
-            if turn % world.size == world.rank:
-                found[where] = self._solve(data, where, folder, model.device)
-        # A large set keeps the solving ranks busy for longer than a collective may take.
-        world.barrier()
-        merged = {where: each for part in world.gather_object(found) for where, each in part.items()}
-        if world.is_first:
-            write_whole(kept.made(output / "linear_probe" / f"{name}.search.json"), json.dumps(merged, indent=1))
-            if not self._keep_features:
-                shutil.rmtree(folder)
-        return {
-            f"linear_probe/{name}/{where}/{metric}": value
-            for where in WHERE
-            for metric, value in merged[where]["metrics"].items()
-        }
-
-    def _solve(self, data: Any, where: str, folder: Path, device: torch.device) -> dict[str, Any]:
-        splits = {split: read_features(folder, split, where).to(device) for split in data.splits}
-        names, name = list(data.class_names), f"{data.name}, {where} projection"
-        result = probe(splits, names, data.metric, self._probe_validation, self._seed, name)
-        return {"metrics": result.metrics, "C": result.c, "converged": result.converged, "search": result.search}
+    def _measure(
+        self, task: str, model: Model, dataset: EvaluationDataset, output: Path, encoder: BatchEncoder, key: str
+    ) -> dict[str, float]:
+        """Metrics of one dataset by flat keys."""
+        path = output / task / f"{dataset.name}.npz"
+        metrics: Mapping[str, Mapping[str, float]]
+        if isinstance(dataset, RetrievalDataset):
+            retrieved = retrieval(model, dataset, encoder, self._draws, self._paired)
+            encoder.world.run_on_first(lambda: outputs.write_retrieval(path, dataset, retrieved))
+            metrics = retrieved.metrics
+        elif task == "zero_shot":
+            classified = zero_shot(model, dataset, "test", encoder, encoder.image_size, self._draws)
+            encoder.world.run_on_first(lambda: outputs.write_zero_shot(path, dataset, "test", classified))
+            metrics = {"": classified.metrics}
+        else:
+            metrics = self._probe.run(model, dataset, encoder, output, key)
+        return written(
+            {
+                MetricKey(task, dataset.name, protocol, metric): value
+                for protocol, values in metrics.items()
+                for metric, value in values.items()
+            }
+        )

@@ -1,20 +1,26 @@
-"""A picture as evaluation shows it to a model."""
+"""Image preprocessing of evaluation."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
+from PIL.Image import Image
 from torch import Tensor
+
+Interpolation = Literal["bicubic", "bilinear"]
 
 
 class Transform:
-    """PIL image -> uint8 [3, S, S]: the shorter side resized to `resize`, the central square of side S cut out."""
+    """PIL image -> uint8 [3, S, S]: resize the shorter side to `resize`, then crop the central square of side S.
 
-    def __init__(self, image_size: int, resize: int, interpolation: Literal["bicubic", "bilinear"]) -> None:
-        from torchvision.transforms import InterpolationMode, v2  # a second to import
+    The encoder normalises.
+    """
+
+    def __init__(self, image_size: int, resize: int, interpolation: Interpolation) -> None:
+        from torchvision.transforms import InterpolationMode, v2  # takes a second to import
 
         mode = InterpolationMode(interpolation)
         self._steps = v2.Compose([v2.Resize(resize, mode), v2.CenterCrop(image_size), v2.PILToTensor()])
 
-    def __call__(self, picture: Any) -> Tensor:
-        return self._steps(picture.convert("RGB"))
+    def __call__(self, image: Image) -> Tensor:
+        return self._steps(image.convert("RGB"))

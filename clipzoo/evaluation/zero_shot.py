@@ -1,25 +1,28 @@
-"""Zero-shot classification: a class is its prompts' ensemble, an image belongs to the most similar class."""
+"""Zero-shot classification: a class is the ensemble of its prompts; an image belongs to the most similar class."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from clipzoo.evaluation.checks import check_labels
-from clipzoo.evaluation.classification import accuracies, over_draws
-from clipzoo.evaluation.encoding import Encoding, in_draws, rounds
-from clipzoo.evaluation.ranking import places, score_blocks
+from clipzoo.evaluation.checks import check_classes, check_labels
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset
+from clipzoo.evaluation.draws import embed_draws, mean_over_draws
+from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
+from clipzoo.evaluation.ranking import positions, score_blocks
 from clipzoo.model import Model
 from clipzoo.types import Embedding, Features, concatenate, map_embedding
 
 
 @dataclass(frozen=True)
 class ZeroShot:
-    """labels, predictions: [n] of the first draw. margins: [n], the chosen class's score above the label's."""
+    """Metrics in percent, and the predictions of the first draw.
+
+    labels, predictions: [n]. margins: [n], score of the predicted class minus score of the label.
+    """
 
     metrics: dict[str, float]
     labels: Tensor
@@ -27,55 +30,76 @@ class ZeroShot:
     margins: Tensor
 
 
-def zero_shot(model: Model, data: Any, split: str, encoding: Encoding, resize: int, draws: int) -> ZeroShot:
-    """Judge `data.splits[split]`; metrics in percent: top1, mean_per_class, and top5 where there are more classes."""
+def zero_shot(
+    model: Model, dataset: ClassificationDataset, split: str, encoder: BatchEncoder, resize: int, draws: int
+) -> ZeroShot:
+    """Classify the images of one split. Collective.
+
+    Args:
+        model: in evaluation mode.
+        dataset: class names, templates and splits.
+        split: to classify.
+        encoder: encodes images and prompts.
+        resize: shorter side in pixels before the central crop.
+        draws: of random features; 1 for deterministic heads.
+
+    Returns:
+        top1, mean_per_class, and top5 for more than five classes.
+    """
+    from clipzoo.evaluation.metrics import Accuracy
+
     draws = draws if model.head.stochastic else 1
-    classifiers = build_classifier(model, data.class_names, data.templates, encoding, draws)
+    names, where, world = dataset.class_names, f"{dataset.name}, {split}", encoder.world
+    classifiers = build_classifiers(model, names, dataset.templates, encoder, draws)
 
-    def answer(features: Features, labels: Tensor) -> list[Embedding]:
-        check_labels(labels, data.class_names, data.name, split)
-        images = in_draws(model, draws, model.head.embed_image, features)
-        judged = [_judge(model, image, each, labels) for image, each in zip(images, classifiers, strict=True)]
-        place, chosen, margin = (torch.stack(each, dim=1) for each in zip(*judged, strict=True))
-        return [labels, place, chosen, margin]
+    def classify(features: Features, labels: Tensor) -> list[Embedding]:
+        check_labels(labels, names, where)
+        images = embed_draws(model, draws, model.head.embed_image, features)
+        classified = [_classify(model, *pair, labels) for pair in zip(images, classifiers, strict=True)]
+        return [labels, *(torch.stack(column, dim=1) for column in zip(*classified, strict=True))]
 
-    batches = encoding.images(model, data.splits[split], resize, answer, f"zero-shot {data.name}")
-    columns = zip(*[[part.cpu() for part in each if isinstance(part, Tensor)] for each in batches], strict=True)
-    labels, place, chosen, margin = (torch.cat(each) for each in columns)  # [n], [n, draws] ...
-    found = [accuracies(labels, place[:, draw], data.class_names, f"{data.name}, {split}") for draw in range(draws)]
-    return ZeroShot(over_draws(found), labels, chosen[:, 0], margin[:, 0])
+    batches = encoder.images(model, dataset.splits[split], resize, classify, f"zero-shot {dataset.name}")
+    columns = zip(*[[part.cpu() for part in batch if isinstance(part, Tensor)] for batch in batches], strict=True)
+    labels, position, predictions, margins = (torch.cat(column) for column in columns)  # [n], [n, draws] ...
+    check_classes(labels, names, where)
+    metrics = []
+    own = slice(world.rank, None, world.size)
+    for draw in range(draws):
+        accuracy = Accuracy(len(names), world).to(model.device)
+        accuracy.update(position[own, draw].to(model.device), labels[own].to(model.device))
+        metrics.append(accuracy.compute())
+    return ZeroShot(mean_over_draws(metrics), labels, predictions[:, 0], margins[:, 0])
 
 
-def build_classifier(
-    model: Model, class_names: Sequence[str], templates: Sequence[str], encoding: Encoding, draws: int
+def build_classifiers(
+    model: Model, class_names: Sequence[str], templates: Sequence[str], encoder: BatchEncoder, draws: int
 ) -> list[Embedding]:
-    """For each draw the classes' embeddings, a row a class. "{c}" in a template is where the name goes."""
-    block = max(1, encoding.batch_size // len(templates))
+    """Embed the classes for each draw, one row per class. "{c}" in a template is replaced by the class name."""
+    block = max(1, encoder.batch_size // len(templates))
 
-    def answer(classes: Sequence[int]) -> list[Embedding]:
+    def embed(classes: Sequence[int]) -> list[Embedding]:
         prompts = [template.replace("{c}", class_names[index]) for index in classes for template in templates]
         return [
-            concatenate([_ensemble(model, each, place, len(templates)) for place in range(len(classes))])
-            for each in encoding.embed_texts(model, prompts, draws)
+            concatenate([_ensemble(model, embedded, row, len(templates)) for row in range(len(classes))])
+            for embedded in encoder.embed_captions(model, prompts, draws)
         ]
 
-    return [
-        concatenate(each) for each in zip(*list(rounds(len(class_names), block, answer, encoding.world)), strict=True)
-    ]
+    return joined(list(gathered_batches(len(class_names), block, embed, encoder.world)))
 
 
-def _ensemble(model: Model, prompts: Embedding, place: int, count: int) -> Embedding:
-    return model.head.ensemble(map_embedding(lambda tensor: tensor[place * count : (place + 1) * count], prompts))
+def _ensemble(model: Model, prompts: Embedding, row: int, count: int) -> Embedding:
+    """Ensemble of the `count` prompts of class `row`."""
+    return model.head.ensemble(map_embedding(lambda tensor: tensor[row * count : (row + 1) * count], prompts))
 
 
-def _judge(model: Model, image: Embedding, classifier: Embedding, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """-> [b] each: the label's place, the class chosen, its score above the label's."""
-    place, chosen, margin = [], [], []
+def _classify(model: Model, image: Embedding, classifier: Embedding, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return [b] positions of the labels, predicted classes, and the predictions' scores above the labels'."""
+    position, predicted, margin = [], [], []
     for start, scores in score_blocks(model, image, classifier):
         own = labels[start : start + len(scores)]
-        place.append(places(scores, own))
+        position.append(positions(scores, own))
         best = scores.max(dim=1).values
-        # Not max's index: of equal scores the first column counts, on every device.
-        chosen.append((scores == best[:, None]).int().argmax(dim=1))
+        # Not the index of max: of equal scores the first column counts, on every device.
+        predicted.append((scores == best[:, None]).int().argmax(dim=1))
         margin.append(best - scores.gather(1, own[:, None])[:, 0])
-    return torch.cat(place), torch.cat(chosen), torch.cat(margin)
+    return torch.cat(position), torch.cat(predicted), torch.cat(margin)

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from clipzoo.data.in_memory import InMemoryDataset
-from clipzoo.evaluation.ranking import places, score_blocks
+from clipzoo.evaluation.ranking import positions, score_blocks
 from clipzoo.heads.clip import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
@@ -156,7 +156,7 @@ class Lagrangian(Study):
         """Draw a test trajectory whose own flow is not ranked first, with the four flows ranked first."""
         image, text = embedded(model, *views)
         scores = torch.cat([block for _, block in score_blocks(model, image, text)]).mT.cpu()
-        order = places(scores, torch.arange(len(scores)))
+        order = positions(scores, torch.arange(len(scores)))
         missed = (order > 0).nonzero().flatten()
         query = int(missed[order[missed].argmin()]) if len(missed) else 0
         ranked = scores[query].argsort(descending=True)[:4].tolist()
@@ -201,7 +201,7 @@ def recalls(model: Model, coefficients: Tensor, tracers: Tensor) -> dict[str, fl
     scores = torch.cat([block for _, block in score_blocks(model, image, text)])
     own = torch.arange(len(scores), device=scores.device)
     return {
-        f"{name}_at_{depth}": float((places(matrix, own) < depth).double().mean())
+        f"{name}_at_{depth}": float((positions(matrix, own) < depth).double().mean())
         for name, matrix in (("to_trajectories", scores), ("to_coefficients", scores.mT))
         for depth in (1, 5)
     }

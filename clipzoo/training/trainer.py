@@ -166,7 +166,7 @@ class Trainer:
         with parts.preemption.deferred():
             for step, batch in enumerate(meter.timed(batches), start=start):
                 progress = Progress(step, total, data.samples, self.global_batch)
-                if step and parts.suite.due(Progress(step - 1, *_rest(progress)).epoch, progress.epoch):
+                if step and parts.suite.due(Progress(step - 1, *_rest(progress)), progress):
                     soundness.settle()
                     state.save(step)
                     with parts.preemption.immediate():

@@ -12,6 +12,7 @@ import yaml
 import clipzoo
 from clipzoo.build import part
 from clipzoo.cli.evaluate import evaluate
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.training import checkpoint
 from tests.support.evaluation_sets import config_of, model_of, write_sets
@@ -80,7 +81,7 @@ def test_a_run_or_checkpoint_that_is_not_there_is_named(run):
 
 def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings, tmp_path):
     plain = config_of("clip", *(each for each in settings if not each.startswith("device")))
-    expected = part(plain["eval"]).run(clipzoo.load(run), tmp_path / "expected")
+    expected = part(plain["eval"]).run(clipzoo.load(run), tmp_path / "expected", World())
     clipzoo.export(clipzoo.load(run), tmp_path / "exported")
     output = tmp_path / "judged"
     asked = [*settings, "eval.zero_shot=[colours, food101]", "eval.missing=report", f"output={output}"]

@@ -1,4 +1,4 @@
-"""The logistic regression against scikit-learn's, which is given the time to converge."""
+"""Logistic regression compared with scikit-learn's at convergence."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression as Judge
+from sklearn.linear_model import LogisticRegression as Peer
 
 from clipzoo.evaluation.probe.logistic import LogisticRegression
-from clipzoo.evaluation.probe.penalty_search import GRID
+from clipzoo.evaluation.probe.search import GRID
 from tests.support.classification import problem
 
 
 def objective(features, labels, weight, bias, c) -> float:
-    """scikit-learn's, in float64."""
+    """scikit-learn's objective in float64."""
     logits = features.double() @ weight + bias
     losses = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
     return (c * losses + weight.square().sum() / 2).item()
 
 
-def judged(features, labels, c) -> tuple[torch.Tensor, torch.Tensor]:
-    judge = Judge(C=c, solver="newton-cg", tol=1e-9, max_iter=1000)
+def peer_solution(features, labels, c) -> tuple[torch.Tensor, torch.Tensor]:
+    peer = Peer(C=c, solver="newton-cg", tol=1e-9, max_iter=1000)
     with warnings.catch_warnings():
-        # Its line search gives up where float64 ends.
+        # Its line search warns at the precision of float64.
         warnings.simplefilter("ignore")
-        judge.fit(features.double().numpy(), labels.numpy())
-    return torch.tensor(judge.coef_.T), torch.tensor(judge.intercept_)
+        peer.fit(features.double().numpy(), labels.numpy())
+    return torch.tensor(peer.coef_.T), torch.tensor(peer.intercept_)
 
 
 def test_objective_and_accuracy_are_scikit_learns_over_the_whole_grid_of_c():
@@ -37,30 +37,30 @@ def test_objective_and_accuracy_are_scikit_learns_over_the_whole_grid_of_c():
     model = LogisticRegression(features, labels, 5)
     for c in GRID:
         solution = model.solve(c)
-        weight, bias = judged(features, labels, c)
+        weight, bias = peer_solution(features, labels, c)
         ours = objective(features, labels, solution.weight, solution.bias, c)
         assert solution.converged
         assert ours == pytest.approx(objective(features, labels, weight, bias, c), rel=1e-6), c
         expected = test_features.double() @ weight + bias
-        # Where scikit-learn itself is within a hair of another class, the last digits decide.
+        # Samples within .05 of another class are decided by the last digits.
         best = expected.topk(2).values
         clear = best[:, 0] - best[:, 1] > 0.05
         right = solution.logits(test_features).argmax(1) == test_labels
         assert torch.equal(right[clear], (expected.argmax(1) == test_labels)[clear]), c
 
 
-def test_the_objective_of_separable_classes_is_nowhere_above_scikit_learns():
+def test_the_objective_of_separable_classes_is_never_above_scikit_learns():
     features, labels = problem(noise=0.2)
     model = LogisticRegression(features, labels, 5)
     for c in GRID[::6]:
         solution = model.solve(c)
-        weight, bias = judged(features, labels, c)
+        weight, bias = peer_solution(features, labels, c)
         ours = objective(features, labels, solution.weight, solution.bias, c)
         assert solution.converged and ours <= objective(features, labels, weight, bias, c) * (1 + 1e-6), c
 
 
 def test_the_optimum_of_separable_classes_has_no_gradient_left():
-    # There scikit-learn stops early: the Newton decrement, with the exact Hessian, bounds what is left to gain.
+    # scikit-learn stops early here: the Newton decrement with the exact Hessian bounds the remaining decrease.
     features, labels = problem(noise=0.2, width=8, samples=120, classes=3)
     model = LogisticRegression(features, labels, 3)
     for c in (1.0, 1e3, 1e6):
@@ -75,7 +75,7 @@ def test_the_optimum_of_separable_classes_has_no_gradient_left():
 
         gradient = torch.autograd.functional.jacobian(value, point)
         hessian = torch.autograd.functional.hessian(value, point)
-        # Adding a number to all biases changes nothing: that direction is taken out.
+        # The Hessian is singular: a number added to all biases changes nothing.
         decrement = gradient @ torch.linalg.lstsq(hessian, gradient, driver="gelsd").solution / 2
         assert decrement <= 1e-6 * value(point)
 
@@ -85,7 +85,7 @@ def test_two_classes_are_penalised_as_scikit_learns_single_weight():
     model = LogisticRegression(features, labels, 2)
     for c in (1e-3, 1.0, 1e3):
         solution = model.solve(c)
-        weight, bias = judged(features, labels, c)
+        weight, bias = peer_solution(features, labels, c)
         single, offset = solution.weight[:, 1] - solution.weight[:, 0], solution.bias[1] - solution.bias[0]
 
         def value(weight, bias, c=c):
@@ -95,22 +95,22 @@ def test_two_classes_are_penalised_as_scikit_learns_single_weight():
         assert value(single, offset) == pytest.approx(value(weight[:, 0], bias[0]), rel=1e-7)
 
 
-def test_the_answer_does_not_depend_on_what_was_solved_before():
+def test_the_optimum_does_not_depend_on_earlier_solutions():
     features, labels = problem()
     warm = LogisticRegression(features, labels, 5)
     for c in (1e-6, 1e6, 10.0):
         warm.solve(c)
     for c in (1e-2, 1.0, 1e3):
         late, early = warm.solve(c), LogisticRegression(features, labels, 5).solve(c)
-        values = [objective(features, labels, each.weight, each.bias, c) for each in (late, early)]
+        values = [objective(features, labels, solution.weight, solution.bias, c) for solution in (late, early)]
         assert values[0] == pytest.approx(values[1], rel=1e-7)
 
 
-def test_fewer_samples_than_features_and_features_that_do_not_vary():
+def test_fewer_samples_than_features_and_constant_features():
     features, labels = problem(samples=20, width=64)
     features[:, 3] = 5.0
     solution = LogisticRegression(features, labels, 5).solve(1.0)
-    weight, bias = judged(features, labels, 1.0)
+    weight, bias = peer_solution(features, labels, 1.0)
     ours = objective(features, labels, solution.weight, solution.bias, 1.0)
     assert ours == pytest.approx(objective(features, labels, weight, bias, 1.0), rel=1e-6)
     assert solution.weight[3].abs().max() < 1e-6
@@ -126,18 +126,18 @@ def test_blocks_of_rows_do_not_change_the_optimum(monkeypatch):
     assert parts.objective == pytest.approx(whole.objective, rel=1e-7)
 
 
-def test_too_few_iterations_are_told():
+def test_too_few_iterations_are_reported_as_not_converged():
     features, labels = problem()
     assert not LogisticRegression(features, labels, 5).solve(1e4, limit=3).converged
 
 
-def test_the_judge_itself_would_stop_early_with_its_default_tolerance():
-    # Why the comparison above does not use it: its numbers would differ, and not because ours are wrong.
+def test_scikit_learn_stops_early_with_its_default_tolerance():
+    # The reason for the tighter tolerance above.
     features, labels = problem(noise=0.2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        judge = Judge(C=1e4, max_iter=1000).fit(features.double().numpy(), labels.numpy())
-    theirs = objective(features, labels, torch.tensor(judge.coef_.T), torch.tensor(judge.intercept_), 1e4)
+        peer = Peer(C=1e4, max_iter=1000).fit(features.double().numpy(), labels.numpy())
+    theirs = objective(features, labels, torch.tensor(peer.coef_.T), torch.tensor(peer.intercept_), 1e4)
     ours = LogisticRegression(features, labels, 5).solve(1e4)
     assert objective(features, labels, ours.weight, ours.bias, 1e4) < 0.9 * theirs
     assert np.isfinite(theirs)

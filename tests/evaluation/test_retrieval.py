@@ -1,24 +1,26 @@
-"""Retrieval against sorting, one query at a time."""
+"""Retrieval compared with sorting, one query at a time."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.ranking import places
+from clipzoo.evaluation.ranking import positions
 from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.transform import Transform
-from tests.support.evaluation_sets import IMAGE_SIZE, encoding_of, gallery, model_of
+from tests.support.evaluation_sets import IMAGE_SIZE, batch_encoder, gallery, model_of
 
 HEADS = ["clip", "wpse", "kme", "cloob"]
 
 
 @torch.no_grad()
 def plain_scores(model, data) -> torch.Tensor:
-    """[n, k], one picture or caption at a time."""
+    """[n, k], one image or caption at a time."""
     transform = Transform(IMAGE_SIZE, IMAGE_SIZE, "bicubic")
-    tokenizer = encoding_of().tokenizer
+    tokenizer = batch_encoder().tokenizer
     images = [model.encode_image(transform(image)[None]) for image in data.images]
     texts = [model.encode_text(tokenizer([caption])) for caption in data.captions]
     return torch.tensor([[model.similarity(image, text).item() for text in texts] for image in images])
@@ -31,22 +33,22 @@ def share(hits: list[bool]) -> float:
 @pytest.mark.parametrize("head", HEADS)
 def test_recall_of_any_head_equals_sorting_one_query_at_a_time(head):
     model, data = model_of(head), gallery()
-    found = retrieval(model, data, encoding_of(batch_size=5), draws=1, paired=True)
+    result = retrieval(model, data, batch_encoder(batch_size=5), draws=1, paired=True)
     scores, owner = plain_scores(model, data), data.caption_image
     by_image = [row.argsort(descending=True, stable=True).tolist() for row in scores]
     by_text = [column.argsort(descending=True, stable=True).tolist() for column in scores.mT]
     for cut in (1, 5, 10):
         hits = [any(owner[text] == image for text in order[:cut]) for image, order in enumerate(by_image)]
-        assert found.metrics[f"image_to_text/recall_at_{cut}"] == pytest.approx(share(hits))
+        assert result.metrics["image_to_text"][f"recall_at_{cut}"] == pytest.approx(share(hits))
         hits = [owner[text] in order[:cut] for text, order in enumerate(by_text)]
-        assert found.metrics[f"text_to_image/recall_at_{cut}"] == pytest.approx(share(hits))
-    assert found.found.tolist() == [order[:10] for order in by_text]
-    assert found.place.tolist() == [order.index(owner[text]) for text, order in enumerate(by_text)]
+        assert result.metrics["text_to_image"][f"recall_at_{cut}"] == pytest.approx(share(hits))
+    assert result.retrieved.tolist() == [order[:10] for order in by_text]
+    assert result.positions.tolist() == [order.index(owner[text]) for text, order in enumerate(by_text)]
 
 
-def test_paired_recall_hides_the_siblings_of_the_caption():
+def test_paired_recall_leaves_the_captions_siblings_out_of_the_gallery():
     model, data = model_of("clip"), gallery()
-    found = retrieval(model, data, encoding_of(), draws=1, paired=True).metrics
+    metrics = retrieval(model, data, batch_encoder(), draws=1, paired=True).metrics
     scores = plain_scores(model, data)
     own = [[text for text, owner in enumerate(data.caption_image) if owner == image] for image in range(13)]
     hits = []
@@ -55,67 +57,63 @@ def test_paired_recall_hides_the_siblings_of_the_caption():
         for image in range(13):
             order = scores[image, texts].argsort(descending=True, stable=True).tolist()
             hits.append(image in order[:1])
-    assert found["paired/image_to_text/recall_at_1"] == pytest.approx(share(hits))
+    assert metrics["paired_image_to_text"]["recall_at_1"] == pytest.approx(share(hits))
 
 
-def test_a_caption_that_scores_highest_among_its_siblings_counts_for_the_picture():
-    data = gallery(pictures=2, captions=2)
-    data.captions = ["a", "b", "c", "d"]
-    data.caption_image = [0, 1, 0, 1]
+def test_the_best_of_an_images_captions_counts():
+    data = replace(gallery(images=2, captions=2), captions=["a", "b", "c", "d"], caption_image=[0, 1, 0, 1])
     model = model_of("clip")
     scores = plain_scores(model, data)
-    found = retrieval(model, data, encoding_of(), draws=1, paired=False).metrics
+    metrics = retrieval(model, data, batch_encoder(), draws=1, paired=False).metrics
     expected = [data.caption_image[int(row.argmax())] == image for image, row in enumerate(scores)]
-    assert found["image_to_text/recall_at_1"] == share(expected)
+    assert metrics["image_to_text"]["recall_at_1"] == share(expected)
 
 
 @torch.no_grad()
-def test_equal_scores_stand_in_the_order_of_their_columns():
+def test_equal_scores_are_in_the_order_of_their_columns():
     model, data = model_of("clip"), gallery()
     model.head.text_projection.zero_()
-    found = retrieval(model, data, encoding_of(), draws=1, paired=False)
-    assert found.metrics["text_to_image/recall_at_1"] == pytest.approx(
-        share([owner == 0 for owner in data.caption_image])
-    )
+    metrics = retrieval(model, data, batch_encoder(), draws=1, paired=False).metrics
+    assert metrics["text_to_image"]["recall_at_1"] == pytest.approx(share([owner == 0 for owner in data.caption_image]))
     first_owner = [image == data.caption_image[0] for image in range(13)]
-    assert found.metrics["image_to_text/recall_at_1"] == pytest.approx(share(first_owner))
+    assert metrics["image_to_text"]["recall_at_1"] == pytest.approx(share(first_owner))
 
 
-def test_places_agree_with_a_stable_sort_where_scores_are_equal():
+def test_positions_agree_with_a_stable_sort_on_ties():
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 4, (50, 9), generator=generator).double()
     column = torch.randint(0, 9, (50,), generator=generator)
     order = scores.argsort(dim=1, descending=True, stable=True)
-    assert torch.equal(places(scores, column), (order == column[:, None]).int().argmax(dim=1))
-    assert torch.equal(places(scores, scores.argmax(dim=1)), torch.zeros(50, dtype=torch.int64))
+    assert torch.equal(positions(scores, column), (order == column[:, None]).int().argmax(dim=1))
+    assert torch.equal(positions(scores, scores.argmax(dim=1)), torch.zeros(50, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda data: data.caption_image.pop(), "39 captions, but 38 entries"),
-        (lambda data: data.caption_image.__setitem__(0, 13), "there are 13 pictures"),
-        (lambda data: data.images.append(data.images[0]), "1 of 14 pictures have no caption"),
+        (lambda data: data.caption_image.pop(), "39 captions, but 38 entries in caption_image"),
+        (lambda data: data.caption_image.__setitem__(0, 13), "there are 13 images"),
+        (lambda data: data.images.append(data.images[0]), "1 of 14 images have no caption"),
     ],
 )
-def test_captions_that_belong_to_no_picture_are_named(change, expected):
+def test_captions_without_an_image_and_images_without_a_caption_are_named(change, expected):
     data = gallery()
     change(data)
     with pytest.raises(ValueError, match=expected):
-        retrieval(model_of("clip"), data, encoding_of(), draws=1, paired=False)
+        retrieval(model_of("clip"), data, batch_encoder(), draws=1, paired=False)
 
 
-def test_the_paired_protocol_asks_for_equally_many_captions():
+def test_the_paired_protocol_needs_equally_many_captions():
     data = gallery()
     data.captions.append("one more")
     data.caption_image.append(0)
     with pytest.raises(ValueError, match="3 to 4 captions.*eval.paired=false"):
-        retrieval(model_of("clip"), data, encoding_of(), draws=1, paired=True)
+        retrieval(model_of("clip"), data, batch_encoder(), draws=1, paired=True)
 
 
 @torch.no_grad()
-def test_similarities_that_are_not_numbers_are_refused():
+def test_nan_similarities_are_refused():
     model = model_of("clip")
     model.head.text_projection.fill_(torch.nan)
-    with pytest.raises(ConfigError, match="similarities are not numbers"):
-        retrieval(model, gallery(), encoding_of(), draws=1, paired=False)
+    with pytest.raises(ConfigError, match="similarities are NaN"):
+        retrieval(model, gallery(), batch_encoder(), draws=1, paired=False)

@@ -1,4 +1,4 @@
-"""The suite on sets on disk: ranks, resuming, the schedule, what it leaves behind."""
+"""The suite on datasets on disk: ranks, cached results, schedule, files that it writes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from clipzoo.build import part
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets import catalogue
+from clipzoo.evaluation.datasets import benchmarks
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
-from clipzoo.evaluation.encoding import rounds
+from clipzoo.evaluation.encoder import gathered_batches
 from clipzoo.evaluation.suite import Suite
+from clipzoo.types import Progress
 from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, picture, png, write_sets
 from tests.support.ranks import run_ranks
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("sets")
+    folder = tmp_path_factory.mktemp("datasets")
     write_sets(folder)
     return folder
 
@@ -43,33 +43,35 @@ def suite_of(root: Path, **changes) -> Suite:
 HEADS = ["wpse", "kme"]
 
 
-def run_suite(
-    root: Path, output: Path, heads: list[str], world: World = World(), astray: float = 0.0
-) -> list[dict[str, float]]:
+def run_suite(root: Path, output: Path, heads: list[str], world: World, shift: float = 0.0) -> list[dict[str, float]]:
+    """Metrics of each head. shift: added to a buffer of the encoder."""
     torch.set_num_threads(1)
-    found = []
+    metrics = []
     for head in heads:
         model = model_of(head)
-        model.encoder._shift += astray
-        found.append(suite_of(root).run(model, output / head, world))
-    return found
+        model.encoder._shift += shift
+        metrics.append(suite_of(root).run(model, output / head, world))
+    return metrics
 
 
 def run_suite_on_a_rank(root: Path, output: Path, heads: list[str]) -> tuple[list[dict[str, float]], list[int]]:
-    """As in a run whose embeddings travel in bf16, with a buffer that went astray on the second rank, as batch norm's
-    do; and what becomes of numbers that bf16 does not have. Who comes first waits without a collective."""
+    """Metrics with a buffer that differs on the second rank, as batch norm's do, and integers that bf16 would round.
+
+    Training sends embeddings in bf16 here; evaluation must not.
+    """
     world = replace(World.from_process_group(), gather_dtype=torch.bfloat16)
     if world.is_first:
         (output / "late").mkdir(parents=True)
     world.barrier()
     assert (output / "late").exists()
     numbers = torch.arange(1000)
-    gathered = [part[0] for part in rounds(len(numbers), 300, lambda rows: [numbers[list(rows)]], world)]
-    return run_suite(root, output, heads, world, world.rank), torch.cat(gathered).tolist()
+    batches = gathered_batches(len(numbers), 300, lambda rows: [numbers[list(rows)]], world)
+    gathered = torch.cat([batch[0] for batch in batches]).tolist()
+    return run_suite(root, output, heads, world, world.rank), gathered
 
 
-def test_two_ranks_give_the_metrics_of_one_and_every_rank_has_them(root, tmp_path):
-    one = run_suite(root, tmp_path / "one", HEADS)
+def test_two_ranks_return_the_metrics_of_one_on_every_rank(root, tmp_path):
+    one = run_suite(root, tmp_path / "one", HEADS, World())
     (first, numbers), (second, _) = run_ranks(2, run_suite_on_a_rank, root, tmp_path / "two", HEADS)
     assert first == second == one
     assert numbers == list(range(1000))
@@ -78,8 +80,8 @@ def test_two_ranks_give_the_metrics_of_one_and_every_rank_has_them(root, tmp_pat
         assert np.array_equal(np.load(alone)["confusion"], np.load(together)["confusion"])
 
 
-def test_keys_and_artefacts_are_those_that_results_and_report_promise(root, tmp_path):
-    metrics = suite_of(root).run(model_of("clip"), tmp_path)
+def test_metric_keys_and_output_files(root, tmp_path):
+    metrics = suite_of(root).run(model_of("clip"), tmp_path, World())
     expected = {f"zero_shot/colours/{metric}" for metric in ("top1", "top5", "mean_per_class")}
     expected |= {f"linear_probe/colours/{where}/top1" for where in ("before", "after")}
     ways, cuts = ("image_to_text", "text_to_image"), (1, 5, 10)
@@ -95,13 +97,13 @@ def test_keys_and_artefacts_are_those_that_results_and_report_promise(root, tmp_
     assert not (tmp_path / "features" / "colours").exists()
 
 
-class Counting(Dataset):
+class Counting:
     """A split that counts how often it is read."""
 
     reads = 0
 
     def __init__(self, inner) -> None:
-        self.inner = inner
+        self.inner, self.labels = inner, inner.labels
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -114,76 +116,82 @@ class Counting(Dataset):
 @pytest.fixture
 def counted(monkeypatch):
     Counting.reads = 0
-    plain = catalogue.open_set
+    plain = benchmarks.open_tar_dataset
 
     def open_counting(root, name):
-        found = plain(root, name)
-        if name == "colours":
-            found.splits.update({split: Counting(samples) for split, samples in found.splits.items()})
-        return found
+        dataset = plain(root, name)
+        if name != "colours":
+            return dataset
+        return replace(dataset, splits={split: Counting(samples) for split, samples in dataset.splits.items()})
 
-    monkeypatch.setattr(catalogue, "open_set", open_counting)
+    monkeypatch.setattr(benchmarks, "open_tar_dataset", open_counting)
     return Counting
 
 
-def test_a_finished_set_is_not_evaluated_again_for_the_same_weights(root, tmp_path, counted):
+def test_a_finished_dataset_is_not_evaluated_again_for_the_same_weights(root, tmp_path, counted):
     model = model_of("clip")
-    first = suite_of(root).run(model, tmp_path)
+    first = suite_of(root).run(model, tmp_path, World())
     reads = counted.reads
     assert reads > 0
-    assert suite_of(root).run(model, tmp_path) == first
+    assert suite_of(root).run(model, tmp_path, World()) == first
     assert counted.reads == reads
     with torch.no_grad():
         next(model.parameters()).mul_(1.1)
-    suite_of(root).run(model, tmp_path)
+    suite_of(root).run(model, tmp_path, World())
     assert counted.reads > reads
 
 
-def test_an_evaluation_cut_short_goes_on_behind_the_sets_it_has(root, tmp_path, counted, monkeypatch):
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_evaluation_resumes_after_its_finished_datasets(root, tmp_path, counted, monkeypatch):
     model = model_of("clip")
-    whole = suite_of(root).run(model, tmp_path / "whole")
+    whole = suite_of(root).run(model, tmp_path / "whole", World())
     with monkeypatch.context() as patch:
-        patch.setattr("clipzoo.evaluation.suite.probe", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "clipzoo.evaluation.probe.linear_probe.probe", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
-            suite_of(root).run(model, tmp_path / "cut")
+            suite_of(root).run(model, tmp_path / "cut", World())
     reads = counted.reads
-    # The probe's features were on disk already, and so was zero-shot's result: nothing is read again.
-    assert suite_of(root).run(model, tmp_path / "cut") == whole
+    # Zero-shot's result and the probe's features are on disk: no image is read again.
+    assert suite_of(root).run(model, tmp_path / "cut", World()) == whole
     assert counted.reads == reads
 
 
-def test_other_settings_do_not_reuse_what_is_kept(root, tmp_path, counted):
+def test_other_settings_do_not_use_cached_results(root, tmp_path, counted):
     model = model_of("clip")
-    suite_of(root).run(model, tmp_path)
+    suite_of(root).run(model, tmp_path, World())
     reads = counted.reads
-    suite_of(root, interpolation="bilinear").run(model, tmp_path)
+    suite_of(root, interpolation="bilinear").run(model, tmp_path, World())
     assert counted.reads > reads
 
 
-def test_a_set_whose_names_prompts_or_captions_changed_is_evaluated_again(tmp_path):
+def test_a_dataset_whose_templates_changed_is_evaluated_again(tmp_path):
     write_sets(tmp_path / "sets")
     model, run = model_of("clip"), tmp_path / "run"
-    suite_of(tmp_path / "sets", linear_probe=[]).run(model, run)
-    kept = {path: path.read_text() for path in run.glob("*/*.json")}
+    suite_of(tmp_path / "sets", linear_probe=[]).run(model, run, World())
+    cached = {path: path.read_text() for path in run.glob("*/*.json")}
     (tmp_path / "sets" / "colours" / "zeroshot_classification_templates.txt").write_text("no more than {c}\n")
-    suite_of(tmp_path / "sets", linear_probe=[]).run(model, run)
-    changed = {path.stem for path, before in kept.items() if path.read_text() != before}
-    assert changed == {"colours"} and {path.stem for path in kept} == {"colours", "things"}
+    suite_of(tmp_path / "sets", linear_probe=[]).run(model, run, World())
+    changed = {path.stem for path, before in cached.items() if path.read_text() != before}
+    assert changed == {"colours"} and {path.stem for path in cached} == {"colours", "things"}
 
 
-def test_the_model_comes_back_in_the_mode_it_came_in(root, tmp_path):
+def test_the_model_returns_to_its_mode(root, tmp_path):
     suite = suite_of(root, linear_probe=[], retrieval=[])
     for training in (True, False):
         model = model_of("clip").train(training)
-        suite.run(model, tmp_path)
+        suite.run(model, tmp_path, World())
         assert model.training is training
         assert all(not parameter.grad_fn for parameter in model.parameters())
 
 
-def test_a_suite_without_sets_measures_nothing(tmp_path):
+def test_a_suite_without_datasets_measures_nothing(tmp_path):
     suite = part(config_of("clip")["eval"])
     suite.open()
-    assert suite.run(model_of("clip"), tmp_path / "never") == {}
+    assert suite.run(model_of("clip"), tmp_path / "never", World()) == {}
     assert not (tmp_path / "never").exists()
 
 
@@ -191,39 +199,40 @@ def test_a_suite_without_sets_measures_nothing(tmp_path):
     ("every", "expected"),
     [(None, []), (1.0, [2, 4, 6]), (0.5, [1, 2, 3, 4, 5, 6]), (1.5, [3, 6]), (5.0, [])],
 )
-def test_the_schedule_is_due_once_in_every_so_many_epochs(every, expected):
+def test_an_evaluation_is_due_at_every_multiple_of_every_epochs(every, expected):
     # Six steps of half an epoch.
     suite = suite_of(Path("nowhere"), every_epochs=every)
-    assert [step for step in range(1, 7) if suite.due((step - 1) / 2, step / 2)] == expected
+    points = [Progress(step, 6, samples=16, global_batch=8) for step in range(7)]
+    assert [step for step in range(1, 7) if suite.due(points[step - 1], points[step])] == expected
 
 
-def test_all_sets_that_are_not_there_are_named_before_anything_is_evaluated(tmp_path):
+def test_all_missing_datasets_are_named_before_any_is_evaluated(tmp_path):
     with pytest.raises(ConfigError) as raised:
         suite_of(tmp_path, zero_shot=["colours", "food101"], linear_probe=[], retrieval=["coco"]).open()
     text = str(raised.value)
-    assert "no evaluation set colours" in text
+    assert "no evaluation dataset colours" in text
     assert f"d.Food101('{tmp_path}/food101', download=True)" in text
     assert "dataset_coco.json" in text
 
 
-def test_missing_sets_are_reported_when_asked_and_the_others_evaluated(root, tmp_path):
+def test_missing_datasets_are_reported_if_asked_and_the_others_evaluated(root, tmp_path):
     suite = suite_of(root, zero_shot=["pets", "colours"], linear_probe=[], retrieval=[], missing="report")
     suite.open()
-    metrics = suite.run(model_of("clip"), tmp_path)
+    metrics = suite.run(model_of("clip"), tmp_path, World())
     assert {key.split("/")[1] for key in metrics} == {"colours"}
     assert "OxfordIIITPet" in json.loads((tmp_path / "missing.json").read_text())["pets"]
 
 
-def test_a_set_that_cannot_do_its_task_is_refused(root):
-    with pytest.raises(ConfigError, match="colours has no captions: take it out of eval.retrieval"):
+def test_a_dataset_without_the_splits_or_captions_of_its_task_is_refused(root):
+    with pytest.raises(ConfigError, match="colours has no captions: remove it from eval.retrieval"):
         suite_of(root, retrieval=["colours"]).open()
-    with pytest.raises(ConfigError, match="things has no split test and train: take it out of eval.linear_probe"):
+    with pytest.raises(ConfigError, match="things has no split test and train: remove it from eval.linear_probe"):
         suite_of(root, linear_probe=["things"]).open()
 
 
-def test_what_would_stop_an_evaluation_at_its_end_stops_it_before_its_beginning(tmp_path):
+def test_faults_of_a_dataset_are_found_before_the_evaluation(tmp_path):
     write_retrieval(tmp_path / "uneven", recipe="", examples=[(image(0), ["one", "two"]), (image(1), ["one"])])
-    with pytest.raises(ConfigError, match="uneven: pictures have 1 to 2 captions.*eval.paired=false"):
+    with pytest.raises(ConfigError, match="uneven: images have 1 to 2 captions.*eval.paired=false"):
         suite_of(tmp_path, zero_shot=[], linear_probe=[], retrieval=["uneven"]).open()
     suite_of(tmp_path, zero_shot=[], linear_probe=[], retrieval=["uneven"], paired=False).open()
     facts = {"class_names": ["a", "b"], "templates": ["{c}"], "metric": "top1", "recipe": ""}
@@ -241,16 +250,19 @@ def image(seed: int) -> bytes:
     [
         ({"batch_size": 0}, "eval.batch_size must be at least 1, not 0"),
         ({"draws": 0}, "eval.draws must be at least 1"),
-        ({"probe_resize": 0.5}, "eval.probe_resize=0.5 would crop beyond the picture"),
+        ({"probe_resize": 0.5}, "eval.probe_resize=0.5 would crop beyond the image"),
         ({"probe_validation": 1.0}, "eval.probe_validation must be between 0 and 1, not 1.0"),
         ({"every_epochs": 0.0}, "eval.every_epochs must be above 0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_their_key(change, expected):
+def test_impossible_settings_are_refused_with_their_key(change, expected):
     with pytest.raises(ConfigError, match=expected):
         suite_of(Path("nowhere"), **change)
 
 
-def test_workers_read_what_the_main_process_reads(root, tmp_path):
-    without = suite_of(root, retrieval=[], linear_probe=[]).run(model_of("clip"), tmp_path / "a")
-    assert suite_of(root, retrieval=[], linear_probe=[], workers=2).run(model_of("clip"), tmp_path / "b") == without
+def test_worker_processes_read_what_the_main_process_reads(root, tmp_path):
+    without = suite_of(root, retrieval=[], linear_probe=[]).run(model_of("clip"), tmp_path / "a", World())
+    assert (
+        suite_of(root, retrieval=[], linear_probe=[], workers=2).run(model_of("clip"), tmp_path / "b", World())
+        == without
+    )

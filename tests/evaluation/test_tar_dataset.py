@@ -1,4 +1,4 @@
-"""The layout of downstream sets: what is written is read back, and what is damaged is named."""
+"""The tar layout of evaluation datasets: written datasets are read back, damaged ones are named."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def classification(root: Path, name: str = "things", shard_size: int = 4) -> Pat
 
 
 def opened(root: Path) -> ClassificationDataset:
-    found = open_tar_dataset(root, "things")
-    assert isinstance(found, ClassificationDataset)
-    return found
+    dataset = open_tar_dataset(root, "things")
+    assert isinstance(dataset, ClassificationDataset)
+    return dataset
 
 
 def rewrite_tar(path: Path, members: dict[str, bytes]) -> None:
@@ -68,41 +68,41 @@ def only_member(folder: Path, name: str, content: bytes) -> None:
     rewrite_tar(folder / "train/0.tar", {name: content})
 
 
-def test_a_classification_set_is_read_back_as_written(tmp_path: Path) -> None:
+def test_a_classification_dataset_is_read_back_as_written(tmp_path: Path) -> None:
     classification(tmp_path)
-    found = opened(tmp_path)
-    assert (found.name, found.class_names, found.metric) == ("things", NAMES, "mean_per_class")
-    assert found.templates == ["a {c}", "one {c}."]
+    dataset = opened(tmp_path)
+    assert (dataset.name, dataset.class_names, dataset.metric) == ("things", NAMES, "mean_per_class")
+    assert dataset.templates == ["a {c}", "one {c}."]
     for split, expected in {"train": labelled(9), "test": labelled(5, first=100)}.items():
-        items = [found.splits[split][index] for index in range(len(found.splits[split]))]
+        items = [dataset.splits[split][index] for index in range(len(dataset.splits[split]))]
         assert [label for _, label in items] == [label for _, label in expected]
         for (image, _), (encoded, _) in zip(items, expected, strict=True):
             assert image.mode == "RGB" and np.array_equal(np.asarray(image), pixels_of(encoded))
 
 
-def test_the_original_bytes_of_every_image_format_are_kept(tmp_path: Path) -> None:
+def test_images_are_stored_with_their_original_bytes(tmp_path: Path) -> None:
     encoded = [picture(0, "JPEG"), picture(1, "PNG"), picture(2, "WEBP"), picture(3, "JPEG", "L")]
-    write_retrieval(tmp_path / "mixed", recipe="", examples=[(each, ["a caption"]) for each in encoded])
+    write_retrieval(tmp_path / "mixed", recipe="", examples=[(image, ["a caption"]) for image in encoded])
     with tarfile.open(tmp_path / "mixed/test/0.tar") as archive:
-        stored = {name: archive.extractfile(name).read() for name in archive.getnames() if not name.endswith("txt")}  # type: ignore[union-attr]
+        stored = {name: archive.extractfile(name).read() for name in archive.getnames() if not name.endswith("txt")}
     assert list(stored) == ["s0000000.jpg", "s0000001.png", "s0000002.webp", "s0000003.jpg"]
     assert list(stored.values()) == encoded
-    images = open_tar_dataset(tmp_path, "mixed").images  # type: ignore[union-attr]
-    assert all(np.array_equal(np.asarray(images[index]), pixels_of(each)) for index, each in enumerate(encoded))
+    images = open_tar_dataset(tmp_path, "mixed").images
+    assert all(np.array_equal(np.asarray(images[index]), pixels_of(image)) for index, image in enumerate(encoded))
 
 
-def test_captions_of_a_retrieval_set_know_their_image(tmp_path: Path) -> None:
+def test_a_retrieval_dataset_is_read_back_as_written(tmp_path: Path) -> None:
     captions = [["one", "two"], ["three"], ["vier", "fünf", "six"]]
     examples = [(picture(index), own) for index, own in enumerate(captions)]
     write_retrieval(tmp_path / "pairs", recipe="", examples=examples, shard_size=2)
-    found = open_tar_dataset(tmp_path, "pairs")
-    assert isinstance(found, RetrievalDataset)
-    assert found.captions == [line for own in captions for line in own]
-    assert found.caption_image == [0, 0, 1, 2, 2, 2]
-    assert len(found.images) == 3  # type: ignore[arg-type]
+    dataset = open_tar_dataset(tmp_path, "pairs")
+    assert isinstance(dataset, RetrievalDataset)
+    assert dataset.captions == [line for own in captions for line in own]
+    assert dataset.caption_image == [0, 0, 1, 2, 2, 2]
+    assert len(dataset.images) == 3
 
 
-def test_webdataset_reads_what_was_written_as_clip_benchmark_does(tmp_path: Path) -> None:
+def test_webdataset_reads_a_written_dataset_as_clip_benchmark_does(tmp_path: Path) -> None:
     import webdataset
 
     folder = classification(tmp_path, shard_size=4)
@@ -114,7 +114,7 @@ def test_webdataset_reads_what_was_written_as_clip_benchmark_does(tmp_path: Path
         assert label == expected and np.array_equal(np.asarray(image), pixels_of(encoded))
 
 
-def test_a_set_without_our_meta_opens_with_top1_and_its_own_member_names(tmp_path: Path) -> None:
+def test_a_dataset_without_meta_json_opens_with_top1_and_any_member_names(tmp_path: Path) -> None:
     folder = classification(tmp_path)
     (folder / "meta.json").unlink()
     (folder / "dataset_type.txt").unlink()
@@ -122,13 +122,13 @@ def test_a_set_without_our_meta_opens_with_top1_and_its_own_member_names(tmp_pat
     members["b.png"] = members.pop("b.x.png")
     rewrite_tar(folder / "train/0.tar", members)
     (folder / "train/nshards.txt").write_text("1")
-    found = opened(tmp_path)
-    assert found.metric == "top1"
-    assert [found.splits["train"][index][1] for index in range(2)] == [2, 0]
-    assert np.array_equal(np.asarray(found.splits["train"][0][0]), pixels_of(picture(1)))
+    dataset = opened(tmp_path)
+    assert dataset.metric == "top1"
+    assert [dataset.splits["train"][index][1] for index in range(2)] == [2, 0]
+    assert np.array_equal(np.asarray(dataset.splits["train"][0][0]), pixels_of(picture(1)))
 
 
-def test_loader_workers_read_the_same_as_the_process_itself(tmp_path: Path) -> None:
+def test_worker_processes_read_the_same_images(tmp_path: Path) -> None:
     classification(tmp_path)
     split = opened(tmp_path).splits["train"]
     loader = DataLoader(split, batch_size=None, num_workers=2, shuffle=False)
@@ -137,7 +137,7 @@ def test_loader_workers_read_the_same_as_the_process_itself(tmp_path: Path) -> N
     assert index == 8
 
 
-def test_equal_examples_have_equal_digests_however_they_are_cut_into_tars(tmp_path: Path) -> None:
+def test_digests_do_not_depend_on_the_shard_size(tmp_path: Path) -> None:
     digests = []
     for name, shard_size in (("first", 2), ("second", 100)):
         folder = classification(tmp_path, name, shard_size)
@@ -147,7 +147,7 @@ def test_equal_examples_have_equal_digests_however_they_are_cut_into_tars(tmp_pa
     assert digests[0]["train"]["digest"] != digests[0]["test"]["digest"]
 
 
-def test_a_missing_set_names_its_path_the_others_and_the_command(tmp_path: Path) -> None:
+def test_a_missing_dataset_is_named_with_its_path_the_others_and_the_command(tmp_path: Path) -> None:
     classification(tmp_path)
     with pytest.raises(ConfigError) as error:
         open_tar_dataset(tmp_path, "thing")
@@ -169,7 +169,7 @@ def test_a_missing_set_names_its_path_the_others_and_the_command(tmp_path: Path)
         (lambda folder: (folder / "zeroshot_classification_templates.txt").write_text("a thing"), "lacks {c}"),
     ],
 )
-def test_a_damaged_set_is_refused_with_its_place(tmp_path: Path, damage, words: str) -> None:
+def test_a_damaged_dataset_is_refused_with_the_damaged_file(tmp_path: Path, damage, words: str) -> None:
     folder = classification(tmp_path)
     damage(folder)
     with pytest.raises(ConfigError, match=words):
@@ -202,7 +202,7 @@ def test_an_enormous_image_is_named(tmp_path: Path, monkeypatch) -> None:
         opened(tmp_path).splits["train"][0]
 
 
-def test_a_set_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_dataset_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     def interrupted():
         yield picture(0), ["a caption"]
         raise KeyboardInterrupt
@@ -212,7 +212,7 @@ def test_a_set_appears_only_when_it_is_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_writer_refuses_what_the_layout_cannot_hold(tmp_path: Path) -> None:
+def test_the_writer_refuses_other_image_formats_and_captions_of_several_lines(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="JPEG, PNG and WebP"):
         write_retrieval(tmp_path / "set", recipe="", examples=[(b"GIF89a..", ["a caption"])])
     with pytest.raises(ConfigError, match="is not one line"):

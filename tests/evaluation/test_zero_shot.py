@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import open_clip
 import pytest
 import torch
 
 import clipzoo
 from clipzoo.api import LoadedModel
-from clipzoo.evaluation.classification import accuracies, confusion
 from clipzoo.evaluation.transform import Transform
-from clipzoo.evaluation.zero_shot import build_classifier, zero_shot
+from clipzoo.evaluation.zero_shot import build_classifiers, zero_shot
 from clipzoo.types import map_embedding
-from tests.support.evaluation_sets import IMAGE_SIZE, classes, config_of, encoding_of, model_of
+from tests.support.evaluation_sets import IMAGE_SIZE, batch_encoder, classes, config_of, model_of
 
 HEADS = ["clip", "wpse", "kme", "cloob"]
 
 
 @torch.no_grad()
 def plain_predictions(model, data, resize) -> list[int]:
-    """One image and one class at a time, nothing batched, nothing trimmed."""
-    encoding = encoding_of()
+    """One image and one class at a time, without batches and trimming."""
+    encoder = batch_encoder()
     transform = Transform(IMAGE_SIZE, resize, "bicubic")
     rows = []
     for name in data.class_names:
         prompts = [template.replace("{c}", name) for template in data.templates]
-        rows.append(model.head.ensemble(model.encode_text(encoding.tokenizer(prompts))))
-    found = []
+        rows.append(model.head.ensemble(model.encode_text(encoder.tokenizer(prompts))))
+    predictions = []
     for index in range(len(data.splits["test"])):
         image = model.encode_image(transform(data.splits["test"][index][0])[None])
         scores = [model.similarity(image, row).item() for row in rows]
-        found.append(scores.index(max(scores)))
-    return found
+        predictions.append(scores.index(max(scores)))
+    return predictions
 
 
 @pytest.mark.parametrize("head", HEADS)
 @torch.no_grad()
 def test_zero_shot_of_any_head_equals_a_plain_loop_over_images_and_classes(head):
     model, data = model_of(head), classes()
-    result = zero_shot(model, data, "test", encoding_of(batch_size=7), 36, draws=1)
+    result = zero_shot(model, data, "test", batch_encoder(batch_size=7), 36, draws=1)
     expected = plain_predictions(model, data, 36)
     assert result.predictions.tolist() == expected
     right = [guess == label for guess, label in zip(expected, data.splits["test"].labels, strict=True)]
@@ -46,16 +47,16 @@ def test_zero_shot_of_any_head_equals_a_plain_loop_over_images_and_classes(head)
 
 
 @torch.no_grad()
-def test_classifier_and_accuracy_are_those_of_open_clip(tmp_path):
+def test_classifier_and_accuracy_equal_open_clips(tmp_path):
     config = config_of("clip")
     model = LoadedModel(model_of("clip").float(), config)
     clipzoo.export(model, tmp_path)
     peer = open_clip.create_model(f"local-dir:{tmp_path}").eval().double()
     model.double()
-    data, tokenizer = classes(), encoding_of().tokenizer
-    templates = [lambda name, each=each: each.replace("{c}", name) for each in data.templates]
+    data, tokenizer = classes(), batch_encoder().tokenizer
+    templates = [lambda name, line=line: line.replace("{c}", name) for line in data.templates]
     weights = open_clip.build_zero_shot_classifier(peer, tokenizer, data.class_names, templates, use_tqdm=False)
-    ours = build_classifier(model, data.class_names, data.templates, encoding_of(), 1)[0]
+    ours = build_classifiers(model, data.class_names, data.templates, batch_encoder(), 1)[0]
     torch.testing.assert_close(ours.mT, weights, rtol=1e-10, atol=1e-10)
 
     transform = Transform(IMAGE_SIZE, IMAGE_SIZE, "bicubic")
@@ -65,19 +66,19 @@ def test_classifier_and_accuracy_are_those_of_open_clip(tmp_path):
     images = torch.stack([(transform(image).double() / 255 - mean) / std for image, _ in items])
     labels = torch.tensor([label for _, label in items])
     logits = 100 * peer.encode_image(images, normalize=True) @ weights
-    # open_clip's accuracy(), whose last line fails with numpy 2.4.
+    # open_clip's accuracy(); its own last line fails with numpy 2.4.
     correct = logits.topk(5).indices.mT.eq(labels)
     top1, top5 = correct[:1].sum().item(), correct[:5].sum().item()
-    result = zero_shot(model, data, "test", encoding_of(), IMAGE_SIZE, draws=1)
+    result = zero_shot(model, data, "test", batch_encoder(), IMAGE_SIZE, draws=1)
     assert result.metrics["top1"] == pytest.approx(100 * top1 / len(labels))
     assert result.metrics["top5"] == pytest.approx(100 * top5 / len(labels))
 
 
 @torch.no_grad()
-def test_a_model_that_scores_all_classes_alike_always_answers_the_first():
+def test_a_model_that_scores_all_classes_equally_predicts_the_first():
     model, data = model_of("clip"), classes()
     model.head.text_projection.zero_()
-    result = zero_shot(model, data, "test", encoding_of(), 32, draws=1)
+    result = zero_shot(model, data, "test", batch_encoder(), 32, draws=1)
     assert set(result.predictions.tolist()) == {0}
     assert result.metrics["top1"] == pytest.approx(100 * data.splits["test"].labels.count(0) / 33)
     assert result.metrics["mean_per_class"] == pytest.approx(100 / 7)
@@ -85,74 +86,65 @@ def test_a_model_that_scores_all_classes_alike_always_answers_the_first():
 
 
 @torch.no_grad()
-def test_draws_of_random_features_give_the_mean_and_deviation_of_single_draws():
+def test_several_draws_give_the_mean_and_deviation_of_single_draws():
     model, data = model_of("wpse"), classes()
-    together = zero_shot(model, data, "test", encoding_of(), 32, draws=3).metrics
+    together = zero_shot(model, data, "test", batch_encoder(), 32, draws=3).metrics
     single = []
     for draw in range(3):
-        # The evaluator's one draw is the one that the head stands at.
+        # With one draw the evaluator uses the head's current draw.
         model.head.resample(draw)
-        single.append(zero_shot(model, data, "test", encoding_of(), 32, draws=1).metrics["top5"])
+        single.append(zero_shot(model, data, "test", batch_encoder(), 32, draws=1).metrics["top5"])
     assert len(set(single)) > 1
     assert together["top5"] == pytest.approx(torch.tensor(single).mean().item())
     assert together["top5_std"] == pytest.approx(torch.tensor(single).std().item())
 
 
 def test_a_deterministic_head_has_no_deviation():
-    result = zero_shot(model_of("clip"), classes(), "test", encoding_of(), 32, draws=5)
+    result = zero_shot(model_of("clip"), classes(), "test", batch_encoder(), 32, draws=5)
     assert not [key for key in result.metrics if key.endswith("_std")]
 
 
-def test_mean_per_class_weighs_classes_alike_and_confusion_counts_pairs():
-    labels, places = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([0, 0, 0, 0, 1])
-    found = accuracies(labels, places, ["many", "one"], "set")
-    assert found == {"top1": pytest.approx(80), "mean_per_class": pytest.approx(50)}
-    counts = confusion(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 2, 1, 0]), 3)
-    assert counts.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 0]]
-
-
-def test_blocks_of_scores_do_not_change_the_answer(monkeypatch):
+def test_the_size_of_score_blocks_does_not_change_the_metrics(monkeypatch):
     model, data = model_of("kme"), classes()
-    whole = zero_shot(model, data, "test", encoding_of(), 32, draws=1)
+    whole = zero_shot(model, data, "test", batch_encoder(), 32, draws=1)
     monkeypatch.setattr("clipzoo.evaluation.ranking.BLOCK_POINT_PAIRS", 1)
-    assert zero_shot(model, data, "test", encoding_of(), 32, draws=1).metrics == whole.metrics
+    assert zero_shot(model, data, "test", batch_encoder(), 32, draws=1).metrics == whole.metrics
 
 
 def test_a_class_without_a_sample_is_named():
     data = classes()
     data.splits["test"].labels = [label for label in data.splits["test"].labels if label != 4]
     with pytest.raises(ValueError, match=r"colours, test: 1 of 7 classes have no sample \('cyan'\)"):
-        zero_shot(model_of("clip"), data, "test", encoding_of(), 32, draws=1)
+        zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=1)
 
 
 def test_a_single_class_is_refused():
-    data = classes()
-    data.class_names, data.splits["test"].labels = ["red"], [0, 0, 0]
+    data = replace(classes(), class_names=["red"])
+    data.splits["test"].labels = [0, 0, 0]
     with pytest.raises(ValueError, match="nothing can be classified"):
-        zero_shot(model_of("clip"), data, "test", encoding_of(), 32, draws=1)
+        zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=1)
 
 
 def test_a_label_without_a_class_is_named():
-    data = classes()
-    data.class_names = data.class_names[:5]
+    data = replace(classes(), class_names=classes().class_names[:5])
     with pytest.raises(ValueError, match="colours, test: label 5, but its classes are 0 to 4"):
-        zero_shot(model_of("clip"), data, "test", encoding_of(), 32, draws=1)
+        zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=1)
 
 
-def test_scores_that_are_not_numbers_are_an_error():
+def test_nan_scores_are_an_error():
     model = model_of("clip")
     with torch.no_grad():
         model.head.image_projection.fill_(float("nan"))
-    with pytest.raises(ValueError, match="not numbers"):
-        zero_shot(model, classes(), "test", encoding_of(), 32, draws=1)
+    with pytest.raises(ValueError, match="similarities are NaN"):
+        zero_shot(model, classes(), "test", batch_encoder(), 32, draws=1)
 
 
 def test_a_classifier_row_is_the_ensemble_of_its_own_prompts():
-    model, data, encoding = model_of("kme"), classes(), encoding_of(batch_size=5)
+    model, data, encoder = model_of("kme"), classes(), batch_encoder(batch_size=5)
     with torch.no_grad():
-        rows = build_classifier(model, data.class_names, data.templates, encoding, 1)[0]
+        rows = build_classifiers(model, data.class_names, data.templates, encoder, 1)[0]
         prompts = [template.replace("{c}", "blue") for template in data.templates]
-        one = model.head.ensemble(model.encode_text(encoding.tokenizer(prompts)))
+        one = model.head.ensemble(model.encode_text(encoder.tokenizer(prompts)))
         image = model.encode_image(torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8))
         row = map_embedding(lambda tensor: tensor[2:3], rows)
         torch.testing.assert_close(model.similarity(image, row), model.similarity(image, one))

@@ -12,7 +12,8 @@ import yaml
 from PIL import Image
 
 from clipzoo.build import part
-from clipzoo.evaluation import artefacts
+from clipzoo.distributed.world import World
+from clipzoo.evaluation import outputs
 from clipzoo.report.render import markdown
 from clipzoo.report.run_page import figures
 from clipzoo.report.run_page.page import write_report
@@ -33,7 +34,7 @@ def run(tmp_path_factory) -> Path:
         "clip", f"eval.root={sets}", "eval.zero_shot=[colours]", "eval.linear_probe=[colours]",
         "eval.retrieval=[things]", f"eval.image_size={IMAGE_SIZE}", "eval.batch_size=8", "eval.workers=0",
     )  # fmt: skip
-    metrics = part(plain["eval"]).run(model_of("clip"), folder / "evaluation")
+    metrics = part(plain["eval"]).run(model_of("clip"), folder / "evaluation", World())
     (folder / "config.yaml").write_text(yaml.safe_dump(plain))
     lines = [
         {"step": step, "epoch": step / 10, "loss": 4 / step, "lr": 1e-3, "surprise": step % 7, "note": "text"}
@@ -121,12 +122,12 @@ def test_a_cell_cannot_break_its_table():
 
 def test_a_model_without_mistakes_shows_none(tmp_path):
     from clipzoo.evaluation.zero_shot import zero_shot
-    from tests.support.evaluation_sets import classes, encoding_of
+    from tests.support.evaluation_sets import batch_encoder, classes
 
     data = classes()
-    result = zero_shot(model_of("clip"), data, "test", encoding_of(), 32, draws=1)
+    result = zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=1)
     perfect = type(result)(result.metrics, result.labels, result.labels, result.margins * 0)
-    artefacts.write_zero_shot(tmp_path / "evaluation" / "zero_shot" / "colours.npz", data, "test", perfect)
+    outputs.write_zero_shot(tmp_path / "evaluation" / "zero_shot" / "colours.npz", data, "test", perfect)
     write_report(tmp_path)
     page = (tmp_path / "report.md").read_text()
     assert "confusion_colours" in page and "mistakes_colours" not in page and "predicted as" not in page

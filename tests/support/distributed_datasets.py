@@ -1,7 +1,7 @@
-"""Tiny copies of the benchmark sets in the files that their authors distribute.
+"""Tiny copies of the benchmark datasets in the files that their authors distribute.
 
-Each writer makes a folder with two classes or so, and gives the labels that its images should have, by split: every
-picture's colour tells its class, so that a wrong label shows.
+Each writer makes a folder of a few classes and returns the expected class of each image by split. The grey level of an
+image encodes its class, so that tests detect wrong labels.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from PIL import Image
 from scipy.io import savemat
 
 Expected = dict[str, list[str]]
-"""Per split the class of every image, by the set's own name, in the order of the reader."""
+"""For each split the class of every image, by the dataset's own name, in the order of the reader."""
 
 
 def shade(place: int) -> tuple[int, int, int]:
-    """A grey for each class, far enough apart for JPEG."""
+    """Grey level of a class, far enough apart for JPEG."""
     return (40 * place + 10,) * 3
 
 
@@ -112,7 +112,7 @@ def stl10(root: Path) -> Expected:
 def food101(root: Path) -> Expected:
     base = root / "food-101"
     for split, ids in (("train", {"apple_pie": [1], "pho": [2, 3]}), ("test", {"apple_pie": [4], "pho": [5]})):
-        listed = {name: [f"{name}/{each}" for each in numbers] for name, numbers in ids.items()}
+        listed = {name: [f"{name}/{number}" for number in numbers] for name, numbers in ids.items()}
         write(base / "meta" / f"{split}.json", json.dumps(listed))
         for place, paths in enumerate(listed.values()):
             for path in paths:
@@ -158,10 +158,10 @@ def aircraft(root: Path) -> Expected:
         entries = [(f"{first}00{index}", index) for index in (1, 0)]
         write(
             data / f"images_variant_{split}.txt",
-            "".join(f"{each} {['707-320', 'F-16A/B'][place]}\n" for each, place in entries),
+            "".join(f"{image} {['707-320', 'F-16A/B'][place]}\n" for image, place in entries),
         )
-        for each, place in entries:
-            draw(data / "images" / f"{each}.jpg", place)
+        for image, place in entries:
+            draw(data / "images" / f"{image}.jpg", place)
         expected[split] = ["F-16A/B", "707-320"]
     return expected
 
@@ -212,9 +212,9 @@ def pets(root: Path) -> Expected:
     names = {1: "Abyssinian", 2: "american_bulldog"}
     for split, numbers in (("trainval", [10, 11]), ("test", [12])):
         ids = [(f"{name}_{number}", label) for label, name in names.items() for number in numbers]
-        write(base / "annotations" / f"{split}.txt", "".join(f"{each} {label} 1 1\n" for each, label in ids))
-        for each, label in ids:
-            draw(base / "images" / f"{each}.jpg", label - 1)
+        write(base / "annotations" / f"{split}.txt", "".join(f"{image} {label} 1 1\n" for image, label in ids))
+        for image, label in ids:
+            draw(base / "images" / f"{image}.jpg", label - 1)
     (base / "annotations" / "trimaps").mkdir()
     return {"train": ["Abyssinian"] * 2 + ["american_bulldog"] * 2, "test": ["Abyssinian", "american_bulldog"]}
 
@@ -264,7 +264,7 @@ def ucf101(root: Path) -> Expected:
 
 
 def karpathy(root: Path, file: str, folder: str | None) -> None:
-    """Two test pictures, one of validation, and one to train; five captions each, and one with a sixth."""
+    """Two test images, one validation image and one train image with five captions; the first has a sixth."""
     images = []
     for index, split in enumerate(["test", "val", "train", "test"]):
         sentences = [{"raw": f" caption {turn} of {index} "} for turn in range(6 if index == 0 else 5)]
@@ -299,8 +299,8 @@ def encoded(place: int) -> bytes:
 
 
 WRITERS: dict[str, Callable[[Path], Expected]] = {
-    each.__name__: each
-    for each in (
+    writer.__name__: writer
+    for writer in (
         imagenet, imagenet_v2, imagenet_r, birdsnap, cifar10, cifar100, stl10, food101, caltech101, cars, aircraft,
         flowers, eurosat, dtd, pets, sun397, country211, gtsrb, ucf101,
     )

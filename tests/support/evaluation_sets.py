@@ -1,9 +1,9 @@
-"""Small sets in memory and small models for the tests of evaluation."""
+"""Small datasets in memory and small models for the tests of evaluation."""
 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from PIL import Image
 
 from clipzoo.build import build_model, part
 from clipzoo.config.compose import compose
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
-from clipzoo.evaluation.encoding import Encoding
+from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.model import Model
 
 COLOURS = {
@@ -23,66 +24,52 @@ COLOURS = {
 IMAGE_SIZE = 32
 
 
+TEMPLATES = ("a photo of a {c} thing.", "{c}", "a rather long description of something {c}.")
+
+
 @dataclass
-class Pictures:
-    """Noise around a class's colour: (picture, label), made anew and alike at each access."""
+class NoisyColours:
+    """Noise around a class's colour: (image, label), the same at each access."""
 
     labels: list[int]
-    seed: int = 0
-    colours: list[tuple[int, int, int]] = field(default_factory=lambda: list(COLOURS.values()))
+    seed: int
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return picture(self.colours[self.labels[index]], self.seed * 10_000 + index), self.labels[index]
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        colour = list(COLOURS.values())[self.labels[index]]
+        return picture(colour, self.seed * 10_000 + index), self.labels[index]
 
 
-@dataclass
-class Classes:
-    name: str
-    class_names: list[str]
-    splits: dict[str, Pictures]
-    templates: tuple[str, ...] = ("a photo of a {c} thing.", "{c}", "a rather long description of something {c}.")
-    metric: str = "top1"
-
-
-@dataclass
-class Gallery:
-    name: str
-    images: list[Any]
-    captions: list[str]
-    caption_image: list[int]
-
-
-def picture(colour: tuple[int, int, int], seed: int) -> Any:
-    """A picture of its own size."""
+def picture(colour: tuple[int, int, int], seed: int) -> Image.Image:
+    """Noise around a colour; sizes differ."""
     random = np.random.default_rng(seed)
     height, width = random.integers(34, 50, 2)
     pixels = np.array(colour) + random.normal(0, 60, (height, width, 3))
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def classes(train: int = 6, test: int = 5) -> Classes:
+def classes(train: int = 6, test: int = 5) -> ClassificationDataset:
     count = len(COLOURS)
     splits = {
-        "train": Pictures([index % count for index in range(train * count)], seed=1),
-        "test": Pictures([index % count for index in range(test * count - 2)], seed=2),
+        "train": NoisyColours([index % count for index in range(train * count)], seed=1),
+        "test": NoisyColours([index % count for index in range(test * count - 2)], seed=2),
     }
-    return Classes("colours", list(COLOURS), splits)
+    return ClassificationDataset("colours", list(COLOURS), TEMPLATES, "top1", splits)
 
 
-def gallery(pictures: int = 13, captions: int = 3) -> Gallery:
-    """Captions are not in the order of their pictures."""
+def gallery(images: int = 13, captions: int = 3) -> RetrievalDataset:
+    """Captions are not in the order of their images."""
     names = list(COLOURS)
-    images = [picture(COLOURS[names[index % len(names)]], 500 + index) for index in range(pictures)]
-    owner = [(turn * 5 + 2) % pictures for turn in range(pictures * captions)]
+    pictures = [picture(COLOURS[names[index % len(names)]], 500 + index) for index in range(images)]
+    owner = [(turn * 5 + 2) % images for turn in range(images * captions)]
     texts = [f"{names[index % len(names)]} thing number {index} seen {turn} times" for turn, index in enumerate(owner)]
-    return Gallery("things", images, texts, owner)
+    return RetrievalDataset("things", pictures, texts, owner)
 
 
 def write_sets(root: Path) -> None:
-    """The same two sets on disk."""
+    """Write both datasets in the tar layout."""
     data, things = classes(), gallery()
     splits = {
         split: [(png(image), label) for image, label in (samples[index] for index in range(len(samples)))]
@@ -97,7 +84,7 @@ def write_sets(root: Path) -> None:
     write_retrieval(root / things.name, recipe="test", examples=examples)
 
 
-def png(image: Any) -> bytes:
+def png(image: Image.Image) -> bytes:
     stream = io.BytesIO()
     image.save(stream, "PNG")
     return stream.getvalue()
@@ -108,9 +95,10 @@ def config_of(head: str, *overrides: str) -> dict[str, Any]:
 
 
 def model_of(head: str, *overrides: str) -> Model:
-    """Untrained, the same weights every time."""
+    """Untrained model with the same weights every time."""
     return build_model(config_of(head, *overrides)).double().eval()
 
 
-def encoding_of(batch_size: int = 8) -> Encoding:
-    return Encoding(part(config_of("clip")["encoder"]["tokenizer"]), IMAGE_SIZE, "bicubic", batch_size, 0, "float32")
+def batch_encoder(batch_size: int = 8) -> BatchEncoder:
+    tokenizer = part(config_of("clip")["encoder"]["tokenizer"])
+    return BatchEncoder(tokenizer, IMAGE_SIZE, "bicubic", batch_size, 0, "float32")

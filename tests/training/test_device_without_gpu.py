@@ -12,8 +12,9 @@ from clipzoo.build import build_model, build_objective, part
 from clipzoo.distributed.device import choose_device
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.probe.features import LabelledFeatures
 from clipzoo.evaluation.probe.logistic import LogisticRegression
-from clipzoo.evaluation.probe.penalty_search import Split, held_out
+from clipzoo.evaluation.probe.search import held_out
 from clipzoo.heads.clip import ClipHead
 from clipzoo.model import Model
 from clipzoo.ops import kme, kme_cpu, log_sum_exps, log_sum_exps_cpu
@@ -93,7 +94,7 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
 
 def test_the_probes_solver_stays_on_the_device():
     generator = torch.Generator().manual_seed(0)
-    split = Split(torch.randn(30, 4, generator=generator), torch.arange(30) % 3)
+    split = LabelledFeatures(torch.randn(30, 4, generator=generator), torch.arange(30) % 3)
     with pretended():
         there = split.to(DEVICE)
         held = held_out(there.labels, 0.1, 0)

@@ -1,0 +1,1 @@
+"""Linear probes: frozen features, logistic regression, and the search for its penalty."""

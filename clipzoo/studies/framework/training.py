@@ -22,6 +22,7 @@ from clipzoo.training.loggers import Logger
 from clipzoo.training.optimizers import AdamW
 from clipzoo.training.schedules import Cosine
 from clipzoo.training.trainer import Parts, Trainer
+from clipzoo.types import Progress
 
 
 def fit(
@@ -67,8 +68,8 @@ class _Watch:
     def __init__(self, watch: Callable[[Model], Mapping[str, float]] | None, epochs_between: float) -> None:
         self._watch, self._between = watch, epochs_between
 
-    def due(self, before: float, after: float) -> bool:
-        return self._watch is not None and int(before / self._between) < int(after / self._between)
+    def due(self, before: Progress, now: Progress) -> bool:
+        return self._watch is not None and int(before.epoch / self._between) < int(now.epoch / self._between)
 
     def run(self, model: Model, folder: Path, world: World) -> Mapping[str, float]:
         if self._watch is None:

@@ -1,0 +1,180 @@
+"""Encoding of images and captions in batches, shared by all ranks."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from clipzoo.data.tokenizer import Tokenizer, trim_padding
+from clipzoo.distributed.world import World
+from clipzoo.evaluation.datasets.dataset import LabelledImages
+from clipzoo.evaluation.draws import embed_draws
+from clipzoo.evaluation.ranking import exact_products
+from clipzoo.evaluation.transform import Interpolation, Transform
+from clipzoo.model import Model
+from clipzoo.runs.directory import say
+from clipzoo.types import Embedding, Features, PointSet, concatenate, gather_embedding, map_embedding
+
+SECONDS_BETWEEN_LINES = 10
+Precision = Literal["bf16", "fp16", "float32"]
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
+
+
+@dataclass(frozen=True)
+class BatchEncoder:
+    """Encodes images and captions in batches; every rank encodes its share and gets all results.
+
+    Args:
+        tokenizer: of the model's text encoder.
+        image_size: side of the encoder's images in pixels.
+        interpolation: of resized images.
+        batch_size: images or captions per batch on one rank.
+        workers: processes per rank that decode images.
+        precision: of the encoders; heads and scores compute in the precision of the parameters.
+        world: the ranks.
+    """
+
+    tokenizer: Tokenizer
+    image_size: int
+    interpolation: Interpolation
+    batch_size: int
+    workers: int
+    precision: Precision
+    world: World = World()
+
+    def images(
+        self,
+        model: Model,
+        images: LabelledImages,
+        resize: int,
+        compute: Callable[[Features, Tensor], list[Embedding]],
+        name: str,
+    ) -> Iterator[list[Embedding]]:
+        """Yield `compute(features, labels)` for each batch, on every rank and in the order of the images.
+
+        Args:
+            model: in evaluation mode.
+            images: with labels.
+            resize: shorter side in pixels before the central crop.
+            compute: returns tensors or point sets with one row per image.
+            name: of the work, for progress messages.
+        """
+        batches = _own_batches(len(images), self.batch_size, self.world)
+        loader = DataLoader(
+            _Transformed(images, Transform(self.image_size, resize, self.interpolation)),
+            batch_sampler=batches,
+            num_workers=min(self.workers, len(batches)),
+            worker_init_fn=_ignore_signals,
+            pin_memory=model.device.type == "cuda",
+        )
+        loaded = iter(loader)
+
+        def encode(_: Sequence[int]) -> list[Embedding]:
+            pixels, labels = next(loaded)
+            with self._autocast(model):
+                features = model.image_features(pixels.to(model.device, non_blocking=True))
+            return _in_full_precision(model, lambda: compute(features, labels.to(model.device)))
+
+        gathered = gathered_batches(len(images), self.batch_size, encode, self.world)
+        yield from _with_progress(gathered, len(images), name)
+
+    def embed_captions(self, model: Model, captions: Sequence[str], draws: int) -> list[Embedding]:
+        """Embed captions on this rank alone: for each draw of random features one row per caption."""
+        parts = []
+        for start in range(0, len(captions), self.batch_size):
+            tokens = self.tokenizer(list(captions[start : start + self.batch_size]))
+            if not model.head.needs_padding:
+                tokens = trim_padding(tokens, self.tokenizer.end_token)
+            with self._autocast(model):
+                features = model.text_features(tokens)
+            parts.append(_in_full_precision(model, partial(embed_draws, model, draws, model.head.embed_text, features)))
+        return joined(parts)
+
+    def _autocast(self, model: Model) -> torch.autocast:
+        precision = PRECISIONS[self.precision]
+        return torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
+
+
+def gathered_batches(
+    count: int, size: int, compute: Callable[[Sequence[int]], list[Embedding]], world: World
+) -> Iterator[list[Embedding]]:
+    """Yield `compute` of batches of `size` from range(count), dealt to the ranks in turn, in order on every rank.
+
+    Batches do not depend on the number of ranks, and so results are the same to the last bit on one kind of device.
+    """
+    done = 0
+    for batch in _own_batches(count, size, world):
+        rows = min(size * world.size, count - done)
+        yield [_gathered(result, size - len(batch), rows, world) for result in compute(batch)]
+        done += rows
+
+
+def joined(batches: Sequence[list[Embedding]]) -> list[Embedding]:
+    """Concatenate the batches of each result."""
+    return [concatenate(parts) for parts in zip(*batches, strict=True)]
+
+
+def _gathered(own: Embedding, missing: int, rows: int, world: World) -> Embedding:
+    """Results of all ranks for batches of equal size, of which this rank's lacks `missing` rows; the first `rows`."""
+    padded = map_embedding(lambda tensor: _padded(tensor, missing), own)
+    # One call per kind: the type variable accepts no union.
+    if isinstance(padded, PointSet):
+        return gather_embedding(padded, world).map(lambda tensor: tensor[:rows])
+    return gather_embedding(padded, world)[:rows]
+
+
+def _own_batches(count: int, size: int, world: World) -> list[list[int]]:
+    """This rank's batches. Ranks with one batch less repeat the last one; its results come after all others."""
+    batches = math.ceil(count / size)
+    own = [min(turn * world.size + world.rank, batches - 1) for turn in range(math.ceil(batches / world.size))]
+    return [list(range(index * size, min((index + 1) * size, count))) for index in own]
+
+
+def _padded(tensor: Tensor, missing: int) -> Tensor:
+    return functional.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, missing)) if missing else tensor
+
+
+def _in_full_precision(model: Model, compute: Callable[[], list[Embedding]]) -> list[Embedding]:
+    """Compute outside autocast and without TF32, as heads do."""
+    with torch.autocast(model.device.type, enabled=False), exact_products():
+        return compute()
+
+
+def _with_progress(batches: Iterator[list[Embedding]], total: int, name: str) -> Iterator[list[Embedding]]:
+    """Yield the batches, and print progress every SECONDS_BETWEEN_LINES."""
+    begin = printed = time.perf_counter()
+    done = 0
+    for batch in batches:
+        done += len(batch[0])
+        now = time.perf_counter()
+        if now - printed > SECONDS_BETWEEN_LINES:
+            printed, rate = now, done / (now - begin)
+            remaining = (total - done) / rate
+            say(f"evaluation: {name}, {done} of {total} images, {rate:.0f} images/s, {remaining:.0f} s remaining")
+        yield batch
+
+
+class _Transformed(Dataset[tuple[Tensor, int]]):
+    def __init__(self, images: LabelledImages, transform: Transform) -> None:
+        self._images = images
+        self._transform = transform
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self._images[index]
+        return self._transform(image), label
+
+
+def _ignore_signals(_: int) -> None:
+    """Leave a scheduler's signals to the parent process, with which workers end."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,59 @@
+"""Predictions of an evaluation in .npz files, from which the report draws its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
+from clipzoo.evaluation.retrieval import Retrieval
+from clipzoo.evaluation.zero_shot import ZeroShot
+
+THUMBNAIL = 112
+CAPTIONS, RETRIEVED, MISTAKES = 6, 5, 12
+
+
+def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, result: ZeroShot) -> None:
+    """Write the confusion matrix [K, K] (rows: labels, columns: predictions) and the most confident mistakes."""
+    from torchmetrics.functional.classification import multiclass_confusion_matrix  # takes seconds to import
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    wrong = (result.labels != result.predictions).nonzero().flatten()
+    worst = wrong[result.margins[wrong].argsort(descending=True, stable=True)][:MISTAKES]
+    classes = len(dataset.class_names)
+    np.savez_compressed(
+        path,
+        confusion=multiclass_confusion_matrix(result.predictions, result.labels, classes).numpy(),
+        class_names=np.array(dataset.class_names),
+        images=_thumbnails([dataset.splits[split][int(index)][0] for index in worst]),
+        labels=result.labels[worst].numpy(),
+        predictions=result.predictions[worst].numpy(),
+        margins=result.margins[worst].float().numpy(),
+    )
+
+
+def write_retrieval(path: Path, dataset: RetrievalDataset, result: Retrieval) -> None:
+    """Write some captions at equal distances, with the position of their own image and the best images."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chosen = torch.linspace(0, len(dataset.captions) - 1, min(CAPTIONS, len(dataset.captions))).long().tolist()
+    retrieved = result.retrieved[chosen][:, :RETRIEVED]
+    np.savez_compressed(
+        path,
+        captions=np.array([dataset.captions[index] for index in chosen]),
+        place=result.positions[chosen].numpy(),
+        found=retrieved.numpy(),
+        owner=np.array([dataset.caption_image[index] for index in chosen]),
+        images=np.stack([_thumbnails([dataset.images[int(index)] for index in row]) for row in retrieved]),
+        gallery=len(dataset.images),
+    )
+
+
+def _thumbnails(images: Sequence[Image.Image]) -> np.ndarray:
+    """[m, S, S, 3] uint8: whole images on white."""
+    size = (THUMBNAIL, THUMBNAIL)
+    squares = [ImageOps.pad(image.convert("RGB"), size, Image.Resampling.BICUBIC, "white") for image in images]
+    return np.stack([np.asarray(square) for square in squares]) if squares else np.zeros((0, *size, 3), np.uint8)

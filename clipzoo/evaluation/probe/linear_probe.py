@@ -1,0 +1,70 @@
+"""Linear probe of a classification dataset, on the features before and after the projection."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from clipzoo.evaluation.cache import with_folder
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset
+from clipzoo.evaluation.encoder import BatchEncoder
+from clipzoo.evaluation.probe.features import PROJECTIONS, read_features, write_features
+from clipzoo.evaluation.probe.search import Probe, probe
+from clipzoo.io import write_whole
+from clipzoo.model import Model
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """Settings of linear probes.
+
+    Args:
+        resize: shorter side in pixels before the central crop.
+        validation_share: share of train held out where a dataset has no validation split.
+        seed: of the samples held out.
+        keep_features: leave the features on disk.
+    """
+
+    resize: int
+    validation_share: float
+    seed: int
+    keep_features: bool
+
+    def run(
+        self, model: Model, dataset: ClassificationDataset, encoder: BatchEncoder, output: Path, key: str
+    ) -> dict[str, dict[str, float]]:
+        """Return metrics in percent for "before" and "after" the projection. Collective.
+
+        Args:
+            model: in evaluation mode.
+            dataset: with the splits train and test.
+            encoder: encodes the images.
+            output: folder of the evaluation; the search for C is written to linear_probe/<dataset>.search.json.
+            key: digest of all that the features depend on.
+        """
+        world, folder = encoder.world, output / "features" / dataset.name
+        for split, images in dataset.splits.items():
+            write_features(model, images, dataset.name, split, encoder, self.resize, folder, key)
+        # The solver is not distributed: ranks take projections in turn.
+        own: dict[str, Probe] = {}
+        for projection in PROJECTIONS[world.rank :: world.size]:
+            splits = {split: read_features(folder, split, projection).to(model.device) for split in dataset.splits}
+            name = f"{dataset.name}, {projection} projection"
+            own[projection] = probe(splits, dataset.class_names, dataset.metric, self.validation_share, self.seed, name)
+        # A large dataset keeps the solving ranks busy for longer than the timeout of collectives.
+        world.barrier()
+        probes = {projection: result for part in world.gather_object(own) for projection, result in part.items()}
+        if world.is_first:
+            content = {
+                projection: {
+                    "metrics": result.metrics, "C": result.c, "converged": result.converged, "search": result.search
+                }
+                for projection, result in probes.items()
+            }  # fmt: skip
+            path = with_folder(output / "linear_probe" / f"{dataset.name}.search.json")
+            write_whole(path, json.dumps(content, indent=1))
+            if not self.keep_features:
+                shutil.rmtree(folder)
+        return {projection: probes[projection].metrics for projection in PROJECTIONS}

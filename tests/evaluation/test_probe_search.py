@@ -1,0 +1,125 @@
+"""Linear probe: the grid of C, the search, held-out samples, errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clipzoo.evaluation.probe.features import LabelledFeatures
+from clipzoo.evaluation.probe.logistic import LogisticRegression
+from clipzoo.evaluation.probe.search import GRID, accuracies, held_out, probe, search
+from tests.support.classification import problem
+
+NAMES = ["a", "b", "c", "d", "e"]
+
+
+def splits(**changes) -> dict[str, LabelledFeatures]:
+    features, labels = problem(samples=600)
+    parts = {"train": slice(0, 300), "val": slice(300, 400), "test": slice(400, 600)}
+    return {**{name: LabelledFeatures(features[rows], labels[rows]) for name, rows in parts.items()}, **changes}
+
+
+def test_the_grid_has_97_values_from_a_millionth_to_a_million():
+    assert len(GRID) == 97
+    assert GRID[0] == pytest.approx(1e-6) and GRID[48] == pytest.approx(1) and GRID[-1] == pytest.approx(1e6)
+    assert GRID[9] / GRID[8] == pytest.approx(10 ** (1 / 8))
+
+
+def test_the_search_finds_a_c_as_good_as_its_neighbours_and_tests_the_refitted_model():
+    parts = splits()
+    result = probe(parts, NAMES, "top1", 0.1, 0, "data")
+    model = LogisticRegression(parts["train"].features, parts["train"].labels, 5)
+
+    def score(c):
+        return 100 * (model.solve(c).logits(parts["val"].features).argmax(1) == parts["val"].labels).double().mean()
+
+    assert {GRID[index] for index in range(0, 97, 16)} <= set(result.search)
+    for c in (min(result.search), result.c, max(result.search)):
+        assert result.search[c] == pytest.approx(score(c).item())
+    center = GRID.index(result.c)
+    around = [result.search[GRID[center + step]] for step in (-3, -2, -1, 1, 2, 3)]
+    assert max(around) <= result.search[result.c]
+    assert result.c == min(c for c, value in result.search.items() if value == result.search[result.c])
+    whole = parts["train"].join(parts["val"])
+    refit = LogisticRegression(whole.features, whole.labels, 5).solve(result.c)
+    top1 = 100 * (refit.logits(parts["test"].features).argmax(1) == parts["test"].labels).double().mean().item()
+    assert result.metrics["top1"] == pytest.approx(top1)
+
+
+def test_each_stride_tries_seven_values_around_the_best_so_far_within_the_grid(monkeypatch):
+    tried = []
+
+    def peaked_at_the_edge(self, c, *rest):
+        tried.append(GRID.index(c))
+        # Correct from C = 1e5 on, index 88.
+        return type("Peak", (), {"logits": lambda _, features: torch.tensor([[float(c >= 0.99e5), 0.5]])})()
+
+    monkeypatch.setattr(LogisticRegression, "solve", peaked_at_the_edge)
+    one = LabelledFeatures(torch.tensor([[1.0]]), torch.tensor([0]))
+    search(LogisticRegression(torch.randn(4, 1), torch.tensor([0, 1, 0, 1]), 2), one, 2, "top1", "data")
+    assert tried[:7] == [0, 16, 32, 48, 64, 80, 96]
+    # Around 96, cut off at the edge; then around 88, the smallest correct value, which remains the center.
+    assert tried[7:] == [72, 88, 76, 84, 92, 82, 86, 90, 94, 85, 87, 89, 91]
+
+
+def test_a_tenth_of_every_class_is_held_out_as_a_function_of_the_seed():
+    labels = torch.repeat_interleave(torch.arange(4), torch.tensor([100, 55, 7, 1]))
+    held = held_out(labels, 0.1, seed=3)
+    assert held.sum() == len(labels) // 10
+    counts = torch.bincount(labels[held], minlength=4).tolist()
+    assert counts[0] == 10 and counts[1] in (5, 6) and counts[3] == 0
+    assert torch.equal(held, held_out(labels, 0.1, seed=3)) and not torch.equal(held, held_out(labels, 0.1, seed=4))
+
+
+def test_half_of_every_class_is_held_out_if_the_share_is_half():
+    labels = torch.repeat_interleave(torch.arange(4), torch.tensor([100, 56, 8, 1]))
+    assert torch.bincount(labels[held_out(labels, 0.5, seed=3)], minlength=4).tolist() == [50, 28, 4, 0]
+
+
+def test_without_a_validation_split_c_is_chosen_on_a_share_of_train():
+    parts = splits()
+    del parts["val"]
+    hits = {}
+    for share, size in ((0.1, 30), (0.5, 150)):
+        result = probe(parts, NAMES, "top1", share, 0, "data")
+        hits[share] = [value * size / 100 for value in result.search.values()]
+        assert hits[share] == pytest.approx([round(count) for count in hits[share]])
+    assert any(round(count) % 5 for count in hits[0.5]), "with 30 samples all counts would be multiples of 5"
+
+
+@pytest.mark.parametrize(("size", "classes"), [(1_281_167, 1000), (8144, 196), (3680, 37), (3060, 102)])
+def test_held_out_counts_are_those_of_the_paper(size, classes):
+    # WPSE, table 4: 128,116, 814, 368 and 306.
+    assert int(held_out(torch.arange(size) % classes, 0.1, seed=0).sum()) == size // 10
+
+
+def test_mean_per_class_counts_only_classes_that_validation_has():
+    logits = torch.eye(3)[torch.tensor([0, 0, 1])]
+    labels = torch.tensor([0, 1, 1])
+    assert accuracies(logits, labels) == {"top1": pytest.approx(200 / 3), "mean_per_class": pytest.approx(75)}
+
+
+def test_features_that_are_not_finite_are_named():
+    parts = splits()
+    parts["val"].features[3, 2] = float("nan")
+    with pytest.raises(ValueError, match="data, val: 1 of 100 images have features that are NaN or infinite"):
+        probe(parts, NAMES, "top1", 0.1, 0, "data")
+
+
+def test_a_class_without_training_samples_is_named():
+    parts = splits()
+    others = parts["train"].labels != 2
+    with pytest.raises(ValueError, match=r"data, train: 1 of 5 classes have no sample \('c'\)"):
+        probe({**parts, "train": parts["train"].rows(others)}, NAMES, "top1", 0.1, 0, "data")
+
+
+def test_labels_beyond_the_classes_are_named():
+    with pytest.raises(ValueError, match="data, train: label 4, but its classes are 0 to 3"):
+        probe(splits(), NAMES[:4], "top1", 0.1, 0, "data")
+
+
+def test_one_class_is_refused():
+    features = torch.randn(20, 3)
+    part = LabelledFeatures(features, torch.zeros(20, dtype=torch.int64))
+    with pytest.raises(ValueError, match="nothing can be classified"):
+        probe({"train": part, "test": part}, ["a"], "top1", 0.1, 0, "data")
