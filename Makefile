@@ -5,8 +5,12 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.clipzoo-installed
 export OMP_NUM_THREADS ?= 1
+# Workers of pytest. The tests of a file share fixtures and run on one worker; tests/conftest.py says which file starts first.
+JOBS ?= 2
+PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops similarity training)
 
-.PHONY: help demo reproduce-demo test test-all test-slurm lint bench docs studies clean
+.PHONY: help demo reproduce-demo test test-fast test-all test-cpus test-slurm lint bench docs studies clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,12 +36,22 @@ reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45
 	@$(PY) scripts/make_world.py
 	@$(PY) -m clipzoo.cli.reproduce_demo
 
-test: $(STAMP)  ## the test suite (under ten minutes on two cores)
+test: $(STAMP)  ## the test suite (about five minutes on two cores)
 	@echo "== tests"
-	@$(PY) -m pytest -m "not slow and not slurm"
+	@$(PARALLEL) -m "not slow and not slurm"
+
+test-fast: $(STAMP)  ## the quick tests of every part of the package (under a minute on two cores)
+	@$(PARALLEL) -m "not medium and not slow and not slurm" --durations 5 --durations-min 1.5
 
 test-all: $(STAMP)  ## the test suite with its slow tests
-	@$(PY) -m pytest -m "not slurm"
+	@$(PARALLEL) -m "not slurm"
+
+# The numbers must hold on every CPU: the oldest instructions that the libraries can be held to, then AVX2.
+test-cpus: $(STAMP)  ## the numerical tests with the instruction sets of two older CPUs
+	@echo "== SSE 4.1"
+	@ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(PARALLEL) $(NUMERICAL)
+	@echo "== AVX2"
+	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PARALLEL) $(NUMERICAL)
 
 test-slurm: $(STAMP)  ## test the SLURM scripts on a local two-node SLURM, installed as root
 	@$(PY) -m pytest -m slurm -rs --timeout 1200

@@ -48,6 +48,7 @@ def test_train_help_lists_groups_without_torch():
     assert "head: clip, cloob, cosine, distance, inner_product, kme, wpse" in lines and lines[-1] == "False"
 
 
+@pytest.mark.medium
 def test_console_command_and_script_print_the_same_configuration():
     overrides = ["--cfg", "job", "experiment=demo/clip", "seed=3"]
     command, script = run("-m", "clipzoo.cli", "train", *overrides), run("train.py", *overrides)

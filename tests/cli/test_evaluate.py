@@ -47,6 +47,7 @@ def run(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_a_run_and_a_checkpoint_are_evaluated_each_with_results_of_its_own(run, settings):
     newest = evaluate([f"run={run}", *settings])
     assert json.loads((run / "evaluation" / "metrics.json").read_text()) == newest
@@ -79,6 +80,7 @@ def test_a_run_or_checkpoint_that_is_not_there_is_named(run):
         clipzoo.load("elsewhere/run")
 
 
+@pytest.mark.medium
 def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings, tmp_path):
     plain = config_of("clip", *(each for each in settings if not each.startswith("device")))
     expected = part(plain["eval"]).run(clipzoo.load(run), tmp_path / "expected", World())

@@ -40,6 +40,7 @@ def captions_of(shards, **changes):
     return sorted((batch.text[:, 1] - 10).tolist())
 
 
+@pytest.mark.medium
 def test_a_folder_is_packed_indexed_and_inspected(tmp_path):
     pictures(tmp_path / "in" / "album", 7)
     (tmp_path / "in" / "lonely.jpg").write_bytes(picture(1, file_format="JPEG"))

@@ -45,6 +45,7 @@ def call(folder: Path, *command: str) -> str:
     return completed.stdout + completed.stderr
 
 
+@pytest.mark.medium
 def test_package_and_configuration_come_from_the_wheel(environment, tmp_path):
     code = "import clipzoo; from clipzoo.config.compose import CONF; print(clipzoo.__file__, CONF)"
     package, conf = call(tmp_path, str(environment / "python"), "-c", code).split()

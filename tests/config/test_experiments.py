@@ -52,6 +52,7 @@ def test_every_experiment_of_the_papers_names_a_row_of_its_own():
     assert sorted(named) == sorted(EXPERIMENTS)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_composes_and_fits_the_schema(name):
     plain = composed(name)
@@ -61,6 +62,7 @@ def test_an_experiment_composes_and_fits_the_schema(name):
     assert plain["eval"]["zero_shot"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("scale", ["small", "demo"])
 @pytest.mark.parametrize("name", [each for each in EXPERIMENTS if "cc12m" not in each and "yfcc" not in each])
 def test_an_experiment_has_three_sizes(name, scale):
@@ -89,6 +91,7 @@ def test_a_file_is_short_and_its_head_is_its_command_and_cost(path):
         assert search is None or search[1] == search_of(found.row).name
 
 
+@pytest.mark.medium
 def test_each_pair_of_head_and_objective_is_legal_as_published():
     pairs = {}
     for name in EXPERIMENTS:
@@ -112,6 +115,7 @@ def check_model(nodes: str) -> None:
     assert model.encoder.image_tower.width == plain["head"]["image_width"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiments_model_is_built_on_the_meta_device(name):
     plain = composed(name)

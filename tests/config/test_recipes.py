@@ -53,6 +53,7 @@ SAID = {
 """Our keys of the settings among the published numbers."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("prefix", PAPERS)
 def test_every_experiment_has_its_papers_numbers(prefix):
     names = [name for name in EXPERIMENTS if name.startswith(prefix)]

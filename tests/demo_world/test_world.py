@@ -47,6 +47,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.medium
 def test_two_processes_write_the_same_bytes_as_one(small: Path, tmp_path: Path) -> None:
     make(tmp_path / "again", processes=2)
     assert files(tmp_path / "again") == files(small)

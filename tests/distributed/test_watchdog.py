@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.support.runs import log_of_end, start
+
+pytestmark = pytest.mark.medium
 
 
 def test_a_killed_rank_ends_the_other_with_its_name(tiny_shards, tmp_path):

@@ -31,6 +31,7 @@ def peer_solution(features, labels, c) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(peer.coef_.T), torch.tensor(peer.intercept_)
 
 
+@pytest.mark.medium
 def test_objective_and_accuracy_are_scikit_learns_over_the_whole_grid_of_c():
     features, labels = problem()
     test_features, test_labels = problem(seed=0, samples=1000)

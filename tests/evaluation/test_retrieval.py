@@ -30,6 +30,7 @@ def share(hits: list[bool]) -> float:
     return 100 * sum(hits) / len(hits)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("head", HEADS)
 def test_recall_of_any_head_equals_sorting_one_query_at_a_time(head):
     model, data = model_of(head), gallery()

@@ -70,6 +70,7 @@ def run_suite_on_a_rank(root: Path, output: Path, heads: list[str]) -> tuple[lis
     return run_suite(root, output, heads, world, world.rank), gathered
 
 
+@pytest.mark.medium
 def test_two_ranks_return_the_metrics_of_one_on_every_rank(root, tmp_path):
     one = run_suite(root, tmp_path / "one", HEADS, World())
     (first, numbers), (second, _) = run_ranks(2, run_suite_on_a_rank, root, tmp_path / "two", HEADS)
@@ -260,6 +261,7 @@ def test_impossible_settings_are_refused_with_their_key(change, expected):
         suite_of(Path("nowhere"), **change)
 
 
+@pytest.mark.medium
 def test_worker_processes_read_what_the_main_process_reads(root, tmp_path):
     without = suite_of(root, retrieval=[], linear_probe=[]).run(model_of("clip"), tmp_path / "a", World())
     assert (

@@ -35,6 +35,7 @@ def plain_predictions(model, data, resize) -> list[int]:
     return predictions
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("head", HEADS)
 @torch.no_grad()
 def test_zero_shot_of_any_head_equals_a_plain_loop_over_images_and_classes(head):
@@ -46,6 +47,7 @@ def test_zero_shot_of_any_head_equals_a_plain_loop_over_images_and_classes(head)
     assert result.metrics["top1"] == pytest.approx(100 * sum(right) / len(right))
 
 
+@pytest.mark.medium
 @torch.no_grad()
 def test_classifier_and_accuracy_equal_open_clips(tmp_path):
     config = config_of("clip")
@@ -85,6 +87,7 @@ def test_a_model_that_scores_all_classes_equally_predicts_the_first():
     assert result.metrics["top5"] == pytest.approx(100 * sum(label < 5 for label in data.splits["test"].labels) / 33)
 
 
+@pytest.mark.medium
 @torch.no_grad()
 def test_several_draws_give_the_mean_and_deviation_of_single_draws():
     model, data = model_of("wpse"), classes()

@@ -182,6 +182,7 @@ def two_ranks() -> list[dict]:
     return run_ranks(2, _answers, HEADS)
 
 
+@pytest.mark.medium
 @every_head
 def test_two_ranks_give_the_values_and_gradients_of_one(name, two_ranks):
     (whole,) = [_answers([name])[name]]

@@ -17,6 +17,8 @@ from scripts.compatibility import composed, options
 from tests.support.heads import IMAGE_WIDTH, TEXT_WIDTH, head_config, image_features, rows, text_features
 from tests.support.ranks import run_ranks
 
+pytestmark = pytest.mark.medium
+
 SAMPLES, BATCH, STEPS = 16, 8, 3
 HEADS = [*options("head"), "cloob head.inverse_temperature=1.0"]
 OBJECTIVES = [

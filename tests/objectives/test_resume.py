@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.runs import assert_close, assert_equal, losses, newest_state, train, train_and_kill
 
+pytestmark = pytest.mark.medium
+
 NUCLR = (
     "head=cosine",
     "objective=nuclr",

@@ -21,6 +21,8 @@ from tests.support.training_step import training_step
 from tests.support.triton import SHARED_MEMORY, compiled_for_sm_90, in_fresh_process, use_triton_on_cpu_tensors
 from tests.support.unit_vectors import answered, dense_scores, factors
 
+pytestmark = pytest.mark.medium
+
 SHAPES = [(1, 1, 1, 1, 3), (3, 5, 7, 2, 11), (5, 1, 2, 9, 3), (7, 13, 5, 17, 19), (3, 43, 3, 11, 40)]
 GAMMAS = [1e-3, 7.14, 50.0, 1e3]
 SIZES = [(2, 1.0), (37, 14.3), (40, 100.0), (16, 3000.0)]

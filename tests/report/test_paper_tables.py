@@ -206,6 +206,7 @@ class _Reader(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.medium
 def test_the_page_needs_no_other_file(page):
     text = page.read_text()
     reader = _Reader()
@@ -218,6 +219,7 @@ def test_the_page_needs_no_other_file(page):
     assert {each[1:] for each in reader.loads if each.startswith("#")} <= anchors
 
 
+@pytest.mark.medium
 def test_the_page_says_what_is_missing_and_how_it_is_made(page):
     text = page.read_text()
     assert "python train.py -m experiment=cloob/cc3m_cloob_128 seed=0,1,2,3,4" in text
@@ -226,6 +228,7 @@ def test_the_page_says_what_is_missing_and_how_it_is_made(page):
     assert "variant: optim.weight_decay 0.2 for 0.5" in text
 
 
+@pytest.mark.medium
 def test_every_format_holds_the_numbers_and_the_test_of_significance(page):
     # Five seeds against five, all apart on ImageNet (20.33 and 23.97, 0.1 apart): p = 2 / 252.
     for name in ("tables.md", "tables.tex", "index.html"):
@@ -241,6 +244,7 @@ def test_every_format_holds_the_numbers_and_the_test_of_significance(page):
     assert float(cell["difference"]) == pytest.approx(0.2)
 
 
+@pytest.mark.medium
 def test_latex_rows_have_as_many_cells_as_columns_and_nothing_unescaped(page):
     text = (page.parent / "tables.tex").read_text()
     for tabular in re.findall(r"\\begin{tabular}{(\w+)}(.+?)\\end{tabular}", text, re.DOTALL):
@@ -250,6 +254,7 @@ def test_latex_rows_have_as_many_cells_as_columns_and_nothing_unescaped(page):
     assert not re.search(r"(?<!\\)[#%_]", text.replace("\\begin{table}", ""))
 
 
+@pytest.mark.medium
 def test_runs_at_another_scale_stand_beside_each_other(page):
     text = (page.parent / "tables.md").read_text()
     assert "## At scale=demo" in text

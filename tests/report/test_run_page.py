@@ -53,6 +53,7 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_every_picture_of_the_page_is_there_and_can_be_opened(run):
     page = (run / "report.md").read_text()
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page)
@@ -66,6 +67,7 @@ def test_every_picture_of_the_page_is_there_and_can_be_opened(run):
             assert np.asarray(picture.convert("L")).std() > 5
 
 
+@pytest.mark.medium
 def test_the_tables_hold_the_numbers_of_the_results(run):
     page = (run / "report.md").read_text()
     metrics = json.loads((run / "results.json").read_text())["metrics"]
@@ -78,6 +80,7 @@ def test_the_tables_hold_the_numbers_of_the_results(run):
     assert "InfoNCE" in page and "2.0" in page
 
 
+@pytest.mark.medium
 def test_every_table_of_the_page_has_rows_as_wide_as_its_head(run):
     lines = (run / "report.md").read_text().splitlines()
     for above, line in zip(lines, lines[1:], strict=False):
@@ -85,6 +88,7 @@ def test_every_table_of_the_page_has_rows_as_wide_as_its_head(run):
             assert line.count("|") == above.count("|")
 
 
+@pytest.mark.medium
 def test_a_run_that_was_stopped_has_a_page_too(run, tmp_path):
     (tmp_path / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())
     write_report(tmp_path)
@@ -98,11 +102,13 @@ def test_an_empty_folder_gives_a_page_without_pictures(tmp_path):
     assert write_report(tmp_path).read_text() == f"# {tmp_path.name}\n"
 
 
+@pytest.mark.medium
 def test_a_line_cut_short_by_a_kill_is_left_out(run):
     log = TrainingLog.read(run)
     assert len(log.training) == 89 and len(log.evaluations) == 2
 
 
+@pytest.mark.medium
 def test_unknown_numbers_become_panels_and_constants_and_text_do_not(run):
     figure = figures.training_curves(TrainingLog.read(run).training)
     titles = [axes.get_title("left") for axes in figure.axes if axes.get_visible()]

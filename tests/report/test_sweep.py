@@ -79,6 +79,7 @@ def test_a_plot_is_drawn_for_numbers_words_and_a_single_point(tmp_path, override
         assert picture.size == (900, 600)
 
 
+@pytest.mark.medium
 def test_the_script_lists_points_and_writes_their_table(points, tmp_path):
     overrides = list(points[0].overrides)
     overrides[-2:] = ["head.kernel.width=0.5,0.75", "seed=0,1"]

@@ -84,6 +84,7 @@ def two_ranks() -> list[dict]:
     return run_ranks(2, on_this_rank)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["clip", "cloob", "wpse", "kme"])
 def test_two_ranks_equal_one(name, two_ranks):
     expected = trained(name, None, torch.float64)
@@ -98,6 +99,7 @@ def test_two_ranks_equal_one(name, two_ranks):
     assert compared
 
 
+@pytest.mark.medium
 def test_transposed_rows_are_the_rows_of_the_transpose(two_ranks):
     whole = torch.arange(36.0).view(6, 6)
     transposed, gradients = (torch.cat(each) for each in zip(*(rank["transposed"] for rank in two_ranks), strict=True))
@@ -106,6 +108,7 @@ def test_transposed_rows_are_the_rows_of_the_transpose(two_ranks):
     torch.testing.assert_close(gradients, whole)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["clip", "cloob", "distance"])
 def test_embeddings_that_travel_in_bf16_are_rounded_alike_with_and_without_tiles(name, two_ranks):
     exact = trained(name, None, torch.float64)["infonce"]

@@ -137,6 +137,7 @@ def test_a_setting_that_the_user_can_change_leaves_the_record_of_an_earlier_run(
     assert result is not None and result["verdict"] == "It depends."
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("end", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
 def test_interrupted_studies_neither_fail_nor_go_on_to_the_next(tmp_path: Path, end, number) -> None:
     command = [sys.executable, "-m", "clipzoo.studies", "studies=[half_disc,rates]", "jobs=1", f"folder={tmp_path}"]
@@ -179,6 +180,7 @@ def test_pairs_of_different_lengths_are_refused() -> None:
         InMemoryDataset(torch.zeros(3), torch.zeros(4))
 
 
+@pytest.mark.medium
 def test_settings_of_a_study_are_all_in_its_file() -> None:
     for name in NAMES:
         study = part(compose([f"study={name}"], "studies")["study"])

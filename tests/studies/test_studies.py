@@ -44,6 +44,7 @@ MEETS = {"rates": "", "rank": "inner product", "digits": "proposition 6.1", "mix
 """The closed forms that even a tiny study meets: those whose names begin so. The others are met by tests below."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", TINY)
 def test_a_tiny_study_comes_to_its_end_and_is_on_the_page(name: str, tmp_path) -> None:
     assert main([f"study={name}", f"folder={tmp_path}", *(f"study.{each}" for each in TINY[name])]) == 0
@@ -82,6 +83,7 @@ def test_marginals_of_u_are_inflated_as_corollary_5_7_says() -> None:
         torch.testing.assert_close(gaussian.tilted(a, *zeros).uu, gaussian.marginal_of_u(values))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("problem", ["two-sided", "one-sided", "joint"])
 def test_training_finds_the_optimum_of_each_problem(problem: str) -> None:
     gaussian = with_correlations([0.6, 0.4], 3, 2, seed=0)

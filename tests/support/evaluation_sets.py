@@ -11,11 +11,11 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.build import build_model, part
-from clipzoo.config.compose import compose
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
 from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.model import Model
+from tests.support.experiments import composed_once
 
 COLOURS = {
     "red": (230, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 230), "yellow": (220, 220, 20),
@@ -91,7 +91,7 @@ def png(image: Image.Image) -> bytes:
 
 
 def config_of(head: str, *overrides: str) -> dict[str, Any]:
-    return compose(["data.shards=none.tar", "encoder=tiny", f"head={head}", "head.embed_width=16", *overrides])
+    return composed_once("data.shards=none.tar", "encoder=tiny", f"head={head}", "head.embed_width=16", *overrides)
 
 
 def model_of(head: str, *overrides: str) -> Model:

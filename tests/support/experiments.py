@@ -1,7 +1,8 @@
-"""The experiments of the papers, composed."""
+"""Composed configurations, each composed once."""
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,16 @@ from clipzoo.report.paper_tables.experiments import experiments
 EXPERIMENTS = {experiment.name: experiment for experiment in experiments().values()}
 
 
-@cache
 def composed(name: str, *overrides: str) -> dict[str, Any]:
-    """The resolved configuration of an experiment with overrides. It is shared: copy it before changing it."""
-    return compose([f"experiment={name}", *overrides])
+    """The resolved configuration of an experiment with overrides."""
+    return composed_once(f"experiment={name}", *overrides)
+
+
+def composed_once(*overrides: str) -> dict[str, Any]:
+    """`compose`, remembered; the caller may change the result."""
+    return copy.deepcopy(_compose(*overrides))
+
+
+@cache
+def _compose(*overrides: str) -> dict[str, Any]:
+    return compose(list(overrides))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from clipzoo.config.compose import compose
 from clipzoo.config.identity import run_name
 from clipzoo.runs.record import write_results
+from tests.support.experiments import composed_once
 
 PAIRS = {"CC3M": 2_800_000, "CC12M": 9_200_000, "YFCC15M": 14_800_000}
 
@@ -25,7 +25,7 @@ def write_run(
 ) -> Path:
     """A finished run of `experiment` with these results; evaluations: so many during training, each a bit better."""
     overrides = (f"experiment={experiment}", *overrides)
-    plain = compose(list(overrides))
+    plain = composed_once(*overrides)
     folder = root / run_name(plain, experiment)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))

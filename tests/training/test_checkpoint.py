@@ -123,6 +123,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path):
     assert steps(tmp_path) == [2]
 
 
+@pytest.mark.medium
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
     """A process that does nothing but save is killed at different moments."""
     for moment in range(6):

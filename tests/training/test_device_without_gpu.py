@@ -52,6 +52,7 @@ def torch_kernels(monkeypatch):
     monkeypatch.setattr(log_sum_exps, "backend", lambda *_: log_sum_exps_cpu)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("head", "objective"), PAIRS, ids=map(" ".join, PAIRS))
 @pytest.mark.usefixtures("torch_kernels")
 def test_a_step_stays_on_the_device_and_waits_for_it_only_where_it_must(head, objective):
@@ -69,6 +70,7 @@ def test_every_objective_has_its_step_above():
     assert {objective for _, objective in PAIRS} == set(options("objective"))
 
 
+@pytest.mark.medium
 def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
     """Through the trainer itself: image normalisation, bf16 autocast, micro-batches, NUCLR's state, checkpoints."""
     write_sets(tmp_path / "sets")

@@ -144,6 +144,7 @@ def by_hand(micro_batch: int, dropout: float) -> tuple[float, dict[str, Tensor]]
     return loss.total.item(), {name: each.grad for name, each in contrast.named_parameters()}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("micro_batch", [None, 2])
 def test_two_ranks_have_the_gradients_of_one(micro_batch):
     alone = gradients(None)

@@ -42,6 +42,7 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint_and_lines_cut_short(
     assert lines(tmp_path) == [{"step": step, "loss": value} for step, value in ((1, 1), (2, 2), (3, 3), (4, 40))]
 
 
+@pytest.mark.medium
 def test_wandb_offline_keeps_one_run_over_resumes_with_config_revision_curves_table_and_pictures(tmp_path, monkeypatch):
     import wandb
 

@@ -9,6 +9,8 @@ from clipzoo.distributed.world import World
 from scripts.gradient_parity import PARTS, difference, gradients, legal_pairs, open_clip_gradients
 from tests.support.ranks import run_ranks
 
+pytestmark = pytest.mark.medium
+
 Pair = tuple[str, str]
 
 

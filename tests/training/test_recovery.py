@@ -16,6 +16,8 @@ import pytest
 from clipzoo.training import checkpoint
 from tests.support.runs import STEPS, assert_close, assert_equal, log_of_end, start, train, weights
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.mark.parametrize("kind", ["nan", "huge"])
 def test_a_broken_loss_stops_the_run_with_its_samples_named_and_the_checkpoint_untouched(

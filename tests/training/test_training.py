@@ -35,6 +35,7 @@ def finished(undisturbed, tmp_path) -> Path:
     return Path(shutil.copytree(undisturbed, tmp_path / "runs"))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("step", [1, 5])
 def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(
     tiny_shards, undisturbed, tmp_path, step
@@ -46,12 +47,14 @@ def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(
     assert losses(tmp_path) == losses(undisturbed)
 
 
+@pytest.mark.medium
 def test_two_ranks_with_micro_batches_and_tiles_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path):
     train(tiny_shards, tmp_path, "trainer.micro_batch=2", "trainer.tile=3", ranks=2)
     assert_close(weights(tmp_path), weights(undisturbed))
     assert losses(tmp_path) == pytest.approx(losses(undisturbed), abs=1e-10)
 
 
+@pytest.mark.medium
 def test_torchrun_starts_two_ranks_that_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "train.py", *overrides(tiny_shards, tmp_path, "name=run")]
@@ -61,17 +64,20 @@ def test_torchrun_starts_two_ranks_that_train_the_weights_of_one(tiny_shards, un
     assert losses(tmp_path) == pytest.approx(losses(undisturbed), abs=1e-10)
 
 
+@pytest.mark.medium
 def test_a_finished_run_says_so_and_trains_no_more(tiny_shards, finished):
     before = (finished / "run" / "metrics.jsonl").read_text()
     assert f"is finished after {STEPS} steps" in train(tiny_shards, finished)
     assert (finished / "run" / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.medium
 def test_a_finished_run_is_not_taken_for_one_of_another_configuration(tiny_shards, finished):
     log = train(tiny_shards, finished, "head.temperature=0.1", expected_code=2)
     assert "holds a run of another configuration (head.temperature 0.07 -> 0.1)" in log
 
 
+@pytest.mark.medium
 def test_a_finished_run_says_how_to_get_another_evaluation(tiny_shards, finished):
     log = train(tiny_shards, finished, "eval=demo", "trainer.log_every=3")
     assert (
@@ -79,6 +85,7 @@ def test_a_finished_run_says_how_to_get_another_evaluation(tiny_shards, finished
     )
 
 
+@pytest.mark.medium
 def test_results_name_what_was_run(undisturbed):
     results = json.loads((undisturbed / "run" / "results.json").read_text())
     assert {"experiment", "row", "overrides", "seed", "versions", "revision", "metrics"} <= results.keys()
@@ -87,18 +94,21 @@ def test_results_name_what_was_run(undisturbed):
     assert (undisturbed / "run" / "report.md").exists()
 
 
+@pytest.mark.medium
 def test_an_unfinished_run_of_another_configuration_is_refused(tiny_shards, tmp_path):
     train_and_kill(tiny_shards, tmp_path, 2)
     log = train(tiny_shards, tmp_path, "seed=5", expected_code=2)
     assert "holds a run of another configuration (seed 0 -> 5)" in log
 
 
+@pytest.mark.medium
 def test_missing_shards_are_named_and_leave_no_run_directory(tmp_path):
     log = train("nowhere/{00..03}.tar", tmp_path, expected_code=2)
     assert "nowhere/00.tar" in log
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -120,6 +130,7 @@ def test_a_length_below_one_step_is_refused():
         part(plain["trainer"]).check(pairs, 0, World())
 
 
+@pytest.mark.medium
 def test_the_gap_and_the_spread_of_the_embeddings_are_logged(undisturbed):
     line = json.loads((undisturbed / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert line["gap_image_to_text"] == pytest.approx(line["positive_image_to_text"] - line["negative_image_to_text"])

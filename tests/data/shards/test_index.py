@@ -118,6 +118,7 @@ def _open_on_rank(folder, missing):
     return data.samples, data.fingerprint, str(error.value)
 
 
+@pytest.mark.medium
 def test_all_ranks_get_the_same_index_and_the_same_error(tmp_path):
     folder = str(write_numbered(tmp_path / "s", [3, 2]))
     first, second = run_ranks(2, _open_on_rank, folder, str(tmp_path / "gone{0..3}.tar"))
