@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from clipzoo.cli import reproduce_demo
 from clipzoo.report.paper_tables.experiments import axes
 from clipzoo.report.paper_tables.published import search_of

@@ -61,6 +61,7 @@ def _every_combination(folder, rank, results):
     results.put((rank, parts))
 
 
+@pytest.mark.medium
 def test_epochs_are_exact_and_bit_identical_for_1_to_4_ranks_with_0_to_2_workers(folder):
     results = forks.Queue()
     processes = [forks.Process(target=_every_combination, args=(folder, rank, results)) for rank in range(4)]
@@ -185,6 +186,7 @@ def wait_until_gone(pids, seconds):
     return not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.medium
 def test_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(folder):
     process, workers = start(folder, "time.sleep(600)")
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
@@ -197,6 +199,7 @@ def test_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(folder):
     process.communicate()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("rest", "code"),
     [
