@@ -8,16 +8,27 @@ model.similarity(image, text)
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["export", "from_open_clip", "load"]
+_MODULES = {
+    "Encoder": "clipzoo.encoders.base",
+    "Features": "clipzoo.types",
+    "Model": "clipzoo.model",
+    "InMemoryDataset": "clipzoo.data.in_memory",
+    "World": "clipzoo.distributed.world",
+    "export": "clipzoo.api",
+    "from_open_clip": "clipzoo.api",
+    "load": "clipzoo.api",
+    "train": "clipzoo.api",
+}
+"""Public name -> its module."""
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """The library's functions, imported at first use: `import clipzoo` must not cost torch's two seconds."""
-    if name in __all__:
-        from clipzoo import api as library
-
-        return getattr(library, name)
+    """Import a public name at its first use: `import clipzoo` must not take torch's two seconds."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module clipzoo has no attribute {name}")

@@ -80,8 +80,8 @@ class Optimizer(Protocol):
 class Logger(Protocol):
     """Receives the training's metrics, on the first rank only."""
 
-    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
-        """Start logging to the run directory, or continue at `step`."""
+    def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
+        """Start logging to the run directory, or continue at `step`. folder: None where nothing is written."""
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the values of one step."""

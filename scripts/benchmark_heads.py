@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,9 @@ import clipzoo
 from clipzoo.api import LoadedModel
 from clipzoo.build import build_model, build_objective, part
 from clipzoo.config.compose import compose
-from clipzoo.training.gradient_cache import Contrast, Replay, backward
-from clipzoo.training.trainer import PRECISIONS, PRODUCTS
+from clipzoo.distributed.world import World
+from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision
 from clipzoo.types import Batch, Progress
 
 Step = Callable[[], object]
@@ -53,7 +54,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     if device.type == "cuda":
-        torch.set_float32_matmul_precision(PRODUCTS[options.head_products])
+        torch.set_float32_matmul_precision(MATMUL_PRECISIONS[options.head_products])
     memory = {}
     _step(options.heads[0], options, device)()  # what is loaded once and for all is nobody's memory
     for name in options.heads:
@@ -76,8 +77,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--micro-batch", type=int, default=None)
     parser.add_argument("--caption-tokens", type=int, default=None, help="real tokens a caption; default: all")
-    parser.add_argument("--precision", choices=list(PRECISIONS), default="float32")
-    parser.add_argument("--head-products", choices=list(PRODUCTS), default="tf32", help="on a GPU")
+    parser.add_argument("--precision", choices=get_args(Precision), default="float32")
+    parser.add_argument("--head-products", choices=list(MATMUL_PRECISIONS), default="tf32", help="on a GPU")
     parser.add_argument("--compile", action="store_true", help="the encoders of all through torch.compile")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
@@ -97,12 +98,15 @@ def _step(name: str, options: argparse.Namespace, device: torch.device) -> Step:
     if not model.head.needs_padding and options.caption_tokens:
         batch = Batch(batch.image, batch.text[:, : options.caption_tokens].contiguous(), batch.sample_id)
     optimizer = part(plain["optim"]).build(model, objective)
-    module = Replay(Contrast(model, objective, PRECISIONS[options.precision], options.compile)).train()
+    autocast = Computation(options.precision).autocast_dtype
+    gradients = GradientCache(
+        model.train(), objective.train(), World(device=device), options.micro_batch, None, autocast, options.compile
+    )
     model.head.resample(0)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        backward(module, batch, PROGRESS, options.micro_batch, 1.0)
+        gradients(batch, PROGRESS)
         optimizer.step()
         model.head.clamp_()
 
@@ -133,7 +137,7 @@ def _open_clip_step(plain: dict[str, Any], batch: Batch, options: argparse.Names
     others = [each for each in model.parameters() if each.ndim <= 1]
     groups = [{"params": others, "weight_decay": 0.0}, {"params": decayed, "weight_decay": 0.5}]
     optimizer = torch.optim.AdamW(groups, lr=5e-4, betas=(0.9, 0.98), eps=1e-8)
-    loss_of, autocast = ClipLoss(), PRECISIONS[options.precision]
+    loss_of, autocast = ClipLoss(), Computation(options.precision).autocast_dtype
     # Its loader hands over normalised floats.
     image, text = (batch.image / 255 - 0.45) / 0.27, batch.text
     size = options.micro_batch or options.batch

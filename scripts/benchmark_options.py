@@ -86,15 +86,17 @@ def _training_step(
     *overrides: str, micro_batch: int | None = None, compile: bool = False, length: int | None = None
 ) -> Step:
     """Forward and backward of the whole model. length: of the captions, in tokens."""
-    from clipzoo.training.gradient_cache import Contrast, Replay, backward
+    from clipzoo.distributed.world import World
+    from clipzoo.training.gradient_cache import GradientCache
     from clipzoo.types import Progress
 
     model, objective, batch = _parts(*overrides, length=length)
-    module = Replay(Contrast(model, objective, None, compile))
+    gradients = GradientCache(model, objective, World(), micro_batch, compile=compile)
 
     def step() -> None:
-        module.zero_grad(set_to_none=True)
-        backward(module, batch, Progress(0, 10, 10 * BATCH, BATCH), micro_batch, 1.0)
+        for module in (model, objective):
+            module.zero_grad(set_to_none=True)
+        gradients(batch, Progress(0, 10, 10 * BATCH, BATCH))
 
     return step
 

@@ -34,7 +34,7 @@ from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.model import Model
 from clipzoo.objectives.compatibility import check_pair
-from clipzoo.training.gradient_cache import Contrast, Replay, backward
+from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.types import Batch, Features, Progress
 
 SAMPLES, BATCH, PARTS = 24, 16, 4
@@ -82,16 +82,14 @@ def gradients(pair: Pair, parts: int, world: World = World()) -> Gradients:
     model = Model(SmallEncoder(), build.build_head(plain)).double()
     objective = build.build_objective(plain).double()
     objective.allocate(SAMPLES)
-    contrast = Contrast(model, objective, None, world=world)
-    module: nn.Module = Replay(contrast)
-    if world.size > 1:
-        module = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+    share = BATCH // world.size
+    cache = GradientCache(model, objective, world, share // parts)
+    both = nn.ModuleDict({"model": model, "objective": objective})
     for step in range(2):  # DDP rebuilds its buckets after the first; per-sample state matters in the second
-        module.zero_grad()
+        both.zero_grad()
         model.head.resample(step)
-        mine = _batch(step).split(BATCH // world.size)[world.rank]
-        backward(module, mine, Progress(step, 10, SAMPLES, BATCH), len(mine) // parts, 1.0)
-    found = {name: each.grad.clone() for name, each in contrast.named_parameters() if each.grad is not None}
+        cache(_batch(step).split(share)[world.rank], Progress(step, 10, SAMPLES, BATCH))
+    found = {name: each.grad.clone() for name, each in both.named_parameters() if each.grad is not None}
     return found | {f"state {name}": value.clone() for name, value in objective.named_buffers()}
 
 

@@ -90,7 +90,7 @@ def train(config: DictConfig) -> None:
     from clipzoo.report.run_page.page import write_report
     from clipzoo.training import diagnostics
     from clipzoo.training import loggers as logger
-    from clipzoo.training.trainer import Parts
+    from clipzoo.training.parts import Parts
 
     watchdog = Watchdog()
     preemption = Preemption(watchdog)
@@ -106,13 +106,13 @@ def train(config: DictConfig) -> None:
             trainer.check(data, plain["seed"], world)
             suite = part(plain["eval"])
             suite.open()
-            suite.require(trainer.best_metric)
+            suite.require(trainer.saving.best_metric)
             model = build_model(plain, head)
         world.run_on_first(lambda: run.claim(lock, plain))
-        run.say(f"{folder}: {data.samples} samples, {trainer.global_batch} a step, {world.size} ranks")
-        optim, log, seed = part(plain["optim"]), part(plain["logger"]), plain["seed"]
-        parts = Parts(model, objective, data, optim, suite, log, folder, seed, plain, preemption)
-        cost, metrics = trainer.fit(parts, world)
+        run.say(f"{folder}: {data.samples} samples, {trainer.length.global_batch} a step, {world.size} ranks")
+        optimizer, log = part(plain["optim"]), part(plain["logger"])
+        parts = Parts(model, objective, data, optimizer, suite, log, plain["seed"], folder, plain)
+        cost, metrics = trainer.fit(parts, world, preemption)
 
         def finish() -> None:
             overrides = list(HydraConfig.get().overrides.task)

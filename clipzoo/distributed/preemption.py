@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
@@ -14,6 +14,7 @@ from clipzoo.distributed.watchdog import Watchdog
 
 EXIT_CODE = 75
 """EX_TEMPFAIL: stopped on request; the same command resumes."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
 
 
 class Preemption:
@@ -23,12 +24,12 @@ class Preemption:
     handler of SIGUSR2), they are called once the checkpoint is saved.
     """
 
-    def __init__(self, watchdog: Watchdog) -> None:
+    def __init__(self, watchdog: Watchdog, signals: Sequence[int] = SIGNALS) -> None:
         self.watchdog = watchdog
         self._signal: int | None = None
         self._deferred = False
         self._launcher_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2):
+        for number in signals:
             previous = signal.getsignal(number)
             own = getattr(previous, "__self__", None).__class__ is Preemption
             if callable(previous) and previous is not signal.default_int_handler and not own:

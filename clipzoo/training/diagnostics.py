@@ -1,4 +1,4 @@
-"""What a researcher wants to see of a contrastive training, cheap enough to log."""
+"""Diagnostics of a contrastive training that are cheap enough to log."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
 BINS = 60
 SIDES = "highest", "lowest"
 ROWS = 256
-"""Pairs that the diagnostics of embeddings look at."""
+"""Pairs on which the embeddings are diagnosed."""
 
 
 @torch.no_grad()
-def of_similarity(similarity: Similarity) -> dict[str, Tensor]:
-    """Positives, negatives and their gap on the local anchors, from answers that no implementation needs a matrix for.
+def similarity_diagnostics(similarity: Similarity) -> dict[str, Tensor]:
+    """Return the means of positives and negatives over the local anchors, and their gap, for both directions.
 
-    The negatives are summarised by their log-mean-exp, which is what the losses see of them.
+    Negatives are summarised by their log-mean-exp, as the losses do. No matrix of scores is needed.
     """
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     for name, scores in zip(("image_to_text", "text_to_image"), similarity.directions, strict=True):
         positive = scores.positives().mean()
         negative = scores.log_sum_exp(exclude_positive=True).mean() - math.log(scores.columns - 1)
-        found |= {f"positive_{name}": positive, f"negative_{name}": negative, f"gap_{name}": positive - negative}
-    return found
+        values |= {f"positive_{name}": positive, f"negative_{name}": negative, f"gap_{name}": positive - negative}
+    return values
 
 
 @torch.no_grad()
-def of_embeddings(image: Embedding, text: Embedding, rows: int = ROWS) -> dict[str, Tensor]:
-    """Alignment and uniformity (Wang and Isola 2020) on the first `rows` pairs.
+def embedding_diagnostics(image: Embedding, text: Embedding, rows: int = ROWS) -> dict[str, Tensor]:
+    """Return alignment and uniformity (Wang and Isola 2020) of the first `rows` pairs.
 
-    image, text: embeddings of the same samples. A point set is judged by its weighted mean, as a unit vector.
-    One sample alone has no uniformity.
+    image, text: embeddings of the same samples. A point set counts as its weighted mean, scaled to unit length.
+    A single sample has no uniformity.
     """
-    image, text = (map_embedding(lambda tensor: tensor[:rows], each) for each in (image, text))
+    image, text = (map_embedding(lambda tensor: tensor[:rows], embedding) for embedding in (image, text))
     x, y = _unit_vectors(image), _unit_vectors(text)
     alignment = {"alignment": (x - y).square().sum(dim=1).mean()}
     if len(x) == 1:
@@ -52,21 +52,21 @@ def of_embeddings(image: Embedding, text: Embedding, rows: int = ROWS) -> dict[s
 
 
 def summarise_samples(objective: Objective, extremes: int) -> dict[str, Any]:
-    """Per-sample statistics of the objective's state as plain values: a histogram each, and its extreme samples.
+    """Return per-sample statistics of the objective's state: a histogram and the samples with extreme values.
 
     {name: {"seen", "mean", "std", "counts" [BINS], "edges" [BINS + 1], "highest": [{"sample_id", "value"}], "lowest"}};
     empty for an objective without state, or before a sample was seen.
     """
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     for name, values in objective.sample_statistics().items():
         seen = values.isfinite()
         if seen.any():
-            found[name] = _summary(values[seen].cpu(), seen.nonzero()[:, 0].cpu(), extremes)
-    return found
+            summaries[name] = _summary(values[seen].cpu(), seen.nonzero()[:, 0].cpu(), extremes)
+    return summaries
 
 
 def write_sample_summary(objective: Objective, path: Path, extremes: int = 16) -> Mapping[str, Any]:
-    """Write `summarise_samples` as JSON, unless it is empty; it is returned."""
+    """Write `summarise_samples` as JSON, unless it is empty, and return it."""
     summary = summarise_samples(objective, extremes)
     if summary:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,8 +100,8 @@ def _summary(values: Tensor, ids: Tensor, extremes: int) -> dict[str, Any]:
     counts = torch.histc(values.float(), BINS, float(low), float(high))
     order = values.argsort(stable=True)
 
-    def listed(positions: Tensor) -> list[dict[str, float]]:
-        return [{"sample_id": int(ids[each]), "value": float(values[each])} for each in positions]
+    def samples(positions: Tensor) -> list[dict[str, float]]:
+        return [{"sample_id": int(ids[position]), "value": float(values[position])} for position in positions]
 
     return {
         "seen": len(values),
@@ -109,13 +109,13 @@ def _summary(values: Tensor, ids: Tensor, extremes: int) -> dict[str, Any]:
         "std": float(values.std(correction=0)),
         "counts": counts.int().tolist(),
         "edges": edges.tolist(),
-        "highest": listed(order.flip(0)[:extremes]),
-        "lowest": listed(order[:extremes]),
+        "highest": samples(order.flip(0)[:extremes]),
+        "lowest": samples(order[:extremes]),
     }
 
 
 def _unit_vectors(embedding: Embedding) -> Tensor:
-    """[b, d]."""
+    """[b, d], one vector for each sample."""
     if isinstance(embedding, PointSet):
         embedding = (embedding.log_weights.exp()[:, :, None] * embedding.points).sum(dim=1)
     return functional.normalize(embedding, dim=-1)

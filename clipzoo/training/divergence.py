@@ -1,12 +1,13 @@
-"""Whether every step was sound, without waiting for the device: the answer is read when the next step is under way.
+"""Detect NaN and diverging steps asynchronously; the result is read one step later.
 
-A broken step is known to the device at once and leaves the weights as they are. The host hears of it a step later, but
-always before a checkpoint is written.
+The device knows at once that a step has diverged and leaves the weights unchanged. The host reads the result while the
+next step is under way, but always before a checkpoint is written.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,79 +20,95 @@ from clipzoo.io import write_whole
 
 
 @dataclass
-class _Judged:
-    """A step whose answer is on its way to the host."""
+class _PendingStep:
+    """A step whose result the host has not read yet."""
 
     step: int
     sample_id: Tensor
     loss: Tensor
-    norm: Tensor
-    answer: _Answer
+    gradient_norm: Tensor
+    result: _HostCopy
 
 
-class Soundness:
-    """Judges steps: `judge` each of them, `settle` before what must not happen after a broken one.
+class DivergenceCheck:
+    """Checks every step with `check`; `settle` reads the result of the last one.
 
-    folder: of the run, where the samples of a broken step are named. loss_limit: a loss beyond it, up or down, is
-    broken as NaN is. stop: whether any rank was asked to stop in a step that is settled; the same on all ranks.
+    folder: run directory, where the samples of a diverged step are listed; None: no file is written.
+    loss_limit: a larger absolute loss counts as divergence, as NaN does.
+    stop_requested: returns True once this rank has been asked to stop. Its answer travels with the check.
     """
 
-    def __init__(self, folder: Path, loss_limit: float, world: World) -> None:
-        self._folder, self._limit, self._world = folder, loss_limit, world
-        self._pending: _Judged | None = None
-        self.stop = False
+    stop = False
+    """True once any rank had been asked to stop in a settled step; equal on all ranks."""
 
-    def judge(self, step: int, sample_id: Tensor, loss: Tensor, norm: Tensor, norm_counts: bool, asked: bool) -> Tensor:
-        """0-d bool on the device: whether the step is broken on any rank. The step before is settled.
+    def __init__(
+        self, folder: Path | None, loss_limit: float, world: World, stop_requested: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._folder, self._limit, self._world, self._stop_requested = folder, loss_limit, world, stop_requested
+        self._pending: _PendingStep | None = None
 
-        sample_id [b], loss and norm (of the gradient) 0-d. norm_counts: an infinite gradient is broken too.
-        asked: whether this rank was asked to stop.
+    def check(self, step: int, sample_id: Tensor, loss: Tensor, gradient_norm: Tensor, check_gradient: bool) -> Tensor:
+        """Settle the previous step and check this one.
+
+        sample_id: [b]. loss, gradient_norm: 0-d. check_gradient: an infinite gradient counts as divergence too.
+
+        Returns:
+            0-d bool on the device, True if the step has diverged on any rank.
         """
         self.settle()
-        loss, norm = loss.detach(), norm.detach()
-        broken = ~torch.isfinite(loss) | (loss.abs() > self._limit)
-        if norm_counts:
-            broken = broken | ~torch.isfinite(norm)
-        anywhere = self._world.maximum(torch.stack([broken, torch.full_like(broken, asked)]).int())
-        self._pending = _Judged(step, sample_id, loss, norm, _Answer(anywhere))
-        return anywhere[0] > 0
+        loss, gradient_norm = loss.detach(), gradient_norm.detach()
+        diverged = ~torch.isfinite(loss) | (loss.abs() > self._limit)
+        if check_gradient:
+            diverged = diverged | ~torch.isfinite(gradient_norm)
+        stop = torch.full_like(diverged, self._stop_requested())
+        on_any_rank = self._world.maximum(torch.stack([diverged, stop]).int())
+        self._pending = _PendingStep(step, sample_id, loss, gradient_norm, _HostCopy(on_any_rank))
+        return on_any_rank[0] > 0
 
     def settle(self) -> None:
-        """Wait for the last answer. Raises when its step is broken; all ranks do."""
-        judged, self._pending = self._pending, None
-        if judged is None:
+        """Wait for the result of the last step.
+
+        Raises:
+            TrainingError: the step has diverged; on all ranks.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        broken, stop = judged.answer.read()
-        if broken:
-            self._refuse(judged)
+        diverged, stop = pending.result.read()
+        if diverged:
+            self._raise(pending)
         self.stop = self.stop or bool(stop)
 
-    def _refuse(self, judged: _Judged) -> None:
-        loss, norm = float(judged.loss), float(judged.norm)
-        found = self._world.gather_object({"sample_id": judged.sample_id.tolist(), "loss": loss, "gradient_norm": norm})
-        path = self._folder / f"broken_step_{judged.step}.json"
-        if self._world.is_first:
-            write_whole(path, json.dumps({"step": judged.step, "ranks": found}))
-        losses = ", ".join(f"{each['loss']:g}" for each in found[:8])
+    def _raise(self, pending: _PendingStep) -> None:
+        loss, norm = float(pending.loss), float(pending.gradient_norm)
+        ranks = self._world.gather_object(
+            {"sample_id": pending.sample_id.tolist(), "loss": loss, "gradient_norm": norm}
+        )
+        samples = ""
+        if self._folder is not None:
+            path = self._folder / f"broken_step_{pending.step}.json"
+            samples = f" The sample ids are in {path}; the last checkpoint is untouched."
+            if self._world.is_first:
+                write_whole(path, json.dumps({"step": pending.step, "ranks": ranks}))
+        losses = ", ".join(f"{rank['loss']:g}" for rank in ranks[:8])
         raise TrainingError(
-            f"step {judged.step} is broken (the ranks' losses: {losses}; gradient norm {norm:g}; "
-            f"trainer.loss_limit={self._limit:g}): its sample ids are in {path}, and the last checkpoint is "
-            "untouched. A smaller optim.schedule.peak or trainer.clip_gradient=1.0 may help"
+            f"step {pending.step} diverged (losses of the ranks: {losses}; gradient norm {norm:g}; "
+            f"trainer.loss_limit={self._limit:g}).{samples} Lower optim.schedule.peak or set trainer.clip_gradient=1.0"
         )
 
 
-class _Answer:
-    """A small tensor on its way to the host. Reading it waits for what was queued before it, not after."""
+class _HostCopy:
+    """A small tensor on its way to the host. Reading it waits only for work that was queued before it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._values = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         self._values.copy_(tensor, non_blocking=True)
-        self._there: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
         if tensor.is_cuda:
-            self._there = torch.cuda.Event()
-            self._there.record()
+            self._copied = torch.cuda.Event()
+            self._copied.record()
 
     def read(self) -> list[int]:
-        if self._there is not None:
-            self._there.synchronize()
+        if self._copied is not None:
+            self._copied.synchronize()
         return self._values.tolist()

@@ -1,4 +1,4 @@
-"""How much arithmetic a training step needs, and how much the device can do."""
+"""Floating-point operations of a training step, and those that the device is capable of."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
     "A10G": 70e12, "A10": 125e12, "L4": 121e12, "4090": 165e12, "V100": 125e12, "T4": 65e12,
 }  # fmt: skip
-"""Dense half-precision floating-point operations a second, from the makers' data sheets."""
+"""Part of a GPU's name -> its dense half-precision operations per second, from the vendors' data sheets."""
 
 
-def step_flops(model: Model, batch: Batch, world: World, tile: int | None) -> float:
-    """Floating-point operations of this rank's share of a step, as torch counts them: three times a forward pass.
+def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -> float:
+    """Return the operations of this rank's share of a step: three times those of a forward pass of encoders and head.
 
-    Encoders and head; what is recomputed in the backward pass to save memory is not counted, and neither are kernels
-    that torch does not know.
+    Recomputed activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two
+    samples. tile: see Head.forward.
     """
-    few, size = batch.split(min(2, len(batch)))[0], len(batch)
-    statistics = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
+    sample, size = batch.split(min(2, len(batch)))[0], len(batch)
+    buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
     with FlopCounterMode(display=False) as encoders, torch.compiler.set_stance("force_eager"):
-        image, text = model.encoder.image(few.image), model.encoder.text(few.text)
+        image, text = model.encoder.image(sample.image), model.encoder.text(sample.text)
     with torch.no_grad(), FlopCounterMode(display=False) as head:
-        similarity = model.compare(_repeated(image, size), _repeated(text, size), world, tile)
+        similarity = model.compare(_repeat(image, size), _repeat(text, size), world, tile)
         for scores in similarity.directions:
             scores.positives()
             scores.log_sum_exp()
     for name, buffer in model.encoder.named_buffers():
-        buffer.copy_(statistics[name])
-    return 3.0 * (encoders.get_total_flops() * size / len(few) + head.get_total_flops())
+        buffer.copy_(buffers[name])
+    return 3.0 * (encoders.get_total_flops() * size / len(sample) + head.get_total_flops())
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second that the device can do in this precision: from its data sheet, or else measured."""
+    """Return the device's operations per second in this precision: from its data sheet, otherwise measured."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        known = [peak for part, peak in PEAKS.items() if part in name]
-        if known and dtype in (torch.bfloat16, torch.float16):
-            return known[0]
-    return _measured(device, dtype)
+        peaks = [peak for part, peak in PEAKS.items() if part in name]
+        if peaks and dtype in (torch.bfloat16, torch.float16):
+            return peaks[0]
+    return _measure_peak(device, dtype)
 
 
-def _measured(device: torch.device, dtype: torch.dtype) -> float:
-    """The best of a few large matrix products."""
-    size, best = (8192, float("inf")) if device.type == "cuda" else (1024, float("inf"))
+def _measure_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Time a few large matrix products and return the highest rate."""
+    size, shortest = (8192, float("inf")) if device.type == "cuda" else (1024, float("inf"))
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     for _ in range(5):
         begin = time.perf_counter()
         (left @ right)[0, 0].item()
-        best = min(best, time.perf_counter() - begin)
-    return 2 * size**3 / best
+        shortest = min(shortest, time.perf_counter() - begin)
+    return 2 * size**3 / shortest
 
 
-def _repeated(features: Features, count: int) -> Features:
-    """The first sample's features `count` times."""
+def _repeat(features: Features, count: int) -> Features:
+    """Return the first sample's features `count` times."""
     mask = None if features.mask is None else features.mask[:1].expand(count, -1)
     repeated = features.map(lambda tensor: tensor[:1].detach().expand(count, *tensor.shape[1:]))
     return Features(repeated.pooled, repeated.tokens, mask)

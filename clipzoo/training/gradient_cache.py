@@ -1,10 +1,14 @@
-"""The gradient of one batch: forward, loss, backward, whole or in micro-batches."""
+"""The gradient of one batch, whole or in micro-batches, averaged over ranks.
+
+The graph is always cut at the features. Head and objective compute the loss on detached features; its gradient with
+respect to them is then passed to the encoders, whose graph is either the one of the first forward pass (the whole batch
+at once) or is made again for one micro-batch after the other (GradCache, Gao et al. 2021).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -16,166 +20,182 @@ from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
 from clipzoo.types import Batch, Features, Loss, Progress
 
-Pair = tuple[Features, Features]
+FeaturePair = tuple[Features, Features]
+"""Features of the images and of the texts of the same samples."""
 
 
-class Contrast(nn.Module):
-    """Model and objective as one module, so that DDP sees every parameter's gradient.
+class PairEncoder(nn.Module):
+    """The encoder as one module with one forward, batch -> features of both views, which DDP can wrap.
 
-    compile: run the encoders through torch.compile; evaluation does not.
-    diagnose: set for the steps that are logged: the loss then also carries the diagnostics.
-    world: the ranks whose samples are compared. tile: see `Head.forward`.
+    Returns only the features that the head reads, and always the pooled ones.
+
+    autocast: precision of the encoders; None for that of their parameters.
+    compile: run the encoders through torch.compile; evaluation runs them without it.
     """
 
-    diagnose = False
+    def __init__(self, model: Model, autocast: torch.dtype | None, compile: bool) -> None:
+        super().__init__()
+        self.encoder = model.encoder
+        self._image = torch.compile(self.encoder.image) if compile else self.encoder.image
+        self._text = torch.compile(self.encoder.text) if compile else self.encoder.text
+        self._autocast, self._needs_tokens = autocast, model.head.needs_tokens
+
+    def forward(self, batch: Batch) -> FeaturePair:
+        with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
+            return self._read_by_head(self._image(batch.image)), self._read_by_head(self._text(batch.text))
+
+    def _read_by_head(self, features: Features) -> Features:
+        return features if self._needs_tokens else Features(features.pooled)
+
+
+class GradientCache:
+    """Computes losses and their gradients; micro-batches and ranks change neither.
+
+    micro_batch: samples that pass the encoders at once on a rank; None for the rank's whole batch. Smaller ones cost
+    one more forward pass and save the memory of activations. Batch norm alone sees the difference: it normalises each
+    micro-batch by itself and counts it once in its running statistics.
+    tile: see Head.forward. autocast, compile: see PairEncoder.
+    """
 
     def __init__(
         self,
         model: Model,
         objective: Objective,
-        autocast: torch.dtype | None,
-        compile: bool = False,
-        world: World = World(),
+        world: World,
+        micro_batch: int | None = None,
         tile: int | None = None,
+        autocast: torch.dtype | None = None,
+        compile: bool = False,
     ) -> None:
-        super().__init__()
-        self._world, self._tile = world, tile
-        self.model = model
-        self.objective = objective
-        self._autocast = autocast
-        encoder = model.encoder
-        self._image = torch.compile(encoder.image) if compile else encoder.image
-        self._text = torch.compile(encoder.text) if compile else encoder.text
+        self.tile, self.autocast = tile, autocast
+        self._model, self._objective, self._world = model, objective, world
+        self._micro_batch = micro_batch
+        self._encoder = PairEncoder(model, autocast, compile)
+        self._others = [p for module in (model.head, objective) for p in module.parameters() if p.requires_grad]
+        self._replicated: nn.Module = self._encoder
+        if world.size > 1:
+            world.broadcast_(parameter.detach() for parameter in self._others)
+            if any(parameter.requires_grad for parameter in self._encoder.parameters()):
+                # Buffers may differ among ranks: batch norm's running statistics are those of the rank's own samples.
+                self._replicated = DistributedDataParallel(
+                    self._encoder, broadcast_buffers=False, gradient_as_bucket_view=True
+                )
 
-    def forward(self, batch: Batch, progress: Progress) -> Loss:
-        """Encode, compare, judge."""
-        return self.judge(self.encode(batch), batch, progress)
+    def __call__(
+        self,
+        batch: Batch,
+        progress: Progress,
+        scale: float | Tensor = 1.0,
+        mark: Callable[[str], None] = lambda part: None,
+        diagnose: bool = False,
+    ) -> Loss:
+        """Add the gradient of `scale` times the batch's loss, averaged over ranks, to all parameters.
 
-    def encode(self, batch: Batch) -> Pair:
-        with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
-            return self._image(batch.image), self._text(batch.text)
+        batch: this rank's share of the global batch. mark: called with "forward" and "backward" when each is done.
+        diagnose: also log the diagnostics of similarities and embeddings.
 
-    def judge(self, features: Pair, batch: Batch, progress: Progress) -> Loss:
-        similarity = self.model.compare(*features, self._world, self._tile)
-        loss = self.objective(similarity, batch, progress)
-        total, logs = loss.total, loss.logs
-        if self.model.head.needs_tokens:
-            # DDP waits for every parameter's gradient, of a pooling too that a head of tokens does not read.
-            total = total + (features[0].pooled * 0).sum() + (features[1].pooled * 0).sum()
-        if self.diagnose:
-            logs = {**logs, **diagnostics.of_similarity(similarity), **self._of_embeddings(features)}
-        return Loss(total, logs)
-
-    @torch.no_grad()
-    def _of_embeddings(self, features: Pair) -> dict[str, Tensor]:
-        """Alignment and uniformity, on few rows: a diagnosis must not cost a step."""
-        few = [each.first(diagnostics.ROWS) for each in features]
-        return diagnostics.of_embeddings(*self.model.embed(*few))
-
-
-class Replay(nn.Module):
-    """Contrast behind a switch that DDP's single forward needs: the loss of a batch, or the replay of a micro-batch."""
-
-    def __init__(self, contrast: Contrast) -> None:
-        super().__init__()
-        self.contrast = contrast
-
-    def forward(self, batch: Batch, progress: Progress | None, upstream: list[Tensor | None] | None) -> Loss | Tensor:
-        """Without `upstream` the loss; with it, the scalar whose gradient is that of the encoders under `upstream`."""
-        if progress is not None:
-            return self.contrast(batch, progress)
-        assert upstream is not None
-        outputs = _tensors(self.contrast.encode(batch))
-        terms = [
-            (output * gradient).sum()
-            for output, gradient in zip(outputs, upstream, strict=True)
-            if gradient is not None
-        ]
-        # Head and objective have their gradients already; zeros let DDP see them take part in this backward pass.
-        others = (*self.contrast.model.head.parameters(), *self.contrast.objective.parameters())
-        terms += [(each * 0).sum() for each in others if each.requires_grad]
-        return torch.stack([term.to(terms[0].dtype) for term in terms]).sum()
-
-
-def backward(
-    module: nn.Module,
-    batch: Batch,
-    progress: Progress,
-    micro_batch: int | None,
-    scale: float | Tensor,
-    mark: Callable[[str], None] = lambda part: None,
-) -> Loss:
-    """Add the gradient of `scale` times the batch's loss to the parameters of `module`, a Replay or DDP around one.
-
-    With micro-batches the encoders first run without gradient, the loss of the whole batch is taken on their cached
-    features, and each micro-batch is encoded again to carry its part of the gradient back: the same loss and gradient
-    as the whole batch (random numbers are replayed) for a third more computation and a fraction of the memory. Only
-    batch norm sees what it normalises by: its statistics are the micro-batch's, counted once each.
-    mark: is told when "forward" and when "backward" is done.
-    """
-    if micro_batch is None or micro_batch >= len(batch):
-        loss = module(batch, progress, None)
+        Returns:
+            The loss, without the scale.
+        """
+        micro_batches = batch.split(self._micro_batch or len(batch))
+        whole = len(micro_batches) == 1
+        features = self._replicated(batch) if whole else None
+        random_states: list[list[Tensor]] = []
+        if features is None:
+            random_states, cached = self._encode_without_graph(micro_batches)
+        leaves = _leaves(cached if features is None else features)
+        loss = self._loss(leaves, batch, progress, diagnose)
         mark("forward")
         (loss.total * scale).backward()
+        self._average_others()
+        if features is None:
+            self._replay(micro_batches, random_states, leaves)
+        else:
+            _backward(features, _gradients(leaves))
         mark("backward")
         return loss
-    contrast: Any = (module.module if isinstance(module, DistributedDataParallel) else module).contrast
-    parts = batch.split(micro_batch)
-    states = []
-    with torch.no_grad():
-        cached = []
-        for each in parts:
-            states.append(_random_state(batch.image.device))
-            cached.append(contrast.encode(each))
-    leaves = _joined(cached)
-    with _unsynchronised(module):
-        loss = contrast.judge(leaves, batch, progress)
-        mark("forward")
-        (loss.total * scale).backward()
-    after = _random_state(batch.image.device)
-    counted = [(buffer, buffer.clone()) for buffer in contrast.model.encoder.buffers()]
-    upstream = [list(_split(tensor.grad, micro_batch, len(parts))) for tensor in _tensors(leaves)]
-    for index, each in enumerate(parts):
-        _set_random_state(batch.image.device, states[index])
-        last = index == len(parts) - 1
-        with nullcontext() if last else _unsynchronised(module):
-            module(each, None, [gradients[index] for gradients in upstream]).backward()
-    _set_random_state(batch.image.device, after)
-    for buffer, value in counted:
-        buffer.copy_(value)
-    mark("backward")
-    return loss
+
+    def _loss(self, features: FeaturePair, batch: Batch, progress: Progress, diagnose: bool) -> Loss:
+        similarity = self._model.compare(*features, self._world, self.tile)
+        loss = self._objective(similarity, batch, progress)
+        if not diagnose:
+            return loss
+        with torch.no_grad():
+            image, text = self._model.embed(*(view.first(diagnostics.ROWS) for view in features))
+        logs = {**diagnostics.similarity_diagnostics(similarity), **diagnostics.embedding_diagnostics(image, text)}
+        return Loss(loss.total, {**loss.logs, **logs})
+
+    @torch.no_grad()
+    def _encode_without_graph(self, micro_batches: Sequence[Batch]) -> tuple[list[list[Tensor]], FeaturePair]:
+        """Return the random state before each micro-batch and the features of all of them."""
+        states, features = [], []
+        for micro_batch in micro_batches:
+            states.append(_random_state(micro_batch.image.device))
+            features.append(self._encoder(micro_batch))
+        return states, (_concatenate([image for image, _ in features]), _concatenate([text for _, text in features]))
+
+    def _replay(self, micro_batches: Sequence[Batch], states: Sequence[list[Tensor]], leaves: FeaturePair) -> None:
+        """Encode each micro-batch again, with the random numbers of its first pass, and add its gradient."""
+        device = micro_batches[0].image.device
+        after = _random_state(device)
+        buffers = [(buffer, buffer.clone()) for buffer in self._encoder.buffers()]
+        gradients = [gradient.split(len(micro_batches[0])) for gradient in _gradients(leaves)]
+        for index, (micro_batch, state) in enumerate(zip(micro_batches, states, strict=True)):
+            _set_random_state(device, state)
+            # Ranks exchange the sum over the micro-batches, once.
+            with nullcontext() if index == len(micro_batches) - 1 else self._without_exchange():
+                _backward(self._replicated(micro_batch), [parts[index] for parts in gradients])
+        _set_random_state(device, after)
+        for buffer, value in buffers:
+            buffer.copy_(value)
+
+    def _average_others(self) -> None:
+        """Average the gradients of head and objective over ranks; DDP averages those of the encoders."""
+        gradients = [parameter.grad for parameter in self._others if parameter.grad is not None]
+        if self._world.size == 1 or not gradients:
+            return
+        mean = self._world.mean(torch.cat([gradient.flatten() for gradient in gradients]))
+        for gradient, part in zip(gradients, mean.split([len(g.flatten()) for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def _without_exchange(self) -> AbstractContextManager[None]:
+        ddp = self._replicated
+        return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
 
 
-def _tensors(features: Pair) -> list[Tensor]:
-    """The float tensors of both modalities' features, those that are there."""
-    return [tensor for each in features for tensor in (each.pooled, each.tokens) if tensor is not None]
+def _backward(features: FeaturePair, gradients: Sequence[Tensor]) -> None:
+    """Add the encoders' gradient under these gradients of their features. Constant features are passed over."""
+    pairs = [pair for pair in zip(_tensors(features), gradients, strict=True) if pair[0].requires_grad]
+    if pairs:
+        torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def _joined(parts: list[Pair]) -> Pair:
-    """The features of all parts as leaves of a new graph."""
-
-    def join(modality: list[Features]) -> Features:
-        def cat(tensors: list[Tensor | None]) -> Tensor | None:
-            return None if tensors[0] is None else torch.cat([each for each in tensors if each is not None])
-
-        def leaf(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.requires_grad_()
-
-        pooled = leaf(cat([each.pooled for each in modality]))
-        assert pooled is not None
-        return Features(pooled, leaf(cat([each.tokens for each in modality])), cat([each.mask for each in modality]))
-
-    return join([image for image, _ in parts]), join([text for _, text in parts])
+def _leaves(features: FeaturePair) -> FeaturePair:
+    """The same values as leaves of a new graph."""
+    image, text = features
+    return image.map(lambda tensor: tensor.detach().requires_grad_()), text.map(
+        lambda tensor: tensor.detach().requires_grad_()
+    )
 
 
-def _split(gradient: Tensor | None, size: int, count: int) -> tuple[Tensor | None, ...]:
-    """A tensor that the head does not read has no gradient."""
-    return (None,) * count if gradient is None else gradient.split(size)
+def _gradients(leaves: FeaturePair) -> list[Tensor]:
+    """The gradient of each tensor; zeros, which DDP needs for every parameter, where the head does not read it."""
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in _tensors(leaves)]
 
 
-def _unsynchronised(module: nn.Module):
-    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+def _tensors(features: FeaturePair) -> list[Tensor]:
+    """The float tensors of both views."""
+    return [tensor for view in features for tensor in (view.pooled, view.tokens) if tensor is not None]
+
+
+def _concatenate(parts: Sequence[Features]) -> Features:
+    tokens = [part.tokens for part in parts if part.tokens is not None]
+    masks = [part.mask for part in parts if part.mask is not None]
+    return Features(
+        torch.cat([part.pooled for part in parts]),
+        torch.cat(tokens) if tokens else None,
+        torch.cat(masks) if masks else None,
+    )
 
 
 def _random_state(device: torch.device) -> list[Tensor]:

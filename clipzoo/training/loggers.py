@@ -1,4 +1,4 @@
-"""What a run writes down while it trains: metrics.jsonl always; W&B and TensorBoard when asked for."""
+"""Logging of a training: metrics.jsonl always; W&B and TensorBoard on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from clipzoo.distributed import environment
 from clipzoo.errors import TrainingError
@@ -19,15 +19,18 @@ from clipzoo.runs.record import revision
 
 log = logging.getLogger(__name__)
 
-PATIENCE = {"init_timeout": 60, "finish_timeout": 300}
+WANDB_TIMEOUTS = {"init_timeout": 60, "finish_timeout": 300}
 """Seconds that a run waits for W&B at most."""
+
+Write = Callable[[int, Mapping[str, Any]], None]
+Report = Callable[[Mapping[str, float], Sequence[Path]], None]
 
 
 class Logger:
-    """Logs to metrics.jsonl, the source of truth, and copies to W&B and TensorBoard. Opened on the first rank only.
+    """Writes metrics.jsonl, the source of truth, and copies to W&B and TensorBoard. Opened on the first rank only.
 
-    wandb: "online", "offline" (sync later with `wandb sync`) or "off". project, entity, group: W&B's names; without a
-    group the points of a sweep share one of their own. tensorboard: write event files with torch's own writer.
+    wandb: "online", "offline" (upload later with `wandb sync`) or "off". project, entity, group: W&B's names; without a
+    group the runs of a sweep share one. tensorboard: write event files.
     """
 
     def __init__(
@@ -38,17 +41,22 @@ class Logger:
         group: str | None,
         tensorboard: bool,
     ) -> None:
-        self._wandb_mode: Any = wandb
+        self._wandb_mode = wandb
         group = group or os.environ.get("CLIPZOO_SWEEP")
         self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}
         self._tensorboard = tensorboard
-        self._file: Any = None
-        self._copies: list[Callable[[int, Mapping[str, Any]], None]] = []
-        self._reporters: list[Callable[[Mapping[str, float], Sequence[Path]], None]] = []
+        self._file: TextIO | None = None
+        self._writers: list[Write] = []
+        self._reporters: list[Report] = []
         self._closers: list[Callable[[], None]] = []
 
-    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
-        """Begin, or go on at `step`: lines of later steps, which a killed run left behind, are dropped."""
+    def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
+        """Start logging, or continue at `step`: lines of later steps, left by a killed run, are removed.
+
+        folder: run directory; None: nothing is logged.
+        """
+        if folder is None:
+            return
         path = folder / "metrics.jsonl"
         if path.exists():
             write_whole(path, "".join(_lines_until(path, step)))
@@ -59,6 +67,11 @@ class Logger:
             self._guarded(lambda: self._open_tensorboard(folder))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Record the values of one step.
+
+        Raises:
+            TrainingError: metrics.jsonl cannot be written.
+        """
         if self._file is None:
             return
         try:
@@ -66,43 +79,45 @@ class Logger:
         except OSError as error:
             raise TrainingError(f"could not write {self._file.name} ({error}): is the disk full?") from error
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
-        for copy in list(self._copies):
-            self._guarded(partial(copy, step, numbers), copy)
+        for writer in list(self._writers):
+            self._guarded(partial(writer, step, numbers), writer)
 
     def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
-        """The end of a run for W&B and TensorBoard: all metrics as a table, the report's pictures."""
+        """Send the final metrics, as a table, and the report's pictures to W&B and TensorBoard."""
         for reporter in self._reporters:
             self._guarded(partial(reporter, metrics, pictures))
 
     def close(self) -> None:
+        """Flush and close."""
         if self._file is not None:
             self._file.close()
             self._file = None
         for closer in self._closers:
             self._guarded(closer)
-        self._copies, self._reporters, self._closers = [], [], []
+        self._writers, self._reporters, self._closers = [], [], []
 
-    def _guarded(self, action: Callable[[], None], copy: Callable | None = None) -> None:
-        """A copy that fails is named once and left out; training goes on."""
+    def _guarded(self, action: Callable[[], None], writer: Write | None = None) -> None:
+        """Run an action on a copy. One that fails is named in the log and not used again; training continues."""
         try:
             action()
         except Exception as error:
             log.warning("logging continues without it: %s: %s", type(error).__name__, error)
-            if copy in self._copies:
-                self._copies.remove(copy)
+            if writer is not None and writer in self._writers:
+                self._writers.remove(writer)
 
     def _open_wandb(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
-        known = dir(wandb.Settings())  # older versions have fewer
-        patience: dict[str, Any] = {name: value for name, value in PATIENCE.items() if name in known}
+        known = dir(wandb.Settings())  # older versions have fewer settings
+        timeouts: dict[str, Any] = {name: value for name, value in WANDB_TIMEOUTS.items() if name in known}
         path = folder / "wandb_id"
         if not path.exists():
             path.write_text(uuid.uuid4().hex[:8])
+        mode: Any = self._wandb_mode
         run = wandb.init(
-            id=path.read_text(), name=folder.name, resume="allow", mode=self._wandb_mode, dir=str(folder),
+            id=path.read_text(), name=folder.name, resume="allow", mode=mode, dir=str(folder),
             config={**config, "revision": revision()}, **self._names,
-            settings=wandb.Settings(silent=True, **patience),
+            settings=wandb.Settings(silent=True, **timeouts),
         )  # fmt: skip
 
         def report(metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
@@ -111,7 +126,7 @@ class Logger:
             run.summary.update(dict(metrics))
 
         self._reporters.append(report)
-        self._copies.append(lambda step, values: run.log(dict(values), step=step))
+        self._writers.append(lambda step, values: run.log(dict(values), step=step))
         self._closers.append(run.finish)
 
     def _open_tensorboard(self, folder: Path) -> None:
@@ -133,25 +148,25 @@ class Logger:
                     writer.add_image(f"report/{path.stem}", np.asarray(picture.convert("RGB")), dataformats="HWC")
 
         self._reporters.append(report)
-        self._copies.append(write)
+        self._writers.append(write)
         self._closers.append(writer.close)
 
 
 def _lines_until(path: Path, step: int) -> list[str]:
-    """The whole lines up to `step`, without its evaluation, which comes again, and without lines cut short."""
-    kept = []
+    """Return the lines up to `step`, without truncated lines and without its evaluation, which is made again."""
+    lines = []
     for line in path.read_text().splitlines():
         try:
             content = json.loads(line)
             if content["step"] < step or (content["step"] == step and "event" not in content):
-                kept.append(line + "\n")
+                lines.append(line + "\n")
         except (json.JSONDecodeError, KeyError):
             continue
-    return kept
+    return lines
 
 
 def quiet_libraries() -> None:
-    """Messages of this package on the terminal; of other libraries only warnings."""
+    """Show messages of this package on the terminal, and only warnings of other libraries."""
     rank = environment.read().rank
     logging.basicConfig(force=True, format="%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s")
     # torch's own deprecations, of names that the oldest supported torch still needs.

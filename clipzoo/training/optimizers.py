@@ -14,7 +14,7 @@ from clipzoo.types import Positive, Progress
 
 @dataclass(frozen=True)
 class AdamW:
-    """torch's fused AdamW; no decay on parameters with fewer than two dimensions (biases, norms, scales)."""
+    """torch's fused AdamW, without weight decay for parameters of fewer than two dimensions (biases, norms, scales)."""
 
     betas: list[float]
     eps: Positive
@@ -28,10 +28,11 @@ class AdamW:
             raise ConfigError(f"optim.weight_decay must be at least 0, not {self.weight_decay}")
 
     def build(self, *modules: nn.Module) -> torch.optim.AdamW:
-        parameters = [each for module in modules for each in module.parameters() if each.requires_grad]
-        decayed = [each for each in parameters if each.ndim >= 2]
-        others = [each for each in parameters if each.ndim < 2]
-        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        """Return the optimizer over all parameters of the modules that require a gradient."""
+        parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+        matrices = [p for p in parameters if p.ndim >= 2]
+        others = [p for p in parameters if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=self.schedule.peak,
@@ -41,7 +42,7 @@ class AdamW:
         )
 
     def set_rate(self, optimizer: torch.optim.Optimizer, progress: Progress) -> float:
-        """Set the rate of the coming step; it is returned."""
+        """Set the learning rate of the coming step and return it."""
         rate = self.schedule(progress)
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the step."""
+"""Learning-rate schedules: pure functions of training progress."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from clipzoo.types import Positive, Progress
 class Cosine:
     """Linear warmup from `start` to `peak`, then half a cosine down to `end`.
 
-    warmup_epochs or warmup_steps: the length of the warmup, one of them (the other null).
-    restart_epochs: the cosine begins again after so many epochs (CLOOB: 7); null for one cosine to the end of training.
-    per_epoch: the rate changes at epoch boundaries only (NUCLR).
+    warmup_epochs or warmup_steps: length of the warmup; the other is null.
+    restart_epochs: period after which the cosine starts again (CLOOB: 7); null for one cosine to the end of training.
+    per_epoch: the rate changes only at the start of an epoch (NUCLR).
     """
 
     peak: Positive
@@ -34,7 +34,7 @@ class Cosine:
             )
 
     def __call__(self, progress: Progress) -> float:
-        """The learning rate of the step that comes after `progress.step` steps."""
+        """Return the learning rate of the step that follows `progress.step` steps."""
         steps_per_epoch = progress.samples / progress.global_batch
         warmup = self.warmup_steps if self.warmup_epochs is None else round(self.warmup_epochs * steps_per_epoch)
         warmup = min(warmup or 0, progress.total_steps)
@@ -43,9 +43,9 @@ class Cosine:
         step: float = progress.step
         if self.per_epoch:
             step = max(warmup, math.floor(step / steps_per_epoch) * steps_per_epoch)
-        length = float(progress.total_steps - warmup)
-        done = step - warmup
+        period = float(progress.total_steps - warmup)
+        position = step - warmup
         if self.restart_epochs is not None:
-            length = min(length, self.restart_epochs * steps_per_epoch)
-            done %= length
-        return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * done / max(length, 1))) / 2
+            period = min(period, self.restart_epochs * steps_per_epoch)
+            position %= period
+        return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * position / max(period, 1))) / 2

@@ -1,70 +1,96 @@
-"""What a run keeps of its training: everything that the next step depends on, in checkpoints."""
+"""The state of a training, which its next step depends on, and its checkpoints."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.runs.directory import say
 from clipzoo.training import checkpoint
-from clipzoo.training.throughput import Meter
+from clipzoo.training.throughput import Throughput
+
+
+class Stateful(Protocol):
+    """A module, optimizer or gradient scaler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state by name."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Restore the state."""
 
 
 class TrainingState:
-    """Saves and restores the parts of a run.
+    """Saves and restores the parts of a training.
 
-    The newest checkpoints are under <folder>/checkpoints, the best one under <folder>/best. parts: by their names in
-    the checkpoint. data: facts that a resumed run must find unchanged. background: go on training while a checkpoint
-    is written.
+    The newest checkpoints are in <folder>/checkpoints, the best one in <folder>/best.
+
+    folder: run directory; None: nothing is saved or restored.
+    parts: by their names in the checkpoint. data: facts of the dataset, which a resumed run must find unchanged.
+    keep: number of newest checkpoints. background: training continues while a checkpoint is written.
+    report: called with one line for the terminal.
     """
 
     def __init__(
         self,
-        folder: Path,
-        parts: Mapping[str, Any],
+        folder: Path | None,
+        parts: Mapping[str, Stateful],
         data: Mapping[str, Any],
-        meter: Meter,
+        throughput: Throughput,
         keep: int,
         background: bool,
         world: World,
+        report: Callable[[str], None],
     ) -> None:
-        self._world = world
-        self._folder, self._keep = folder, keep
-        self._parts, self._data, self._meter = parts, dict(data), meter
-        self._writer = checkpoint.Writer(background)
-        self._saved: int | None = None
+        self._folder, self._keep, self._world, self._report = folder, keep, world, report
+        self._parts, self._data, self._throughput = parts, dict(data), throughput
+        self._writer = checkpoint.CheckpointWriter(background)
+        self._saved_step: int | None = None
 
     def save(self, step: int) -> None:
-        """Keep the state after `step` steps, unless that has been done."""
-        if step != self._saved:
+        """Save the state after `step` steps, unless it has been saved."""
+        if self._folder is not None and step != self._saved_step:
             self._write(self._folder / "checkpoints", step, {}, self._keep)
-            self._saved = step
+            self._saved_step = step
 
-    def save_best(self, step: int, metrics: Mapping[str, float], name: str) -> None:
-        """Keep the state after `step` steps beside the newest ones when metrics[name] is higher than ever before."""
+    def save_if_best(self, step: int, metrics: Mapping[str, float], name: str) -> None:
+        """Save the state after `step` steps to <folder>/best if metrics[name] is the highest so far.
+
+        Raises:
+            ConfigError: there is no such metric.
+        """
         if name not in metrics:
-            known = ", ".join(sorted(metrics)) or "none: eval has no sets"
-            raise ConfigError(f"there is no metric trainer.best_metric={name} (there are: {known})")
-        marks = self._world.run_on_first(lambda: [path.read_text() for path in self._best.glob("*.json")])
+            names = ", ".join(sorted(metrics)) or "none: eval has no datasets"
+            raise ConfigError(f"there is no metric trainer.best_metric={name} (there are: {names})")
+        if self._folder is None:
+            return
+        best = self._folder / "best"
+        marks = self._world.run_on_first(lambda: [path.read_text() for path in best.glob("*.json")])
         if all(json.loads(mark)["value"] < metrics[name] for mark in marks):
-            self._write(self._best, step, {"metric": name, "value": metrics[name]}, keep=1)
-            say(f"best so far: {name} {metrics[name]:.2f} after step {step}, kept in {self._best}")
+            self._write(best, step, {"metric": name, "value": metrics[name]}, keep=1)
+            self._report(f"best so far: {name} {metrics[name]:.2f} after step {step}, saved in {best}")
 
-    def finish(self) -> None:
-        """Wait until all is on the disk."""
+    def wait(self) -> None:
+        """Wait until all checkpoints are on the disk. Collective."""
         self._world.run_on_first(self._writer.wait)
 
-    def flush(self) -> None:
-        """The same on this rank alone, for the end of a run that failed."""
+    def wait_alone(self) -> None:
+        """`wait` on this rank alone, when the run fails."""
         self._writer.wait()
 
     def restore(self) -> int:
-        """Load the newest whole checkpoint; the number of steps it has done is returned, 0 without one."""
-        path = self._world.run_on_first(lambda: checkpoint.newest(self._folder / "checkpoints"))
+        """Load the newest valid checkpoint and return the number of its steps; 0 if there is none. Collective.
+
+        Raises:
+            ConfigError: it was trained on another dataset, or this rank cannot read it.
+        """
+        if self._folder is None:
+            return 0
+        folder = self._folder / "checkpoints"
+        path = self._world.run_on_first(lambda: checkpoint.newest(folder))
         if path is None:
             return 0
         if not path.exists():
@@ -72,24 +98,20 @@ class TrainingState:
         state = checkpoint.read(path)
         if state["data"] != self._data:
             raise ConfigError(
-                f"{path} was trained on other data ({state['data']}, now {self._data}): data.shards has changed since; "
-                "give another name=... to start anew"
+                f"{path} was trained on another dataset ({state['data']}, now {self._data}): data.shards has changed; "
+                "pass name=NEW to start another run"
             )
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
-        self._meter.go_on(state["step"], state["spent"])
-        self._saved = state["step"]
-        say(f"resuming from step {state['step']} ({path})")
+        self._throughput.resume(state["step"], state["spent"])
+        self._saved_step = state["step"]
+        self._report(f"resuming from step {state['step']} ({path})")
         return state["step"]
 
-    @property
-    def _best(self) -> Path:
-        return self._folder / "best"
-
-    def _write(self, folder: Path, step: int, facts: dict[str, Any], keep: int) -> None:
+    def _write(self, folder: Path, step: int, facts: Mapping[str, Any], keep: int) -> None:
         def write() -> None:
             parts = {name: part.state_dict() for name, part in self._parts.items()}
-            state = {"step": step, "data": self._data, "spent": self._meter.state(step), **parts}
+            state = {"step": step, "data": self._data, "spent": self._throughput.state(step), **parts}
             self._writer.save(folder, step, state, facts, keep)
 
         self._world.run_on_first(write)

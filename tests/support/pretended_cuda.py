@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ def pretended() -> Iterator[list[str]]:
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     _waits.clear()
     try:
-        with mock.patch.multiple(torch.cuda, **_CUDA), _Pretence():
+        engine = mock.patch.object(torch.autograd, "backward", _walk_back)
+        with mock.patch.multiple(torch.cuda, **_CUDA), engine, _Pretence():
             yield _waits
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(own)
@@ -79,7 +80,7 @@ class OnCuda(Tensor):
         return self.inside.tolist()
 
     def backward(self, gradient: Tensor | None = None) -> None:  # type: ignore[override]
-        _walk_back(self, gradient)
+        _walk_back([self], [torch.ones_like(self) if gradient is None else gradient])
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"OnCuda({self.inside!r})"
@@ -171,12 +172,11 @@ def _note() -> None:
         _waits.append(f"{Path(frame.f_code.co_filename).relative_to(PACKAGE)} {frame.f_code.co_name}")
 
 
-def _walk_back(root: Tensor, gradient: Tensor | None) -> None:
+def _walk_back(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> None:
     """What torch's engine does on one thread: the engine itself asks the driver for its devices."""
-    assert root.grad_fn is not None
-    pending = {(root.grad_fn, root.output_nr): torch.ones_like(root) if gradient is None else gradient}
+    pending = {(tensor.grad_fn, tensor.output_nr): gradient for tensor, gradient in zip(tensors, given, strict=True)}
     with torch.no_grad():
-        for node in _from_the_end(root.grad_fn):
+        for node in _from_the_end([tensor.grad_fn for tensor in tensors]):
             facts = node._input_metadata
             gradients = [pending.pop((node, index), None) for index in range(len(facts))]
             if all(each is None for each in gradients):
@@ -205,19 +205,22 @@ def _walk_back(root: Tensor, gradient: Tensor | None) -> None:
                 pending[following, index] = each if before is None else before + each
 
 
-def _from_the_end(root: Any) -> list[Any]:
+def _from_the_end(roots: list[Any]) -> list[Any]:
     """Every node of the graph, none before all that lead to it."""
-    order, seen = [], {root}
-    stack = [(root, iter(root.next_functions))]
-    while stack:
-        node, rest = stack[-1]
-        following = next((each for each, _ in rest if each is not None and each not in seen), None)
-        if following is None:
-            order.append(node)
-            stack.pop()
-        else:
-            seen.add(following)
-            stack.append((following, iter(following.next_functions)))
+    order: list[Any] = []
+    seen: set[Any] = set()
+    for root in roots:
+        stack = [] if root in seen else [(root, iter(root.next_functions))]
+        seen.add(root)
+        while stack:
+            node, rest = stack[-1]
+            following = next((each for each, _ in rest if each is not None and each not in seen), None)
+            if following is None:
+                order.append(node)
+                stack.pop()
+            else:
+                seen.add(following)
+                stack.append((following, iter(following.next_functions)))
     return order[::-1]
 
 

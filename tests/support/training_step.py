@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.build import build_head, build_objective
+from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.model import Model
-from clipzoo.training.gradient_cache import Contrast, Replay, backward
+from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.optimizers import AdamW
 from clipzoo.training.schedules import Cosine
 from clipzoo.types import Batch, Features, Progress
@@ -55,15 +56,16 @@ def training_step(head: str, objective: str, device: torch.device, micro_batch: 
     criterion.allocate(SAMPLES)
     schedule = Cosine(1e-3, 0.0, 0.0, None, 0, None, False)
     optimizer = AdamW([0.9, 0.98], 1e-8, 0.1, schedule).build(model, criterion)
-    contrast = Contrast(model, criterion, None, tile=3 if tiles else None)
+    cache = GradientCache(model, criterion, World(device=device), micro_batch, tile=3 if tiles else None)
     text = torch.randint(1, 20, (BATCH, 5)) * (torch.arange(5) < 2 + torch.arange(BATCH)[:, None] % 4)
     images = torch.randint(0, 256, (BATCH, 3, 8, 8), dtype=torch.uint8)
     batch = Batch(images, text, torch.randperm(SAMPLES)[:BATCH]).to(device)
     model.head.resample(1)
-    loss = backward(Replay(contrast), batch, Progress(30, 50, SAMPLES, BATCH), micro_batch, 1.0)
+    loss = cache(batch, Progress(30, 50, SAMPLES, BATCH))
     results = {"loss": loss.total.detach(), **{f"log {name}": value for name, value in loss.logs.items()}}
     results |= {f"state {name}": buffer.clone() for name, buffer in criterion.named_buffers()}
-    trained = {name: parameter for name, parameter in contrast.named_parameters() if parameter.grad is not None}
+    parameters = nn.ModuleDict({"model": model, "objective": criterion}).named_parameters()
+    trained = {name: parameter for name, parameter in parameters if parameter.grad is not None}
     gradients = [parameter.grad for parameter in trained.values() if parameter.grad is not None]
     results |= {f"gradient {name}": gradient.clone() for name, gradient in zip(trained, gradients, strict=True)}
     norm = nn.utils.get_total_norm(gradients)

@@ -104,7 +104,7 @@ def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
 
 
 def test_the_background_writes_a_copy_that_later_steps_do_not_reach(tmp_path):
-    writer = checkpoint.Writer(background=True)
+    writer = checkpoint.CheckpointWriter(background=True)
     weight = torch.zeros(1_000_000)
     writer.save(tmp_path, 1, {"step": 1, "weight": weight, "nested": [{"a": weight}]}, {}, keep=1)
     weight.fill_(1.0)
@@ -114,7 +114,7 @@ def test_the_background_writes_a_copy_that_later_steps_do_not_reach(tmp_path):
 
 
 def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path):
-    writer = checkpoint.Writer(background=True)
+    writer = checkpoint.CheckpointWriter(background=True)
     writer.save(tmp_path, 1, {"step": 1, "unpicklable": threading.Lock()}, {}, keep=1)
     with pytest.raises(TypeError):
         writer.wait()

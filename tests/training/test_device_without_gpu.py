@@ -10,6 +10,8 @@ import torch
 
 from clipzoo.build import build_model, build_objective, part
 from clipzoo.distributed.device import choose_device
+from clipzoo.distributed.preemption import Preemption
+from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.probe.features import LabelledFeatures
@@ -18,7 +20,8 @@ from clipzoo.evaluation.probe.search import held_out
 from clipzoo.heads.clip import ClipHead
 from clipzoo.model import Model
 from clipzoo.ops import kme, kme_cpu, log_sum_exps, log_sum_exps_cpu
-from clipzoo.training.trainer import Parts, Trainer
+from clipzoo.training.parts import Parts
+from clipzoo.training.trainer import Trainer
 from scripts.compatibility import options
 from tests.support.evaluation_sets import config_of, write_sets
 from tests.support.pretended_cuda import DEVICE, OnCuda, numbers, pretended
@@ -86,10 +89,11 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         data, optim, suite, logger = (part(plain[name]) for name in ("data", "optim", "eval", "logger"))
         world = World.join(trainer.device, trainer.timeout)
         data.open(tmp_path, world)
-        _, metrics = trainer.fit(Parts(model, objective, data, optim, suite, logger, tmp_path, 0, plain), world)
+        parts = Parts(model, objective, data, optim, suite, logger, 0, tmp_path, plain)
+        _, metrics = trainer.fit(parts, world, Preemption(Watchdog(), signals=()))
     assert all(isinstance(each, OnCuda) for each in (*model.state_dict().values(), *objective.buffers()))
     assert {"zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_1"} <= set(metrics)
-    moving, logging = {"training/trainer.py fit"}, {"training/trainer.py _log", "training/diagnostics.py _uniformity"}
+    moving, logging = {"training/trainer.py fit"}, {"training/loop.py _log", "training/diagnostics.py _uniformity"}
     saving_and_judging = {each for each in waits if each.startswith(("training/checkpoint.py", "evaluation/"))}
     assert set(waits) - saving_and_judging <= {*moving, *logging, *STATE_WAITS, "model.py text_features"}
 

@@ -19,7 +19,7 @@ from tests.support.objectives import NUCLR_OPTIONS, batch, progress, random_cosi
 
 def test_the_gap_is_infoloobs_bound_on_the_mutual_information():
     matrix = 5 * random_cosines(0, 6)
-    found = diagnostics.of_similarity(similarity(matrix))
+    found = diagnostics.similarity_diagnostics(similarity(matrix))
     rows = [matrix[i, i] - math.log(sum(math.exp(matrix[i, j]) for j in range(6) if j != i) / 5) for i in range(6)]
     assert found["gap_image_to_text"].item() == pytest.approx(sum(rows).item() / 6, rel=1e-12)
     assert found["positive_image_to_text"].item() == pytest.approx(matrix.diagonal().mean().item())
@@ -27,29 +27,29 @@ def test_the_gap_is_infoloobs_bound_on_the_mutual_information():
 
 def test_only_the_first_rows_are_looked_at():
     image, text = (functional.normalize(random_cosines(seed, 9, 8), dim=1) for seed in (0, 1))
-    found = diagnostics.of_embeddings(image, text, rows=4)
+    found = diagnostics.embedding_diagnostics(image, text, rows=4)
     expected = sum(float((image[i] - text[i]).square().sum()) for i in range(4)) / 4
     assert found["alignment"].item() == pytest.approx(expected)
 
 
 def test_a_rank_with_one_sample_has_an_alignment_and_no_uniformity():
     image = functional.normalize(random_cosines(0, 1, 8), dim=1)
-    assert diagnostics.of_embeddings(image, image).keys() == {"alignment"}
+    assert diagnostics.embedding_diagnostics(image, image).keys() == {"alignment"}
 
 
 def test_alignment_is_zero_for_equal_views_and_four_for_opposite_ones():
     image = functional.normalize(random_cosines(0, 6, 8), dim=1)
-    assert diagnostics.of_embeddings(image, image)["alignment"].item() == pytest.approx(0, abs=1e-12)
-    assert diagnostics.of_embeddings(image, -image)["alignment"].item() == pytest.approx(4)
+    assert diagnostics.embedding_diagnostics(image, image)["alignment"].item() == pytest.approx(0, abs=1e-12)
+    assert diagnostics.embedding_diagnostics(image, -image)["alignment"].item() == pytest.approx(4)
 
 
 def test_uniformity_is_zero_when_collapsed_and_near_minus_four_when_spread():
     collapsed = torch.eye(8, dtype=torch.float64)[[0] * 6]
     spread = torch.eye(8, dtype=torch.float64)
-    found = diagnostics.of_embeddings(collapsed, collapsed)
+    found = diagnostics.embedding_diagnostics(collapsed, collapsed)
     assert found["uniformity_image"].item() == pytest.approx(0, abs=1e-12)
     # Orthogonal vectors: every squared distance is 2.
-    assert diagnostics.of_embeddings(spread, spread)["uniformity_text"].item() == pytest.approx(-4)
+    assert diagnostics.embedding_diagnostics(spread, spread)["uniformity_text"].item() == pytest.approx(-4)
 
 
 def test_a_point_set_is_judged_by_its_weighted_mean():
@@ -57,7 +57,7 @@ def test_a_point_set_is_judged_by_its_weighted_mean():
     first = PointSet(points, torch.tensor([[0.0, 0.0, -math.inf]] * 2, dtype=torch.float64))
     second = PointSet(points, torch.tensor([[0.0, -math.inf, -math.inf]] * 2, dtype=torch.float64))
     # 45 degrees between them.
-    assert diagnostics.of_embeddings(first, second)["alignment"].item() == pytest.approx(2 - math.sqrt(2))
+    assert diagnostics.embedding_diagnostics(first, second)["alignment"].item() == pytest.approx(2 - math.sqrt(2))
 
 
 def test_summary_counts_every_sample_seen_and_names_the_extremes(tmp_path):

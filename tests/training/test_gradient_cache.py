@@ -1,23 +1,24 @@
-"""The gradient of a batch: whole, in micro-batches, on several ranks - always the same."""
+"""The gradient of a batch is the same whole, in micro-batches and on several ranks."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.clip import ClipHead
 from clipzoo.heads.kme import KmeHead
+from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.training.gradient_cache import Contrast, Replay, backward
+from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.types import Batch, Features, Progress
 from tests.support.ranks import run_ranks
 
 SAMPLES = 8
+PROGRESS = Progress(0, 10, 100, SAMPLES)
 
 
 class DropoutEncoder(Encoder):
@@ -37,54 +38,6 @@ class DropoutEncoder(Encoder):
         return Features(self.dropout(self.text_layer(text)).mean(dim=1))
 
 
-def gradients(micro_batch: int | None, dropout: float = 0.0, scale: float = 1.0) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of one fixed batch in float64; on several ranks each takes its slice."""
-    world = World.from_process_group()
-    torch.manual_seed(0)
-    head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
-    contrast = Contrast(Model(DropoutEncoder(dropout), head).double(), InfoNCE(0.5, 0.5), None, world=world)
-    image, text = torch.randn(SAMPLES, 3, 2, 2, dtype=torch.float64), torch.randint(0, 20, (SAMPLES, 4))
-    local = SAMPLES // world.size
-    batch = Batch(image, text, torch.arange(SAMPLES)).split(local)[world.rank]
-    module: nn.Module = Replay(contrast)
-    if world.size > 1:
-        module = DistributedDataParallel(module, broadcast_buffers=False)
-    torch.manual_seed(1)
-    for _ in range(2):  # twice: DDP rebuilds its buckets after the first
-        module.zero_grad()
-        torch.manual_seed(1)
-        loss = backward(module, batch, Progress(0, 10, 100, SAMPLES), micro_batch, scale)
-    found = {name: parameter.grad.clone() for name, parameter in contrast.named_parameters()}
-    return float(world.mean(loss.total)), found
-
-
-def assert_same(first, second):
-    assert first[0] == pytest.approx(second[0], abs=1e-12)
-    for name, gradient in first[1].items():
-        torch.testing.assert_close(gradient, second[1][name], rtol=0, atol=1e-12, msg=name)
-
-
-@pytest.mark.parametrize("micro_batch", [None, 3])
-def test_the_gradient_is_scaled_and_the_loss_is_not(micro_batch):
-    loss, found = gradients(micro_batch)
-    scaled_loss, scaled = gradients(micro_batch, scale=8.0)
-    assert scaled_loss == loss
-    assert all(torch.equal(scaled[name], 8 * gradient) for name, gradient in found.items())
-
-
-@pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
-def test_micro_batches_change_no_gradient(micro_batch):
-    assert_same(gradients(micro_batch), gradients(None))
-
-
-def test_micro_batches_replay_their_dropout():
-    """The gradient is that of the features which the loss saw: with each sample's dropout drawn in the same order."""
-    loss, found = gradients(2, dropout=0.5)
-    again = gradients(2, dropout=0.5)
-    assert_same((loss, found), again)
-    assert_same(by_hand(2, dropout=0.5), (loss, found))
-
-
 class PoolingEncoder(DropoutEncoder):
     """Its pooled features have parameters of their own, as attention pooling has."""
 
@@ -101,52 +54,142 @@ class PoolingEncoder(DropoutEncoder):
         return Features(tokens[:, 0], tokens)
 
 
+def clip_model(dropout: float = 0.0) -> Model:
+    torch.manual_seed(0)
+    head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
+    return Model(DropoutEncoder(dropout), head).double()
+
+
+def pooling_model() -> Model:
+    torch.manual_seed(0)
+    return Model(PoolingEncoder(), KmeHead(6, 5, 4, gamma=2.0, image_points=None, text_points="caption")).double()
+
+
+def whole_batch() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(SAMPLES, 3, 2, 2, dtype=torch.float64, generator=generator)
+    return Batch(image, torch.randint(0, 20, (SAMPLES, 4), generator=generator), torch.arange(SAMPLES))
+
+
+def gradients(model: Model, micro_batch: int | None, scale: float = 1.0) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of one fixed batch; on several ranks each takes its share."""
+    world = World.from_process_group()
+    batch = whole_batch().split(SAMPLES // world.size)[world.rank]
+    cache = GradientCache(model, InfoNCE(0.5, 0.5), world, micro_batch)
+    for _ in range(2):  # twice: DDP rebuilds its buckets after the first
+        model.zero_grad()
+        torch.manual_seed(1)
+        loss = cache(batch, PROGRESS, scale)
+    values = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+    return float(world.mean(loss.total)), values
+
+
+def clip_gradients(micro_batch: int | None, dropout: float = 0.0, scale: float = 1.0):
+    return gradients(clip_model(dropout), micro_batch, scale)
+
+
+def pooling_gradients(micro_batch: int | None):
+    return gradients(pooling_model(), micro_batch)
+
+
+def one_graph(micro_batch: int | None, dropout: float) -> tuple[float, dict[str, Tensor]]:
+    """One graph through encoders, head and loss, micro-batches encoded one after the other: no cache, no cut."""
+    model = clip_model(dropout)
+    batch = whole_batch()
+    torch.manual_seed(1)
+    parts = batch.split(micro_batch or SAMPLES)
+    images = [model.encoder.image(part.image).pooled for part in parts]
+    texts = [model.encoder.text(part.text).pooled for part in parts]
+    if dropout:
+        torch.manual_seed(1)
+        pairs = [(model.encoder.image(part.image), model.encoder.text(part.text)) for part in parts]
+        images, texts = [image.pooled for image, _ in pairs], [text.pooled for _, text in pairs]
+    loss = InfoNCE(0.5, 0.5)(model.compare(Features(torch.cat(images)), Features(torch.cat(texts))), batch, PROGRESS)
+    loss.total.backward()
+    return loss.total.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_same(first, second, tolerance: float = 1e-12):
+    assert first[0] == pytest.approx(second[0], abs=tolerance)
+    assert first[1].keys() == second[1].keys()
+    for name, gradient in first[1].items():
+        torch.testing.assert_close(gradient, second[1][name], rtol=0, atol=tolerance, msg=name)
+
+
+def test_the_cut_at_the_features_changes_no_bit():
+    assert_same(clip_gradients(None), one_graph(None, 0.0), tolerance=0)
+
+
 @pytest.mark.parametrize("micro_batch", [None, 3])
-def test_every_parameter_has_a_gradient_though_the_head_reads_tokens_alone(micro_batch):
+def test_the_gradient_is_scaled_and_the_loss_is_not(micro_batch):
+    loss, unscaled = clip_gradients(micro_batch)
+    scaled_loss, scaled = clip_gradients(micro_batch, scale=8.0)
+    assert scaled_loss == loss
+    assert all(torch.equal(scaled[name], 8 * gradient) for name, gradient in unscaled.items())
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
+def test_micro_batches_change_no_gradient(micro_batch):
+    assert_same(clip_gradients(micro_batch), clip_gradients(None))
+
+
+def test_micro_batches_repeat_their_dropout():
+    """The gradient is that of the features which the loss saw, with dropout drawn in the same order."""
+    cached = clip_gradients(2, dropout=0.5)
+    assert_same(clip_gradients(2, dropout=0.5), cached)
+    assert_same(one_graph(2, dropout=0.5), cached)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_every_parameter_has_a_gradient_though_the_head_reads_tokens_only(micro_batch):
     """DDP stops a run in its second step otherwise."""
-    head = KmeHead(6, 5, 4, gamma=2.0, image_points=None, text_points="caption")
-    module = Replay(Contrast(Model(PoolingEncoder(), head), InfoNCE(0.5, 0.5), None))
-    batch = Batch(torch.randn(SAMPLES, 3, 2, 2), torch.randint(0, 20, (SAMPLES, 4)), torch.arange(SAMPLES))
-    backward(module, batch, Progress(0, 10, 100, SAMPLES), micro_batch, 1.0)
-    found = {name: parameter.grad for name, parameter in module.named_parameters()}
-    assert not [name for name, gradient in found.items() if gradient is None]
-    assert found["contrast.model.encoder.pooling.weight"].abs().max() == 0
+    model = pooling_model()
+    _, values = gradients(model, micro_batch)
+    assert values.keys() == dict(model.named_parameters()).keys()
+    assert values["encoder.pooling.weight"].abs().max() == 0
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_a_frozen_encoder_has_no_gradient_and_the_rest_has(micro_batch):
+    model = clip_model()
+    model.encoder.requires_grad_(False)
+    _, values = gradients(model, micro_batch)
+    assert values.keys() == {f"head.{name}" for name, _ in model.head.named_parameters()}
+    assert_same((0.0, values), (0.0, {name: clip_gradients(None)[1][name] for name in values}))
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_a_head_without_parameters_trains_the_encoder(micro_batch):
+    encoder = DropoutEncoder(0.0)
+    encoder.image_layer = nn.Linear(12, 5)
+    model = Model(encoder, InnerProductHead(5, 5, embed_width=None, temperature=1.0)).double()
+    assert all(gradient.abs().max() > 0 for gradient in gradients(model, micro_batch)[1].values())
 
 
 def test_batch_norm_counts_each_micro_batch_once():
-    encoder = DropoutEncoder(0.0)
-    encoder.image_layer = nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6))
-    norm, image = encoder.image_layer[1], torch.randn(SAMPLES, 3, 2, 2)
+    model = clip_model().float()
+    model.encoder.image_layer = nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6))
+    norm, batch = model.encoder.image_layer[1], whole_batch().map(lambda tensor: tensor)
+    batch = Batch(batch.image.float(), batch.text, batch.sample_id)
     expected = nn.BatchNorm1d(6)
-    for part in image.split(3):
-        expected(encoder.image_layer[0](part.flatten(1)))
-    head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
-    module = Replay(Contrast(Model(encoder, head), InfoNCE(0.5, 0.5), None))
-    batch = Batch(image, torch.randint(0, 20, (SAMPLES, 4)), torch.arange(SAMPLES))
-    backward(module, batch, Progress(0, 10, 100, SAMPLES), 3, 1.0)
+    for part in batch.image.split(3):
+        expected(model.encoder.image_layer[0](part.flatten(1)))
+    GradientCache(model, InfoNCE(0.5, 0.5), World(), 3)(batch, PROGRESS)
     torch.testing.assert_close(norm.running_mean, expected.running_mean)
     torch.testing.assert_close(norm.running_var, expected.running_var)
     assert norm.num_batches_tracked == 3
 
 
-def by_hand(micro_batch: int, dropout: float) -> tuple[float, dict[str, Tensor]]:
-    """One graph over all micro-batches, encoded one after the other without any caching."""
-    torch.manual_seed(0)
-    head = ClipHead(6, 5, 4, temperature=0.1, max_scale=100.0, learnable_temperature=True)
-    contrast = Contrast(Model(DropoutEncoder(dropout), head).double(), InfoNCE(0.5, 0.5), None)
-    image, text = torch.randn(SAMPLES, 3, 2, 2, dtype=torch.float64), torch.randint(0, 20, (SAMPLES, 4))
-    batch = Batch(image, text, torch.arange(SAMPLES))
-    torch.manual_seed(1)
-    parts = [contrast.encode(part) for part in batch.split(micro_batch)]
-    features = [Features(torch.cat([pair[side].pooled for pair in parts])) for side in (0, 1)]
-    loss = contrast.judge((features[0], features[1]), batch, Progress(0, 10, 100, SAMPLES))
-    loss.total.backward()
-    return loss.total.item(), {name: each.grad for name, each in contrast.named_parameters()}
+def two_rank_gradients():
+    return [make(size) for make in (clip_gradients, pooling_gradients) for size in (None, 2)]
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("micro_batch", [None, 2])
-def test_two_ranks_have_the_gradients_of_one(micro_batch):
-    alone = gradients(None)
-    for outcome in run_ranks(2, gradients, micro_batch):
-        assert_same(outcome, alone)
+def test_two_ranks_have_the_gradients_of_one():
+    """Also those of an encoder whose pooled features the head does not read: DDP needs a gradient of each parameter."""
+    alone = [clip_gradients(None), clip_gradients(None), pooling_gradients(None), pooling_gradients(None)]
+    for rank in run_ranks(2, two_rank_gradients):
+        for ours, expected in zip(rank, alone, strict=True):
+            assert_same(ours, expected)

@@ -1,0 +1,134 @@
+"""The training loop: a step, then whatever is due after it - log, save, stop, evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipzoo.distributed.preemption import Preemption
+from clipzoo.distributed.world import World
+from clipzoo.training.parts import Parts
+from clipzoo.training.settings import Saving
+from clipzoo.training.state import TrainingState
+from clipzoo.training.step import StepResult, TrainStep
+from clipzoo.types import Batch, Progress
+
+
+@dataclass(frozen=True)
+class TrainingLoop:
+    """Trains from the newest checkpoint to the last step."""
+
+    step: TrainStep
+    parts: Parts
+    state: TrainingState
+    saving: Saving
+    preemption: Preemption
+    world: World
+    global_batch: int
+    total_steps: int
+
+    def run(self) -> tuple[dict[str, Any], dict[str, float]]:
+        """Train and evaluate; return the cost of the training and the metrics.
+
+        When a stop has been requested, this saves the state and ends the process instead.
+        """
+        start = self.state.restore()
+        if self.world.is_first:
+            self.parts.logger.open(self.parts.folder, self.parts.config, start)
+        self.step.model.train()
+        with self.preemption.deferred():
+            # The evaluation after the last saved step is made again, or for the first time.
+            self._evaluate_if_due(start)
+            self._set_status(start, "waiting for data")
+            for done, batch in enumerate(self.step.throughput.timed(self._batches(start)), start=start + 1):
+                self._set_status(done - 1, "computing")
+                batch = batch.to(self.world.device)
+                if done == start + 1:
+                    self.step.count_flops(batch)
+                result = self.step(batch, self._progress(done - 1), diagnose=done % self.saving.log_every == 0)
+                self._after_step(done, result)
+                self._set_status(done, "waiting for data", bounded=done < self.total_steps)
+            self.state.wait()
+        return self.step.throughput.summary(self.total_steps), self._evaluate(self.total_steps)
+
+    def _after_step(self, done: int, result: StepResult) -> None:
+        """Do what is due after `done` steps. All that is written waits for the divergence check of the step."""
+        divergence, last = self.step.divergence, done == self.total_steps
+        log = done % self.saving.log_every == 0 or last
+        save = done % self.saving.save_every == 0 or last or divergence.stop
+        if log or save:
+            divergence.settle()
+        if log:
+            self._log(done, result)
+        if save:
+            self._set_status(done, "saving", bounded=False)
+            self.state.save(done)
+        if save and divergence.stop and not last:
+            self._stop(done)
+        self._evaluate_if_due(done)
+
+    def _log(self, done: int, result: StepResult) -> None:
+        """Log the step's values, averaged over ranks, and the throughput."""
+        values = {
+            "epoch": self._progress(done).epoch,
+            "loss": result.loss.total,
+            "lr": result.learning_rate,
+            "gradient_norm": result.gradient_norm,
+            **result.loss.logs,
+            **self.step.model.head.logs(),
+        }
+        tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
+        means = self.world.mean(torch.stack([tensor.to(self.world.device) for tensor in tensors.values()])).tolist()
+        values |= dict(zip(tensors, means, strict=True))
+        values |= {**self.step.throughput.read(done), **self.parts.dataset.counters()}
+        if self.world.is_first:
+            self.parts.logger.log(done, values)
+        self.parts.report(self.step.throughput.progress_line(done, values))
+
+    def _stop(self, done: int) -> None:
+        self.state.wait()
+        if self.world.is_first:
+            self.parts.logger.close()
+        self.preemption.exit(f" and saved after step {done}")
+
+    def _evaluate_if_due(self, done: int) -> None:
+        """Evaluate between steps if an evaluation falls into the last one; the end of the training has its own."""
+        if not 0 < done < self.total_steps:
+            return
+        if self.parts.evaluator.due(self._progress(done - 1), self._progress(done)):
+            self.step.divergence.settle()
+            self.state.save(done)
+            with self.preemption.immediate():
+                self._evaluate(done)
+
+    def _evaluate(self, done: int) -> dict[str, float]:
+        self._set_status(done, "evaluating", bounded=False)
+        output = (self.parts.folder or Path()) / "evaluation"
+        metrics = self.parts.evaluator.run(self.step.model, output, self.world)
+        if self.world.is_first:
+            self.parts.logger.log(done, {"event": "evaluation", **metrics})
+        if self.saving.best_metric is not None:
+            self.state.save_if_best(done, metrics, self.saving.best_metric)
+            self.state.wait()
+        return metrics
+
+    def _batches(self, start: int) -> Iterator[Batch]:
+        return self.parts.dataset.batches(
+            seed=self.parts.seed,
+            global_batch=self.global_batch,
+            world=self.world,
+            start_step=start,
+            stop_step=self.total_steps,
+            trim_text=not self.step.model.head.needs_padding,
+        )
+
+    def _progress(self, step: int) -> Progress:
+        return Progress(step, self.total_steps, self.parts.dataset.samples, self.global_batch)
+
+    def _set_status(self, step: int, activity: str, bounded: bool = True) -> None:
+        self.preemption.watchdog.set_status(step, activity, bounded)

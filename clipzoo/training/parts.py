@@ -1,0 +1,33 @@
+"""The parts that a training is put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clipzoo.contracts import Dataset, Evaluator, Logger, Optimizer
+from clipzoo.model import Model
+from clipzoo.objectives.base import Objective
+from clipzoo.runs.directory import say
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training is put together from.
+
+    dataset: opened. seed: of all randomness. folder: run directory; None: nothing is written.
+    config: for the logger. report: called with each line for the terminal.
+    """
+
+    model: Model
+    objective: Objective
+    dataset: Dataset
+    optimizer: Optimizer
+    evaluator: Evaluator
+    logger: Logger
+    seed: int
+    folder: Path | None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    report: Callable[[str], None] = say

@@ -1,0 +1,107 @@
+"""Settings of a training, in groups: its length, its computation, what it saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError
+from clipzoo.similarity.tiled import automatic_tile
+
+Precision = Literal["bf16", "fp16", "float32", "float64"]
+HeadProducts = Literal["float32", "tf32", "bf16"]
+MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
+"""Precision of fp32 matrix products -> its name in torch.set_float32_matmul_precision."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """global_batch: samples of a step, over all ranks. epochs or steps: one of them, the other None."""
+
+    global_batch: int
+    epochs: float | None
+    steps: int | None
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            fix = "trainer.epochs=null" if self.steps is not None else "trainer.epochs=..."
+            raise ConfigError(
+                f"give one of trainer.epochs and trainer.steps: they are {self.epochs} and {self.steps}; add {fix}"
+            )
+        if self.global_batch < 2:
+            raise ConfigError("trainer.global_batch=1 has nothing to contrast a sample with: it must be at least 2")
+
+    def total_steps(self, samples: int) -> int:
+        """Return the number of steps for a dataset of `samples` samples."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return int(self.epochs * samples / self.global_batch)
+
+    def check(self, samples: int, world: World) -> None:
+        """Raise ConfigError if ranks cannot share a batch or the training has no step."""
+        if self.global_batch % world.size:
+            raise ConfigError(f"trainer.global_batch={self.global_batch} cannot be divided among {world.size} ranks")
+        if self.total_steps(samples) < 1:
+            raise ConfigError(
+                f"trainer.epochs={self.epochs} of {samples} samples is no whole step of {self.global_batch}: "
+                "raise trainer.epochs or lower trainer.global_batch"
+            )
+
+
+@dataclass(frozen=True)
+class Computation:
+    """How steps are computed. Only the precisions, clip_gradient and loss_limit change results.
+
+    precision: of the encoders; heads and objectives compute in the precision of the parameters.
+    head_products: of fp32 matrix products, those of heads and objectives, on a GPU.
+    micro_batch: samples that pass the encoders at once on a rank; None for the rank's whole batch.
+    tile: rows and columns of the tiles of scores; None for a matrix, "auto" for tiles where the matrix would be large.
+    clip_gradient: largest norm of the gradient. loss_limit: a larger absolute loss counts as divergence.
+    compile: run the encoders through torch.compile. gather: precision in which embeddings travel between ranks.
+    """
+
+    precision: Precision = "float32"
+    head_products: HeadProducts = "float32"
+    micro_batch: int | None = None
+    tile: Literal["auto"] | int | None = "auto"
+    clip_gradient: float | None = None
+    loss_limit: float = 1e4
+    compile: bool = False
+    gather: Literal["exact", "bf16"] = "exact"
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """Precision of the encoders under autocast; None without autocast."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+
+    @property
+    def gather_dtype(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.gather == "bf16" else None
+
+    def tile_size(self, global_batch: int, world: World) -> int | None:
+        if self.tile == "auto":
+            return automatic_tile(global_batch // world.size, global_batch)
+        return self.tile
+
+
+@dataclass(frozen=True)
+class Saving:
+    """log_every, save_every: steps. keep: number of newest checkpoints.
+
+    best_metric: metric of the evaluation, such as "zero_shot/cifar10/top1"; its best checkpoint is kept too.
+    in_background: training continues while a checkpoint is written.
+    """
+
+    log_every: int
+    save_every: int
+    keep: int = 1
+    best_metric: str | None = None
+    in_background: bool = False

@@ -1,0 +1,90 @@
+"""One training step: the gradient of a batch, the divergence check, the update of the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo.contracts import Optimizer
+from clipzoo.distributed.world import World
+from clipzoo.model import Model
+from clipzoo.training.divergence import DivergenceCheck
+from clipzoo.training.flops import flops_per_step, peak_flops
+from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.throughput import Throughput
+from clipzoo.types import Batch, Loss, Progress
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """gradient_norm: 0-d, of all parameters, before clipping."""
+
+    loss: Loss
+    gradient_norm: Tensor
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """Makes optimizer steps. A step that diverges on any rank leaves the weights unchanged.
+
+    optimizer: of all trained parameters; `recipe` sets its learning rate. clip_gradient: largest norm of the gradient.
+    scaler: loss scaling for fp16, else disabled. seed: of all random numbers, together with step and rank.
+    """
+
+    model: Model
+    recipe: Optimizer
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    gradients: GradientCache
+    divergence: DivergenceCheck
+    throughput: Throughput
+    world: World
+    seed: int
+    clip_gradient: float | None
+
+    def __call__(self, batch: Batch, progress: Progress, diagnose: bool = False) -> StepResult:
+        """Train on this rank's share of a global batch. diagnose: also log diagnostics of the embeddings."""
+        learning_rate = self.recipe.set_rate(self.optimizer, progress)
+        # All randomness of a step is a function of seed, step and rank: a checkpoint needs no generator state.
+        torch.manual_seed(mixed_seed(self.seed, progress.step, self.world.rank))
+        self.model.head.resample(progress.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.gradients(batch, progress, self._loss_scale(), self.throughput.mark, diagnose)
+        self.scaler.unscale_(self.optimizer)
+        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in trained])
+        # With loss scaling infinite gradients are ordinary: the scaler skips their steps.
+        scaled = self.scaler.is_enabled()
+        diverged = self.divergence.check(progress.step, batch.sample_id, loss.total, norm, check_gradient=not scaled)
+        if not scaled:
+            # As a scaler does: the fused optimizer reads this on the device and skips its step when it is 1.
+            self.optimizer.found_inf = diverged.float()  # type: ignore[attr-defined]
+        if self.clip_gradient is not None:
+            nn.utils.clip_grads_with_norm_(trained, self.clip_gradient, norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.model.head.clamp_()
+        self.throughput.mark("optimizer")
+        return StepResult(loss, norm, learning_rate)
+
+    def count_flops(self, batch: Batch) -> None:
+        """Tell `throughput` the operations of a step, counted on a batch, and those that the device is capable of."""
+        self.throughput.flops_per_step = flops_per_step(self.model, batch, self.world, self.gradients.tile)
+        dtype = self.gradients.autocast or self.model.dtype
+        self.throughput.peak_flops = self.world.run_on_first(lambda: peak_flops(self.world.device, dtype))
+
+    def _loss_scale(self) -> float | Tensor:
+        if not self.scaler.is_enabled():
+            return 1.0
+        return self.scaler.scale(torch.ones((), device=self.world.device))
+
+
+def mixed_seed(*numbers: int) -> int:
+    """Return one 63-bit seed for several numbers: FNV-1a over their bytes."""
+    value = 0xCBF29CE484222325
+    for byte in b"".join(number.to_bytes(8, "little", signed=True) for number in numbers):
+        value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return value >> 1
