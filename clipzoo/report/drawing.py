@@ -20,9 +20,9 @@ def style(panel: Axes, grid: Literal["x", "y"] = "y") -> None:
     panel.grid(axis=grid, color="#e8edf1", linewidth=0.8)
 
 
-def label(panel: Axes, title: str, x: str = "", y: str = "") -> None:
-    """Set title and axis labels."""
-    panel.set_title(title, fontsize=10, color=INK, loc="left")
+def label(panel: Axes, title: str, x: str = "", y: str = "", size: int = 10) -> None:
+    """Set title and axis labels. size: font size of the title."""
+    panel.set_title(title, fontsize=size, color=INK, loc="left")
     panel.set_xlabel(x, fontsize=8)
     panel.set_ylabel(y, fontsize=8)
 

@@ -28,11 +28,11 @@ Points = list[tuple[float, float]]
 
 
 def figures(comparison: Comparison) -> Iterator[tuple[str, str, Figure]]:
-    """Yield section, description and figure of each picture of a comparison."""
+    """Yield heading (empty below the same heading), description and figure of each picture of a comparison."""
     yield "By dataset", "bars by dataset", dataset_bars(comparison)
     yield "Over training", "loss over training", loss_curves(comparison)
     if (curves := evaluation_curves(comparison)) is not None:
-        yield "Over training", "evaluations during training", curves
+        yield "", "evaluations during training", curves
     yield "Cost", "minutes, samples per second, memory", cost_bars(comparison)
 
 
@@ -47,8 +47,7 @@ def dataset_bars(comparison: Comparison) -> Figure:
         for panel, place in zip(panels.flatten(), places, strict=True):
             task, columns = tasks[place]
             _bars(panel, comparison.rows, columns)
-            label(panel, f"{task}, %")
-            panel.title.set_fontsize(10 if counts[place] > 1 else 8)
+            label(panel, f"{task}, %", size=10 if counts[place] > 1 else 8)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(7, len(labels)), frameon=False, fontsize=9)
     return figure
