@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class TrainingShard:
             for position in range(self.images):
                 writer.write(self._sample(position))
 
-    def _sample(self, position: int) -> dict[str, Any]:
+    def _sample(self, position: int) -> dict[str, str | bytes]:
         random = _random(self.parameters, "train", self.number * self.parameters.shard + position)
         scene = sample_scene(random)
         caption = write_caption(scene, random, detail=1.0)

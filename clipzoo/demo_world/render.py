@@ -115,17 +115,6 @@ def _coverage(distance: Array, pixels: float) -> Array:
     return np.clip(0.5 - distance * pixels, 0, 1)
 
 
-# Textures: amount of the second shade, [h, w] in [0, 1]. phase: [2], shifts the pattern.
-
-
-def _plain(u: Array, v: Array, distance: Array, pixels: float, phase: Array) -> Array:
-    return np.zeros_like(u)
-
-
-def _striped(u: Array, v: Array, distance: Array, pixels: float, phase: Array) -> Array:
-    return _wave((u + v) * 1.5 + phase[0], pixels)
-
-
 def _dotted(u: Array, v: Array, distance: Array, pixels: float, phase: Array) -> Array:
     pitch = 0.5
     across, down = ((u / pitch + phase[0]) % 1 - 0.5) * pitch, ((v / pitch + phase[1]) % 1 - 0.5) * pitch
@@ -137,19 +126,16 @@ def _checkered(u: Array, v: Array, distance: Array, pixels: float, phase: Array)
     return a + b - 2 * a * b
 
 
-def _outlined(u: Array, v: Array, distance: Array, pixels: float, phase: Array) -> Array:
-    return 1 - _coverage(distance + 0.15, pixels)
-
-
 def _wave(turns: Array, pixels: float) -> Array:
     """Return a square wave of period 1 with soft edges."""
     return np.clip(0.5 + np.sin(2 * np.pi * turns) * pixels * 0.12, 0, 1)
 
 
+# Amount of the second shade, [h, w] in [0, 1]. phase: [2], shifts the pattern.
 _TEXTURES: dict[str, Callable[[Array, Array, Array, float, Array], Array]] = {
-    "plain": _plain,
-    "striped": _striped,
+    "plain": lambda u, v, distance, pixels, phase: np.zeros_like(u),
+    "striped": lambda u, v, distance, pixels, phase: _wave((u + v) * 1.5 + phase[0], pixels),
     "dotted": _dotted,
     "checkered": _checkered,
-    "outlined": _outlined,
+    "outlined": lambda u, v, distance, pixels, phase: 1 - _coverage(distance + 0.15, pixels),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +43,7 @@ class Scene:
     background: str
     things: tuple[Thing, ...]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the scene as plain values for JSON."""
         return asdict(self)
 

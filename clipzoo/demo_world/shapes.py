@@ -18,18 +18,6 @@ def _box(u: Array, v: Array, half_width: float, half_height: float) -> Array:
     return np.maximum(np.abs(u) - half_width, np.abs(v) - half_height)
 
 
-def _circle(u: Array, v: Array) -> Array:
-    return np.hypot(u, v) - 0.9
-
-
-def _square(u: Array, v: Array) -> Array:
-    return _box(u, v, 0.76, 0.76)
-
-
-def _triangle(u: Array, v: Array) -> Array:
-    return np.maximum(0.866 * np.abs(u) - 0.5 * (v - 0.1), v - 0.1) - 0.5
-
-
 def _star(u: Array, v: Array) -> Array:
     """Five points: the plane is folded onto the sector between a point and the adjacent notch."""
     sector = np.float32(np.pi / 5)
@@ -50,22 +38,6 @@ def _heart(u: Array, v: Array) -> Array:
     return np.minimum(lower, lobes)
 
 
-def _cross(u: Array, v: Array) -> Array:
-    return np.minimum(_box(u, v, 0.3, 0.92), _box(u, v, 0.92, 0.3))
-
-
-def _ring(u: Array, v: Array) -> Array:
-    return np.abs(np.hypot(u, v) - 0.66) - 0.26
-
-
-def _crescent(u: Array, v: Array) -> Array:
-    return np.maximum(np.hypot(u + 0.1, v) - 0.92, 0.74 - np.hypot(u - 0.36, v))
-
-
-def _diamond(u: Array, v: Array) -> Array:
-    return (np.abs(u) / 0.62 + np.abs(v) - 1) * 0.527
-
-
 def _arrow(u: Array, v: Array) -> Array:
     """An upward arrow: a head over a shaft."""
     head = np.maximum(0.76 * np.abs(u) + 0.65 * (-v - 0.95), v - 0.05)
@@ -73,14 +45,14 @@ def _arrow(u: Array, v: Array) -> Array:
 
 
 DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
-    "circle": _circle,
-    "square": _square,
-    "triangle": _triangle,
+    "circle": lambda u, v: np.hypot(u, v) - 0.9,
+    "square": lambda u, v: _box(u, v, 0.76, 0.76),
+    "triangle": lambda u, v: np.maximum(0.866 * np.abs(u) - 0.5 * (v - 0.1), v - 0.1) - 0.5,
     "star": _star,
     "heart": _heart,
-    "cross": _cross,
-    "ring": _ring,
-    "crescent": _crescent,
-    "diamond": _diamond,
+    "cross": lambda u, v: np.minimum(_box(u, v, 0.3, 0.92), _box(u, v, 0.92, 0.3)),
+    "ring": lambda u, v: np.abs(np.hypot(u, v) - 0.66) - 0.26,
+    "crescent": lambda u, v: np.maximum(np.hypot(u + 0.1, v) - 0.92, 0.74 - np.hypot(u - 0.36, v)),
+    "diamond": lambda u, v: (np.abs(u) / 0.62 + np.abs(v) - 1) * 0.527,
     "arrow": _arrow,
 }

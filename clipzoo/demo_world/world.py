@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from clipzoo.demo_world import parts as world_parts
 from clipzoo.demo_world.parts import Part, WorldParameters
@@ -99,7 +98,7 @@ def _write(parts: list[Part], folder: Path, processes: int) -> Iterator[Part]:
             yield futures[future]
 
 
-def _recipe(parameters: WorldParameters) -> dict[str, Any]:
+def _recipe(parameters: WorldParameters) -> dict[str, object]:
     """Return everything that determines the bytes of the world: its parameters and a digest of the code."""
     sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(tar_writer.__file__)]
     code = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()

@@ -76,8 +76,8 @@ def test_epochs_are_exact_and_bit_identical_for_1_to_4_ranks_with_0_to_2_workers
             ranked = zip(*(parts[rank][ranks, workers] for rank in range(ranks)), strict=True)
             joined = [torch.from_numpy(np.concatenate(views, 1)) for views in ranked]
             expected = expected or joined
-            for ours, theirs in zip(joined, expected, strict=True):
-                assert torch.equal(ours, theirs), (ranks, workers)
+            for actual, reference in zip(joined, expected, strict=True):
+                assert torch.equal(actual, reference), (ranks, workers)
     ids, images, texts = expected
     stream = ids.flatten()
     for epoch in range(2):
@@ -90,17 +90,17 @@ def test_epochs_are_exact_and_bit_identical_for_1_to_4_ranks_with_0_to_2_workers
 def test_resuming_at_any_step_equals_an_uninterrupted_run(folder, workers):
     whole = read(folder, workers=0, flip=0.5, rand_augment=[2, 7])
     for start in range(0, STEPS, 1 if workers == 0 else 4):
-        for ours, theirs in zip(
+        for actual, reference in zip(
             read(folder, start=start, workers=workers, flip=0.5, rand_augment=[2, 7]), whole, strict=True
         ):
-            assert torch.equal(ours, theirs[start:])
+            assert torch.equal(actual, reference[start:])
 
 
 def test_resuming_with_half_the_ranks_continues_the_same_order(folder):
     whole = [torch.cat(parts, 1) for parts in zip(*(read(folder, rank=r, ranks=4) for r in range(4)), strict=True)]
     halved = zip(*(read(folder, rank=r, ranks=2, start=3) for r in range(2)), strict=True)
-    for ours, theirs in zip(halved, whole, strict=True):
-        assert torch.equal(torch.cat(ours, 1), theirs[3:])
+    for actual, reference in zip(halved, whole, strict=True):
+        assert torch.equal(torch.cat(actual, 1), reference[3:])
 
 
 def test_augmentation_depends_on_epoch_and_seed(folder):

@@ -10,14 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from matplotlib.figure import Figure
 
 from clipzoo.build import part
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
-from clipzoo.data.in_memory import InMemoryDataset
-from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.studies.__main__ import main
 from clipzoo.studies.framework.page import write_page
@@ -35,11 +32,6 @@ class Example(Study):
         claims = [Claim("It rains.", "0 mm", borne_out=False)]
         drawings = {"picture": Drawing(Figure(), "A picture.")}
         return Findings("It depends.", checks, claims, {"rain": [{"day": 1, "mm": 0.0}]}, drawings)
-
-
-def batches(data: InMemoryDataset, **changes):
-    arguments = dict(seed=0, global_batch=4, world=World(), start_step=0, stop_step=6, trim_text=False)
-    return list(data.batches(**{**arguments, **changes}))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -150,34 +142,6 @@ def test_interrupted_studies_neither_fail_nor_go_on_to_the_next(tmp_path: Path, 
     assert studies.returncode == 130
     assert "half_disc: Popularity" in said and "rates:" not in said and "Traceback" not in said
     assert read_result(tmp_path / "half_disc") is None and not (tmp_path / "rates").exists()
-
-
-def test_batches_of_all_pairs_hold_each_pair_once() -> None:
-    image, text = torch.randn(12, 3), torch.randn(12, 2)
-    data = InMemoryDataset(image, text)
-    for batch in batches(data, global_batch=12):
-        assert sorted(batch.sample_id.tolist()) == list(range(12))
-        assert torch.equal(batch.image, image[batch.sample_id]) and torch.equal(batch.text, text[batch.sample_id])
-
-
-def test_ranks_and_resumed_steps_see_the_rows_of_one_rank_without_a_stop() -> None:
-    data = InMemoryDataset(torch.arange(10.0)[:, None], torch.arange(10.0)[:, None])
-    whole = [batch.sample_id for batch in batches(data)]
-    resumed = [batch.sample_id for batch in batches(data, start_step=2)]
-    assert all(torch.equal(a, b) for a, b in zip(whole[2:], resumed, strict=True))
-    halves = [[batch.sample_id for batch in batches(data, world=World(rank, 2))] for rank in (0, 1)]
-    assert all(torch.equal(a, torch.cat(parts)) for a, *parts in zip(whole, *halves, strict=True))
-
-
-def test_other_pairs_have_another_fingerprint() -> None:
-    first, second = torch.zeros(3, 1), torch.ones(3, 1)
-    prints = {InMemoryDataset(a, b).fingerprint for a in (first, second) for b in (first, second)}
-    assert len(prints) == 4
-
-
-def test_pairs_of_different_lengths_are_refused() -> None:
-    with pytest.raises(ConfigError, match="3 images cannot be paired with 4 texts"):
-        InMemoryDataset(torch.zeros(3), torch.zeros(4))
 
 
 @pytest.mark.medium

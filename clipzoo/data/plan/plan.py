@@ -34,9 +34,8 @@ class Plan:
         global_batch: int,
     ) -> None:
         self.global_batch = global_batch
-        self._mixture = Mixture(
-            [round(weight * 1_000_000) * sum(sizes) for weight, sizes in zip(weights, counts, strict=True)]
-        )
+        pairs = zip(weights, counts, strict=True)
+        self._mixture = Mixture([round(weight * 1_000_000) * sum(sizes) for weight, sizes in pairs])
         self._streams = []
         first_id = 0
         for source, shard_counts in enumerate(counts):

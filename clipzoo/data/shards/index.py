@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -45,7 +45,7 @@ class Shard:
 
 
 class ShardIndex:
-    """Index of the shards of one source, in their order."""
+    """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples."""
 
     def __init__(self, shards: Sequence[Shard], locations: Sequence[str], data: Path) -> None:
         self.shards, self.locations, self.data = list(shards), list(locations), data
@@ -53,7 +53,7 @@ class ShardIndex:
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
         self._records: np.ndarray | None = None
-        self._keys = lru_cache(_CACHED_SHARDS)(partial(_read_keys, self))
+        self.keys: Callable[[int], list[str]] = lru_cache(_CACHED_SHARDS)(partial(_read_keys, self))
 
     @property
     def records(self) -> np.ndarray:
@@ -67,10 +67,6 @@ class ShardIndex:
     def records_of(self, shard: int) -> np.ndarray:
         """Return the records [count] of a shard."""
         return self.records[self.starts[shard] : self.starts[shard + 1]]
-
-    def keys(self, shard: int) -> list[str]:
-        """Return the keys of a shard's samples."""
-        return self._keys(shard)
 
     def locate(self, sample: int) -> tuple[int, int]:
         """Return (shard, position in the shard) of sample 0 .. n - 1 of the source."""

@@ -55,12 +55,12 @@ def test_crops_have_the_distribution_of_torchvision():
 
     torch.manual_seed(0)
     height, width, scale = 300, 400, [0.5, 1.0]
-    ours = np.array([list(vars(random_crop(height, width, scale, random(i))).values()) for i in range(4000)])
+    actual = np.array([list(vars(random_crop(height, width, scale, random(i))).values()) for i in range(4000)])
     image = torch.empty(3, height, width)
-    theirs = np.array([RandomResizedCrop.get_params(image, scale, [3 / 4, 4 / 3]) for _ in range(4000)])
-    spread = theirs.std(0) / np.sqrt(4000 / 2)
-    assert (np.abs(ours.mean(0) - theirs.mean(0)) < 4 * spread).all()
-    assert np.allclose(ours.std(0), theirs.std(0), rtol=0.06)
+    reference = np.array([RandomResizedCrop.get_params(image, scale, [3 / 4, 4 / 3]) for _ in range(4000)])
+    spread = reference.std(0) / np.sqrt(4000 / 2)
+    assert (np.abs(actual.mean(0) - reference.mean(0)) < 4 * spread).all()
+    assert np.allclose(actual.std(0), reference.std(0), rtol=0.06)
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 500), (500, 1), (30, 31), (100, 401), (401, 100)])
@@ -77,13 +77,13 @@ def test_crops_are_inside_the_image_and_have_the_requested_area_where_possible(h
 def test_exact_pixels_are_those_of_pil_and_torchvision(interpolation):
     for i, (width, height) in enumerate([(400, 300), (90, 200), (64, 64), (513, 511)]):
         encoded = photograph(width, height)
-        ours, conversions = transform(interpolation=interpolation)(encoded, random(i))
+        actual, conversions = transform(interpolation=interpolation)(encoded, random(i))
         box = random_crop(height, width, [0.5, 1.0], random(i))
         image = Image.open(io.BytesIO(encoded)).convert("RGB")
-        theirs = torchvision.resized_crop(
+        reference = torchvision.resized_crop(
             image, box.top, box.left, box.height, box.width, [64, 64], InterpolationMode(interpolation)
         )
-        difference = np.abs(ours.permute(1, 2, 0).numpy().astype(int) - np.asarray(theirs))
+        difference = np.abs(actual.permute(1, 2, 0).numpy().astype(int) - np.asarray(reference))
         # They differ only by rounding in fixed point.
         assert difference.max() <= 1 and difference.mean() < 0.25 and conversions == []
 

@@ -44,8 +44,8 @@ def rows(shards, tmp_path, **changes):
 def test_remote_shards_read_like_local_ones(bucket, tmp_path, shards, workers):
     if shards == "pipe":
         shards = f"pipe:cat {bucket}/{{00000..00002}}.tar"
-    for ours, theirs in zip(rows(shards, tmp_path, workers=workers), rows(bucket, tmp_path), strict=True):
-        assert torch.equal(ours, theirs)
+    for actual, reference in zip(rows(shards, tmp_path, workers=workers), rows(bucket, tmp_path), strict=True):
+        assert torch.equal(actual, reference)
 
 
 def test_the_index_of_remote_shards_is_in_the_run_directory_or_the_configured_folder(bucket, tmp_path):
