@@ -12,6 +12,7 @@ import torch
 from clipzoo.build import build_model
 from clipzoo.contracts import Dataset, Optimizer
 from clipzoo.distributed.device import choose_device
+from clipzoo.distributed.environment import say
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World
@@ -21,7 +22,7 @@ from clipzoo.formats import open_clip
 from clipzoo.model import Model
 from clipzoo.objectives import compatibility
 from clipzoo.objectives.base import Objective
-from clipzoo.runs.directory import config_of, say
+from clipzoo.runs.directory import config_of
 from clipzoo.training import checkpoint
 from clipzoo.training.callback import CallbackEvaluator, HistoryLogger
 from clipzoo.training.loggers import Logger

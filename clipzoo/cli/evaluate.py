@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clipzoo import io
 from clipzoo.config.compose import compose
 from clipzoo.config.suggestions import nearest
+from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
@@ -129,4 +130,4 @@ def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics
         facts = {"row": row, "seed": plain["eval"]["seed"], "eval": plain["eval"]}
         write_results(folder, facts, None, overrides, {"steps": 0}, metrics)
     io.write_whole(folder / "evaluation" / "metrics.json", json.dumps(metrics, indent=1))
-    run.say(f"report: {write_report(folder)}")
+    say(f"report: {write_report(folder)}")

@@ -78,7 +78,7 @@ def train(config: DictConfig) -> None:
     folder = run_folder(plain, experiment)
     run.check_configuration(folder, plain)
     if run.is_finished(folder):
-        run.say(record.summary(folder) + run.evaluation_hint(folder, plain))
+        environment.say(record.summary(folder) + run.evaluation_hint(folder, plain))
         return
 
     # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
@@ -109,7 +109,7 @@ def train(config: DictConfig) -> None:
             suite.require(trainer.saving.best_metric)
             model = build_model(plain, head)
         world.run_on_first(lambda: run.claim(lock, plain))
-        run.say(f"{folder}: {data.samples} samples, {trainer.length.global_batch} a step, {world.size} ranks")
+        environment.say(f"{folder}: {data.samples} samples, {trainer.length.global_batch} a step, {world.size} ranks")
         optimizer, log = part(plain["optim"]), part(plain["logger"])
         parts = Parts(model, objective, data, optimizer, suite, log, plain["seed"], folder, plain)
         cost, metrics = trainer.fit(parts, world, preemption)
@@ -122,7 +122,7 @@ def train(config: DictConfig) -> None:
             write_report(folder)
             log.report(metrics, sorted((folder / "report").glob("*.png")))
             log.close()
-            run.say(record.summary(folder))
+            environment.say(record.summary(folder))
 
         world.run_on_first(finish)
     world.leave()

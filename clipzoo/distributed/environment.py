@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 
@@ -29,3 +30,9 @@ def read() -> Environment:
         local_rank=int(variables.get("LOCAL_RANK", "0")),
         address=f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}",
     )
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, on the first rank only."""
+    if read().is_first:
+        print(text, file=sys.stderr, flush=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
+from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
 from clipzoo.io import write_whole
 from clipzoo.model import Model
-from clipzoo.runs.directory import say
 from clipzoo.runs.metric_key import parsed
 
 

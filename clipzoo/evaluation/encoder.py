@@ -16,13 +16,13 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from clipzoo.data.tokenizer import Tokenizer, trim_padding
+from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.datasets.dataset import LabelledImages
 from clipzoo.evaluation.draws import embed_draws
 from clipzoo.evaluation.ranking import exact_products
 from clipzoo.evaluation.transform import Interpolation, Transform
 from clipzoo.model import Model
-from clipzoo.runs.directory import say
 from clipzoo.types import Embedding, Features, PointSet, concatenate, gather_embedding, map_embedding
 
 SECONDS_BETWEEN_LINES = 10

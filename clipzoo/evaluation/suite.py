@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from clipzoo.data.tokenizer import Tokenizer
+from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation import outputs
@@ -27,7 +28,6 @@ from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.io import write_whole
 from clipzoo.model import Model
-from clipzoo.runs.directory import say
 from clipzoo.runs.metric_key import MetricKey, written
 from clipzoo.types import Progress
 

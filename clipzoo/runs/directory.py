@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ import yaml
 
 from clipzoo.config import renamed
 from clipzoo.config.identity import flat, identity
-from clipzoo.distributed import environment
 from clipzoo.errors import ConfigError
 from clipzoo.io import write_whole
 from clipzoo.runs.lock import RunLock
@@ -92,12 +90,6 @@ def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:
         "\nIts eval configuration was different. Evaluate it with another one: "
         f"python scripts/evaluate.py run={folder} eval=..."
     )
-
-
-def say(text: str) -> None:
-    """Print a line on stderr, on the first rank only."""
-    if environment.read().is_first:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _make(folder: Path) -> None:

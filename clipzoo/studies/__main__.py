@@ -20,8 +20,8 @@ from typing import Any
 
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
+from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, exit_on_error
-from clipzoo.runs.directory import say
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.contracts import Dataset, Evaluator, Logger, Optimizer
+from clipzoo.distributed.environment import say
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.runs.directory import say
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.checks import check_classes, check_finite, check_labels
 from clipzoo.evaluation.datasets.dataset import Metric
@@ -16,7 +17,6 @@ from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES
 from clipzoo.evaluation.probe.features import LabelledFeatures
 from clipzoo.evaluation.probe.logistic import LogisticRegression
 from clipzoo.evaluation.ranking import exact_products, positions
-from clipzoo.runs.directory import say
 
 GRID = torch.logspace(-6, 6, 97, dtype=torch.float64).tolist()
 """Values of C."""
