@@ -1,4 +1,4 @@
-"""The types that one batch passes through, in the order it meets them.
+"""Types of the data that flows through a training step, in order.
 
     Batch -> encoder -> Features -> head -> Similarity -> objective -> Loss
 
@@ -20,9 +20,9 @@ from torch.nn import functional
 from clipzoo.distributed.world import World
 
 Positive = float
-"""In a constructor: a number above zero; the configuration (`clipzoo/config/schema.py`) refuses others."""
+"""Annotation of a constructor argument above zero; `clipzoo/config/schema.py` refuses other values."""
 Count = int
-"""The same of whole numbers."""
+"""Annotation of a whole constructor argument above zero."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +42,29 @@ class Batch:
         return len(self.sample_id)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Apply a function of the leading dimension to all three tensors."""
         return Batch(function(self.image), function(self.text), function(self.sample_id))
 
     def to(self, device: torch.device) -> Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """Called by torch's DataLoader."""
+        """Copy to pinned memory; torch's DataLoader calls this."""
         return self.map(Tensor.pin_memory)
 
     def split(self, size: int) -> list[Batch]:
-        """Consecutive slices of at most `size` samples."""
+        """Return consecutive slices of at most `size` samples."""
         parts = zip(*(view.split(size) for view in (self.image, self.text, self.sample_id)), strict=True)
         return [Batch(*part) for part in parts]
 
 
 @dataclass(frozen=True)
 class Features:
-    """What an encoder says of b samples, before any projection.
+    """Encoder outputs for b samples, before projection.
 
     pooled: [b, w].
-    tokens: [b, M, w] after the final norm, or None where the encoder has none.
-    mask: [b, M] bool, True where the token is real; None where all are. Padding of captions is False.
+    tokens: [b, M, w] after the final norm; None if the encoder has no tokens.
+    mask: [b, M] bool, False for padding; None if no token is padding.
     """
 
     pooled: Tensor
@@ -71,13 +72,13 @@ class Features:
     mask: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Features:
-        """Apply to every float tensor; the mask stays."""
+        """Apply a function to every float tensor; the mask is unchanged."""
         return Features(function(self.pooled), None if self.tokens is None else function(self.tokens), self.mask)
 
     def first(self, rows: int) -> Features:
-        """Of the first `rows` samples only."""
-        some = self.map(lambda tensor: tensor[:rows])
-        return Features(some.pooled, some.tokens, None if self.mask is None else self.mask[:rows])
+        """Return the features of the first `rows` samples."""
+        sliced = self.map(lambda tensor: tensor[:rows])
+        return Features(sliced.pooled, sliced.tokens, None if self.mask is None else self.mask[:rows])
 
 
 @final
@@ -85,21 +86,21 @@ class Features:
 class PointSet:
     """Weighted points: sum_i exp(log_weights_i) delta(points_i).
 
-    points: [b, M, d]; log_weights: [b, M], -inf for a point that is not there.
+    points: [b, M, d]. log_weights: [b, M]; -inf marks padding, a point of weight zero.
     """
 
     points: Tensor
     log_weights: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> PointSet:
-        """Apply a function of the leading dimension (slice, gather, move) to both tensors."""
+        """Apply a function of the leading dimension (slice, gather, move) to points and log-weights."""
         return PointSet(function(self.points), function(self.log_weights))
 
     def __len__(self) -> int:
         return len(self.points)
 
     def padded(self, count: int) -> PointSet:
-        """The same sets with room for `count` points: [b, count, d], the new ones with weight zero."""
+        """Return the same sets padded to `count` points, [b, count, d]; padding has weight zero."""
         missing = count - self.points.shape[1]
         return PointSet(
             functional.pad(self.points, (0, 0, 0, missing)),
@@ -109,29 +110,30 @@ class PointSet:
 
 Embedding = Tensor | PointSet
 EmbeddingKind = TypeVar("EmbeddingKind", Tensor, PointSet)
-"""Which of the two a head makes: `class ClipHead(Head[Tensor])`, `class KmeHead(Head[PointSet])`."""
+"""Embedding type of a head: `class ClipHead(Head[Tensor])`, `class KmeHead(Head[PointSet])`."""
 
 
 def map_embedding(function: Callable[[Tensor], Tensor], embedding: Embedding) -> Embedding:
-    """Apply a function of the leading dimension (slice, move, detach) to either kind of embedding."""
+    """Apply a function of the leading dimension (slice, move, detach) to an embedding of either type."""
     return embedding.map(function) if isinstance(embedding, PointSet) else function(embedding)
 
 
 def concatenate(embeddings: Sequence[Embedding]) -> Embedding:
-    """Rows of all the embeddings, [sum b, ...]; point sets are padded to the largest with weight zero."""
-    first = embeddings[0]
-    if not isinstance(first, PointSet):
-        return torch.cat([each for each in embeddings if isinstance(each, Tensor)])
-    sets = [each for each in embeddings if isinstance(each, PointSet)]
-    count = max(each.points.shape[1] for each in sets)
-    padded = [each.padded(count) for each in sets]
-    return PointSet(torch.cat([each.points for each in padded]), torch.cat([each.log_weights for each in padded]))
+    """Concatenate embeddings of one type along the rows, [sum b, ...]; point sets are padded to the largest set."""
+    if not isinstance(embeddings[0], PointSet):
+        return torch.cat([embedding for embedding in embeddings if isinstance(embedding, Tensor)])
+    sets = [embedding for embedding in embeddings if isinstance(embedding, PointSet)]
+    count = max(point_set.points.shape[1] for point_set in sets)
+    padded = [point_set.padded(count) for point_set in sets]
+    points, log_weights = zip(*((point_set.points, point_set.log_weights) for point_set in padded), strict=True)
+    return PointSet(torch.cat(points), torch.cat(log_weights))
 
 
 def gather_embedding(embedding: EmbeddingKind, world: World, dtype: torch.dtype | None = None) -> EmbeddingKind:
-    """All ranks' embeddings in rank order, differentiable; point sets may differ in their number of points.
+    """Gather the embeddings of all ranks, [b, ...] -> [N, ...] in rank order. Differentiable.
 
-    dtype: precision in which the embeddings travel; training passes `world.gather_dtype`, evaluation rounds nothing.
+    Point sets may have another number of points on each rank.
+    dtype: precision in which embeddings travel. Training passes `world.gather_dtype`; evaluation gathers exactly.
     """
     if world.size == 1:
         return embedding
@@ -144,37 +146,38 @@ def gather_embedding(embedding: EmbeddingKind, world: World, dtype: torch.dtype 
 
 
 class Scores(ABC):
-    """Similarities of the b local anchors (rows) to the N samples of the global batch (columns), one direction.
+    """Similarities of b local anchors (rows) to the N samples of the global batch (columns), in one direction.
 
-    Row i's positive is its own other view. Every answer is differentiable and in the head's precision.
+    The positive of an anchor is the other view of the same sample. All results are differentiable, in the head's
+    precision.
     """
 
     @abstractmethod
     def positives(self) -> Tensor:
-        """[b], the score of each anchor with its positive."""
+        """Return the score of each anchor with its positive, [b]."""
 
     @abstractmethod
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
-        """[b], log of the sum over the columns of exp(score), with or without the positive's own column."""
+        """Return log sum_j exp(score_ij) over the columns, [b], with or without the column of the positive."""
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """[b, N]. Costs memory that the other two answers do not need: ask only where the formula needs each score."""
+        """Return all scores, [b, N]. Only for formulas of single scores: the other methods need less memory."""
 
     @property
     @abstractmethod
     def first_positive(self) -> int:
-        """The column of row 0's positive; row i's is `first_positive + i`."""
+        """Column of row 0's positive; row i has its positive in column `first_positive + i`."""
 
     @property
     @abstractmethod
     def columns(self) -> int:
-        """N."""
+        """Number of columns, N."""
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """The two directions, rows anchored on local samples.
+    """Scores of both directions; the rows are local samples.
 
     For most heads text_to_image is the transpose of image_to_text over the global batch; for CLOOB it is not.
     `within_image` and `within_text` compute scores inside a modality on demand (CyCLIP), None if a head has none.
@@ -189,12 +192,16 @@ class Similarity:
 
     @property
     def directions(self) -> tuple[Scores, Scores]:
+        """Scores of image anchors and of text anchors."""
         return self.image_to_text, self.text_to_image
 
 
 @dataclass(frozen=True)
 class Loss:
-    """total: scalar whose mean over ranks is the loss of the global batch. logs: detached scalars of this rank."""
+    """Result of an objective.
+
+    total: scalar whose mean over ranks is the loss of the global batch. logs: detached scalars of this rank.
+    """
 
     total: Tensor
     logs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -202,7 +209,10 @@ class Loss:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands: `step` counts optimiser steps already done, an epoch is `samples / global_batch` steps."""
+    """Position in the training. An epoch is `samples / global_batch` steps.
+
+    step: optimizer steps done. total_steps: steps of the whole training. samples: dataset size n. global_batch: N.
+    """
 
     step: int
     total_steps: int
@@ -211,9 +221,10 @@ class Progress:
 
     @property
     def epoch(self) -> float:
-        """Epochs done, with their fraction."""
+        """Epochs done, as a fraction."""
         return self.step * self.global_batch / self.samples
 
     @property
     def total_epochs(self) -> float:
+        """Epochs of the whole training, as a fraction."""
         return self.total_steps * self.global_batch / self.samples

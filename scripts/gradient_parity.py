@@ -49,7 +49,7 @@ Gradients = dict[str, Tensor]
 
 def main() -> int:
     options = _options()
-    pairs = legal_pairs(options.heads)
+    pairs = compatible_pairs(options.heads)
     expected = {pair: gradients(pair, 1) for pair in pairs}
     peer = open_clip_gradients(1)
     columns: dict[str, dict[Pair, str]] = {}
@@ -65,13 +65,13 @@ def main() -> int:
     return int(max(ours) > 1e-10)
 
 
-def legal_pairs(heads: Iterable[str] | None = None) -> list[Pair]:
+def compatible_pairs(heads: Iterable[str] | None = None) -> list[Pair]:
     """Head and objective as conf/ describes them, those that may be trained together."""
     return [
         (head, objective)
         for head in heads or _names("head")
         for objective in _names("objective")
-        if check_pair(build.build_head(plain := _config(head, objective)), build.build_objective(plain)).legal
+        if check_pair(build.build_head(plain := _config(head, objective)), build.build_objective(plain)).compatible
     ]
 
 

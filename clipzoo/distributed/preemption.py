@@ -70,7 +70,7 @@ class Preemption:
                 handler(number, None)
         elif handler is not None:
             time.sleep(REPORT_WAIT)  # the first rank's launcher requeues the job, and ends this rank with it
-        self.watchdog.exit_all(EXIT_CODE, f"clipzoo: asked to stop{saved}; the same command goes on from there")
+        self.watchdog.exit_all(EXIT_CODE, f"clipzoo: stopped on request{saved}; run the same command to resume")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._signal == number == signal.SIGINT:

@@ -1,4 +1,4 @@
-"""What every encoder can do."""
+"""Interface of encoders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clipzoo.types import Features
 
 
 class Encoder(nn.Module):
-    """Turns each of the two views into Features; projections belong to the head."""
+    """Base class of encoders, which map each view to Features; projections belong to the head."""
 
     image_width: int
     text_width: int
@@ -20,7 +20,7 @@ class Encoder(nn.Module):
 
     @abstractmethod
     def image(self, image: Tensor) -> Features:
-        """[b, 3, H, W] -> Features of width `image_width`. uint8 is normalised here; floats are taken as they are."""
+        """[b, 3, H, W] -> Features of width `image_width`. uint8 is normalised here; floats are used unchanged."""
 
     @abstractmethod
     def text(self, text: Tensor) -> Features:

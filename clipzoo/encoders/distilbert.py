@@ -13,10 +13,10 @@ from clipzoo.types import Features
 
 
 class DistilBertTower(nn.Module):
-    """Token ids [b, L] -> Features: pooled at the first token ([CLS]), all tokens; none attends to padding.
+    """Token ids [b, L] -> Features: pooled at the first token ([CLS]); padding is not attended to.
 
     pretrained: a name on the Hugging Face hub or a folder; null for random weights of the base model's shape.
-    end_token: the separator's id; positions behind its first occurrence are padding.
+    end_token: id of the separator; positions after its first occurrence are padding.
     """
 
     trunk: Any
@@ -32,16 +32,16 @@ class DistilBertTower(nn.Module):
         self.end_token = end_token
 
     def forward(self, text: Tensor) -> Features:
-        places = torch.arange(text.shape[1], device=text.device)
-        mask = places <= end_positions(text, self.end_token)[:, None]  # [b, L]
+        positions = torch.arange(text.shape[1], device=text.device)
+        mask = positions <= end_positions(text, self.end_token)[:, None]  # [b, L]
         tokens = self.trunk(input_ids=text.where(mask, 0), attention_mask=mask.long()).last_hidden_state
         return Features(tokens[:, 0], tokens, mask)
 
 
 class DistilBertTokenizer:
-    """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; too long ones keep their [SEP].
+    """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; truncated captions keep their [SEP].
 
-    Text that spells a control token, such as "[SEP]", stays text. name: on the hub, or a folder; loaded on first use.
+    Text that spells a control token, such as "[SEP]", is tokenized as text. name: on the hub, or a folder; loaded on use.
     """
 
     end_token = 102
@@ -56,8 +56,10 @@ class DistilBertTokenizer:
             load = _transformers("encoder.tokenizer").AutoTokenizer.from_pretrained
             self._tokenizer = load(self._name, split_special_tokens=True)
         length = self.context_length
-        made = self._tokenizer(captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
-        return made["input_ids"]
+        tokens = self._tokenizer(
+            captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+        )
+        return tokens["input_ids"]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"name": self._name, "context_length": self.context_length}
@@ -70,5 +72,5 @@ def _transformers(key: str) -> Any:
     try:
         import transformers
     except ImportError:
-        raise ConfigError(f"{key} is DistilBERT's, and transformers is missing: pip install 'clipzoo[hf]'") from None
+        raise ConfigError(f"{key} is DistilBERT, which needs transformers: pip install 'clipzoo[hf]'") from None
     return transformers

@@ -1,7 +1,7 @@
 """Image towers over timm's and open_clip's trunks, without their projections.
 
-Each maps float images [b, 3, H, W] to Features and has a `width`. timm and open_clip are imported where a tower is
-built: importing them costs a second each.
+A tower maps float images [b, 3, H, W] to Features and has a `width`. timm and open_clip are imported when a
+tower is built, because each import takes a second.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from clipzoo.types import Features
 
 
 class TimmTower(nn.Module):
-    """Any timm trunk. Tokens: all of them after the final norm (CLS first), or the positions of a feature map.
+    """Any timm trunk. Tokens: all tokens after the final norm (CLS first), or the positions of a feature map.
 
-    Convolutional trunks work on channels-last memory, which their kernels are fastest on.
+    Convolutional trunks use channels-last memory, the fastest layout for their kernels.
 
-    name: timm's model name. image_size: H = W; null for trunks that take any.
+    name: timm's model name. image_size: H = W; null for trunks that accept any size.
     pretrained: load timm's weights. options: further arguments of timm.create_model (drop_path_rate, ...).
     checkpoint: recompute activations in the backward pass instead of keeping them.
     """
@@ -43,7 +43,7 @@ class TimmTower(nn.Module):
         self.trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
         self.trunk.set_grad_checkpointing(checkpoint)
         self.width: int = self.trunk.num_features
-        # timm states the size of the last feature map for trunks that have one.
+        # timm declares the size of the last feature map of convolutional trunks.
         convolutional = self.trunk.pretrained_cfg.get("pool_size") is not None
         self._layout = torch.channels_last if convolutional else torch.contiguous_format
         self.trunk.to(memory_format=self._layout)
@@ -97,8 +97,8 @@ class ClipViT(nn.Module):
 class ClipResNet(nn.Module):
     """CLIP's modified ResNet with attention pooling, stopped before the pooling's output projection.
 
-    layers: blocks a stage, [3, 4, 6, 3] for ResNet-50. width: of the stem (64 for ResNet-50; the features have 32 times
-    that). heads: of the attention pooling. Tokens: the last feature map's positions.
+    layers: blocks per stage, [3, 4, 6, 3] for ResNet-50. stem_width: 64 for ResNet-50; the features are 32 times as
+    wide. heads: number of heads of the attention pooling. Tokens: the last feature map's positions.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ClipResNet(nn.Module):
 
         self.width = 32 * stem_width
         self.trunk = ModifiedResNet(layers, self.width, heads, image_size, stem_width)
-        # The output projection is the head's; identity here keeps open_clip's parameter names for the rest.
+        # The head owns the output projection; the identity keeps open_clip's other parameter names.
         self.trunk.attnpool.c_proj = nn.Identity()
         self.trunk.to(memory_format=torch.channels_last)
         self.checkpoint = checkpoint
@@ -126,7 +126,7 @@ class ClipResNet(nn.Module):
         return Features(self._attention_pool(tokens), tokens)
 
     def _attention_pool(self, tokens: Tensor) -> Tensor:
-        """[b, M, w] -> [b, w]: one query, the mean of the tokens, attends to itself and to all of them."""
+        """[b, M, w] -> [b, w]: one query, the mean of the tokens, attends to itself and to all tokens."""
         pool = self.trunk.attnpool
         keys = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
         keys = keys + pool.positional_embedding.to(keys.dtype)

@@ -15,13 +15,13 @@ from clipzoo.types import Features
 class ClipTextTower(nn.Module):
     """Token ids [b, L] -> Features: causal transformer, pooled at the end-of-text token, tokens after the final norm.
 
-    The blocks, their parameter names and initialisation are open_clip's; the forward pass is ours, because a causal
-    flag instead of a mask tensor lets the attention kernel skip half of the work, and because L may be shorter than
-    the context: in a causal tower what follows the end token changes nothing before it.
+    Blocks, parameter names and initialisation are open_clip's. The forward pass is our own: with a causal flag instead
+    of a mask tensor the attention kernel skips half of the work, and L may be shorter than the context, because in a
+    causal tower no position depends on later ones.
 
-    end_token: found by its id; every position behind its first occurrence is padding, whatever id it holds.
-    distinct_pads: the k-th position behind the end token has its own embedding, row vocabulary - 1 + k (WPSE, KME-CLIP,
-    where padding tokens are points). norm_eps: of the layer norms.
+    end_token: its id; all positions after its first occurrence are padding.
+    distinct_pads: the k-th position after the end token has its own embedding, row vocabulary - 1 + k (for WPSE and
+    KME-CLIP, where padding tokens are points). norm_eps: epsilon of the layer norms.
     checkpoint: recompute activations in the backward pass.
     """
 
@@ -57,7 +57,7 @@ class ClipTextTower(nn.Module):
             proj_type="none",
             pool_type="none",
         )
-        # open_clip keeps a mask tensor; the causal flag replaces it.
+        # The causal flag replaces open_clip's mask tensor.
         self.trunk.attn_mask = None
 
     def forward(self, text: Tensor) -> Features:
@@ -81,9 +81,9 @@ class ClipTextTower(nn.Module):
 
 
 def end_positions(text: Tensor, end_token: int) -> Tensor:
-    """[b, L] -> [b], the position of each caption's first end token; the last position where there is none."""
-    found = text == end_token
-    return torch.where(found.any(dim=1), found.int().argmax(dim=1), text.shape[1] - 1)
+    """[b, L] -> [b], the position of the first end token of each caption; the last position if there is none."""
+    is_end = text == end_token
+    return torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1), text.shape[1] - 1)
 
 
 def _causal_block(block: Any, states: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ class TwoTowers(Encoder):
     """An image tower and a text tower, each a module from its input to Features.
 
     image_tower, text_tower: modules with an attribute `width`.
-    image_width, text_width: what the head is built with; must be the towers'.
-    image_size: S, the side of the square images. context_length: L, the longest caption in tokens.
-    tokenizer: captions -> ids. mean, std: normalisation of [0, 1] images, a number a channel.
+    image_width, text_width: widths of the features, for the head; must equal the towers' widths.
+    image_size: side of the square images. context_length: maximum number of tokens L of a caption.
+    tokenizer: captions -> ids. mean, std: normalisation of [0, 1] images, one number per channel.
     """
 
     _scale: Tensor
@@ -50,7 +50,7 @@ class TwoTowers(Encoder):
         self.image_size = image_size
         self.context_length = context_length
         self.tokenizer = tokenizer
-        # In the scale of uint8, so that one fused multiply-add normalises.
+        # Scaled for uint8: one fused multiply-add normalises an image.
         self.register_buffer("_scale", 1 / (255 * torch.tensor(std).view(3, 1, 1)), persistent=False)
         self.register_buffer("_shift", (-torch.tensor(mean) / torch.tensor(std)).view(3, 1, 1), persistent=False)
 

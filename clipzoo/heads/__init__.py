@@ -1,1 +1,1 @@
-"""Similarity heads: one file each, found by Hydra through conf/head."""
+"""Similarity heads, one per file; conf/head names them for Hydra."""

@@ -1,4 +1,4 @@
-"""What every similarity head can do."""
+"""Interface of similarity heads."""
 
 from __future__ import annotations
 
@@ -15,49 +15,50 @@ from clipzoo.types import EmbeddingKind, Features, Similarity, gather_embedding
 
 
 class Head(nn.Module, Generic[EmbeddingKind]):
-    """Owns projections, weights and temperature; turns two modalities' features into similarities.
+    """Base class of heads: a head computes similarities from the features of both modalities.
 
-    A subclass defines `embed_image`, `embed_text`, `score`, `ensemble` and `probe`, and states the facts below.
-    The trainer runs heads outside autocast, on features in the precision of the head's parameters.
+    It owns projections, point weights and temperature. A subclass defines `embed_image`, `embed_text`, `score`,
+    `ensemble`, `probe` and `score_range`, and sets the attributes below. `Model` runs heads outside autocast, on
+    features in the precision of the head's parameters.
     """
 
     needs_tokens: bool = False
-    """Reads Features.tokens."""
+    """True if the head reads `Features.tokens`."""
     needs_padding: bool = False
-    """Padding tokens are points of their own, so captions must not be trimmed to the batch's longest."""
+    """True if padding tokens are points: captions are then not trimmed to the longest of the batch."""
     stochastic: bool = False
-    """Draws random features: `resample` changes the scores."""
+    """True if the head draws random features: `resample` then changes the scores."""
     learnable_temperature: bool = False
-    """Some parameter scales the scores; an objective with a temperature of its own cannot use them."""
+    """True if a parameter scales the scores; objectives with a temperature of their own refuse such heads."""
     compares_within: bool = True
-    """`similarity` offers `within_image` and `within_text`."""
+    """True if `similarity` sets `within_image` and `within_text`."""
     published_with: tuple[str, ...] = ()
-    """Names of the objectives (`Objective.name`) that the papers trained this head with."""
+    """Names of the objectives (`Objective.name`) with which papers train this head."""
 
     @property
     @abstractmethod
     def score_range(self) -> tuple[float, float]:
-        """Bounds of `score` over all inputs and all values that the parameters may take; +-inf where there is none."""
+        """Bounds of `score` over all inputs and all allowed parameter values; +-inf without a bound."""
 
     @abstractmethod
     def embed_image(self, features: Features) -> EmbeddingKind:
-        """[b, ...] -> a row per image."""
+        """Image features of b samples -> embeddings, one row per image."""
 
     @abstractmethod
     def embed_text(self, features: Features) -> EmbeddingKind:
-        """[b, ...] -> a row per caption."""
+        """Text features of b samples -> embeddings, one row per caption."""
 
     @abstractmethod
     def score(self, image: EmbeddingKind, text: EmbeddingKind) -> Tensor:
-        """n image and k text embeddings -> [n, k], the logits that the objective sees. Blocks equal the whole."""
+        """n image and k text embeddings -> logits [n, k]. Each logit depends on its own two rows alone."""
 
     @abstractmethod
     def ensemble(self, prompts: EmbeddingKind) -> EmbeddingKind:
-        """The p text embeddings of one class's prompts -> one row. One prompt comes back unchanged."""
+        """Text embeddings of the p prompts of one class -> one row. A single prompt is returned unchanged."""
 
     @abstractmethod
     def probe(self, features: Features, where: str) -> Tensor:
-        """Image features for a linear probe, [b, w]; `where` is "before" or "after" the projection."""
+        """Image features -> inputs of a linear probe, [b, w]. where: "before" or "after" the projection."""
 
     def forward(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
         """Features of the b local pairs -> similarities to the global batch of all ranks: embed, gather, score.
@@ -76,7 +77,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
 
         all_texts = gather(text)
         first = world.rank * len(image)
-        # Each rank scores its own images with all texts, once: the other direction is the same matrix, redistributed.
+        # Each rank scores its own images with all texts; the other direction is the same matrix, redistributed.
         image_to_text = self.score(image, all_texts)
         return Similarity(
             DenseScores(image_to_text, first),
@@ -87,15 +88,15 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         )
 
     def resample(self, index: int) -> None:
-        """Draw the random features number `index`: the step in training mode, the draw in evaluation mode.
+        """Draw new random features, equal on all ranks and for both modalities. No-op for deterministic heads.
 
-        Equal on all ranks and for both modalities without communication. Nothing to do for a deterministic head.
+        index: number of the draw; the trainer passes the step, evaluation the draw.
         """
 
     @torch.no_grad()
     def clamp_(self) -> None:
-        """Bring parameters back into their range after an optimiser step."""
+        """Clamp parameters to their range after an optimizer step."""
 
     def logs(self) -> Mapping[str, Tensor]:
-        """Scalars worth a curve: temperature, gamma."""
+        """Return scalars to log, such as the temperature."""
         return {}

@@ -1,4 +1,4 @@
-"""CLIP: one unit vector a side, a learnable inverse temperature (Radford et al. 2021)."""
+"""CLIP: unit vectors and a learnable inverse temperature (Radford et al. 2021)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ClipHead(UnitVectorHead):
     """logits = exp(log_scale) * unit(x P) . unit(y Q).
 
     image_width, text_width: widths of the pooled features. embed_width: d.
-    temperature: initial tau, scale = 1 / tau. max_scale: the scale is clamped to [1, max_scale] after each step.
-    learnable_temperature: False freezes tau (a fixed temperature of 1 gives plain cosines).
+    temperature: initial tau, scale = 1 / tau. max_scale: the scale is clamped to [1, max_scale] after every step.
+    learnable_temperature: False fixes tau (a fixed temperature of 1 gives plain cosines).
     """
 
     published_with = (
@@ -38,8 +38,8 @@ class ClipHead(UnitVectorHead):
         super().__init__(image_width, text_width, embed_width)
         if learnable_temperature and not 1 <= 1 / temperature <= max_scale:
             raise ConfigError(
-                f"head.temperature={temperature} starts the scale at {1 / temperature:g}, and each step clamps it "
-                f"to between 1 and head.max_scale={max_scale:g}: change one, or set head.learnable_temperature=false"
+                f"head.temperature={temperature} is an initial scale of {1 / temperature:g}, and every step clamps the "
+                f"scale to [1, head.max_scale={max_scale:g}]: change one, or set head.learnable_temperature=false"
             )
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable_temperature)
         self.learnable_temperature = learnable_temperature

@@ -1,4 +1,4 @@
-"""CLOOB: scores of patterns retrieved from modern Hopfield networks over the batch (Fuerst et al. 2022)."""
+"""CLOOB: cosines of patterns that modern Hopfield networks retrieve from the batch (Fuerst et al. 2022)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from clipzoo.types import Count, Positive, Similarity, gather_embedding
 
 
 class CloobHead(UnitVectorHead):
-    """logits = inverse_temperature * cosine; in training, of retrieved patterns. The memories are the global batch.
+    """logits = inverse_temperature * cosine; in training, of patterns retrieved from the global batch.
 
     With images X, texts Y and R(q; memory) = unit(softmax(beta q memory^T) memory), the two directions are
-    U_x U_y^T, U = R(.; X), and V_y V_x^T, V = R(.; Y): two matrices that are not each other's transpose.
-    Evaluation compares the plain embeddings, never retrieved ones.
+    U_x U_y^T, U = R(.; X), and V_y V_x^T, V = R(.; Y), which are not transposes of each other.
+    Evaluation compares the plain embeddings.
 
     image_width, text_width: widths of the pooled features. embed_width: d.
     inverse_temperature: fixed. hopfield: False trains on the plain embeddings (the ablation of table 2).
@@ -61,9 +61,9 @@ class CloobHead(UnitVectorHead):
         )
 
     def _retrieve(self, query: Tensor, memory: Tensor) -> Tensor:
-        """[b, d] and [N, d] -> [b, d], one update of the Hopfield network (eq. 9 and 10), brought to unit length.
+        """[b, d] and [N, d] -> [b, d], one normalised update of the Hopfield network (eq. 9 and 10).
 
-        It is attention of one head, which torch computes without the matrix of its weights [b, N].
+        This is attention with one head, which torch computes without the matrix of attention weights [b, N].
         """
         patterns = memory[None, None]
         retrieved = functional.scaled_dot_product_attention(query[None, None], patterns, patterns, scale=self._beta)

@@ -1,4 +1,4 @@
-"""Shift-invariant kernels: the exact value, and a sampler of the frequencies whose cosines average to it."""
+"""Shift-invariant kernels: exact values, and random frequencies of their Fourier features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def frequencies(self, features: int, dimensions: int, generator: Generator) -> Tensor:
-        """[D, d] float32 draws of omega from the spectral law: E cos(omega . (u - v)) = k(u, v)."""
+        """Draw omega from the spectral distribution, [D, d] float32: E cos(omega . (u - v)) = k(u, v)."""
 
 
 class GaussianKernel(Kernel):
@@ -36,10 +36,10 @@ class GaussianKernel(Kernel):
 
 
 class InverseMultiquadricKernel(Kernel):
-    """width / sqrt(width^2 + r^2); omega = (g / width) h with one g ~ N(0, 1) and h ~ N(0, I) a feature.
+    """width / sqrt(width^2 + r^2); omega = (g / width) h, g ~ N(0, 1) and h ~ N(0, I) for every feature.
 
-    The kernel is a mixture of Gaussian kernels of width `width / |g|`, since E exp(-t g^2) = (1 + 2 t)^-1/2. So this is
-    its spectral law in any dimension, without the tabulated Bessel density of WPSE's released code.
+    The kernel is a mixture of Gaussian kernels of width `width / |g|`, since E exp(-t g^2) = (1 + 2 t)^-1/2. Sampling
+    is therefore exact in any dimension and needs no tabulated Bessel density, as in WPSE's released code.
     """
 
     def __init__(self, width: Positive) -> None:

@@ -22,8 +22,8 @@ class KmeHead(Head[PointSet]):
     image_width, text_width: widths of the tokens. embed_width: d.
     gamma: initial 1 / (2 sigma^2); with one point of weight 1 the logit is (cosine - 1) / temperature for
         gamma = 1 / (2 temperature) (proposition 2).
-    image_points: only the first so many image tokens; null: all.
-    text_points: all positions, padding too, or those of the caption.
+    image_points: number of leading image tokens that are points; null: all.
+    text_points: "all" positions, including padding, or those of the "caption".
     """
 
     needs_tokens = True
@@ -49,7 +49,7 @@ class KmeHead(Head[PointSet]):
 
     @property
     def gamma(self) -> Tensor:
-        """softplus: always positive, and above 1 its steps are those of the paper's own parameter gamma."""
+        """softplus of the parameter: always positive, and above 1 nearly the paper's parameter gamma."""
         return _softplus(self.raw_gamma)
 
     def embed_image(self, features: Features) -> PointSet:
@@ -62,14 +62,14 @@ class KmeHead(Head[PointSet]):
         return kme_score(image.points, image.log_weights, text.points, text.log_weights, self.gamma)
 
     def ensemble(self, prompts: PointSet) -> PointSet:
-        """[p, M, d] -> [1, p M, d], the mean of the mean embeddings: its score is the log-mean-exp of the prompts'."""
+        """[p, M, d] -> [1, p M, d], the mean of the mean embeddings; scores become the log-mean-exp of p scores."""
         log_weights = prompts.log_weights - math.log(len(prompts))
         return PointSet(prompts.points.flatten(0, 1)[None], log_weights.flatten()[None])
 
     def probe(self, features: Features, where: str) -> Tensor:
         """The weighted sum of the tokens before the projection, or of the points after it.
 
-        The paper probes before the projection only: the embedding itself has infinitely many dimensions.
+        The paper probes before the projection only, because the embedding has infinitely many dimensions.
         """
         tokens, present = self.image.select(features)
         weights = _softplus(self.image.raw_weights(tokens)).masked_fill(~present, 0.0)
@@ -86,13 +86,13 @@ def _point_set(side: TokenPoints, features: Features) -> PointSet:
 
 
 def log_softplus(raw: Tensor) -> Tensor:
-    """log log(1 + e^a), elementwise, exact for any a; naively it is -inf below a = -104 in float32."""
+    """log log(1 + e^a), elementwise, exact for any a; a direct evaluation is -inf below a = -104 in float32."""
     low = -20.0
-    # Far below, log(1 + t) = t - t^2 / 2 with t = e^a. Clamping keeps each branch finite where the other is chosen.
+    # For low a, log(1 + t) = t - t^2 / 2 with t = e^a. Clamping keeps both branches finite everywhere.
     tail = raw - raw.clamp(max=0.0).exp() / 2
     return torch.where(raw <= low, tail, _softplus(raw.clamp(min=low)).log())
 
 
 def _softplus(raw: Tensor) -> Tensor:
-    """torch takes the identity above a threshold of 20, an error of 2e-9; above 40 none is left."""
+    """softplus, exact: torch returns its argument above a threshold, 20 by default, where the error is 2e-9."""
     return functional.softplus(raw, threshold=40)

@@ -1,4 +1,4 @@
-"""Tokens as weighted points: what WPSE and KME-CLIP share."""
+"""Tokens as weighted points, for WPSE and KME-CLIP."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from clipzoo.heads.vector import projection
 from clipzoo.types import Features
 
 EPSILON = 1e-6
-"""unit(v) = v / max(|v|, EPSILON), as WPSE's released code has it."""
+"""unit(v) = v / max(|v|, EPSILON), as in WPSE's released code."""
 
 
 class TokenPoints(nn.Module):
     """One modality's tokens -> unit points and raw weights, linear maps without bias (WPSE, section 5.3).
 
-    width: w. embed_width: d. key: the head's argument that chooses the tokens, for messages.
-    first: only the first so many tokens are points; None: all.
-    padding: tokens that the mask calls padding are points like the others, instead of points of weight zero.
+    width: w. embed_width: d. key: configuration key of `first`, for messages.
+    first: number of leading tokens that are points; None: all.
+    padding: if True padding tokens are points; otherwise they have weight zero.
     """
 
     def __init__(self, width: int, embed_width: int, key: str, first: int | None, padding: bool) -> None:
@@ -31,10 +31,10 @@ class TokenPoints(nn.Module):
         self._padding = padding
 
     def select(self, features: Features) -> tuple[Tensor, Tensor]:
-        """-> tokens [b, M, w] and, [b, M], whether each is a point."""
+        """Return the tokens [b, M, w] and a mask [b, M], True for points."""
         if features.tokens is None:
             raise ConfigError(
-                "head: its points are the tokens of an encoder, and this encoder has none; choose another"
+                "the head takes the tokens of the encoder as points, and this encoder has none: choose another"
             )
         tokens = features.tokens[:, : self._first]
         if self._first is not None and tokens.shape[1] < self._first:

@@ -1,4 +1,4 @@
-"""Tiltings without normalisation ("A mathematical perspective on contrastive learning", Baptista et al., 3.3)."""
+"""Inner product and distance heads ("A mathematical perspective on contrastive learning", Baptista et al., 3.3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class InnerProductHead(VectorHead):
     """logits = <g_u, g_v> / temperature (eq. 25).
 
     image_width, text_width: widths of the pooled features.
-    embed_width: of the linear maps G and H; null takes the pooled features as they are, when the encoder is all of g.
+    embed_width: output width of the linear maps G and H; null: no maps, the encoder is all of g.
     temperature: fixed.
     """
 
@@ -28,7 +28,7 @@ class InnerProductHead(VectorHead):
         if embed_width is None and image_width != text_width:
             raise ConfigError(
                 f"head.embed_width is null, but the encoder's widths differ (image {image_width}, text {text_width}): "
-                "give head.embed_width a number"
+                "set head.embed_width to a number"
             )
         self.image_projection = None if embed_width is None else projection(image_width, embed_width)
         self.text_projection = None if embed_width is None else projection(text_width, embed_width)
@@ -65,8 +65,8 @@ class DistanceHead(InnerProductHead):
     def _norms(self, vectors: Tensor) -> Tensor:
         """[b, d] -> [b, 2], two numbers whose sum is -|v|^2 / (2 temperature).
 
-        The first has bf16's few bits, the second what it lacks: a GPU multiplies fp32 matrices in tf32 or bf16, and
-        rounding a whole norm of some hundreds would move every logit of its row by a tenth, or by one.
+        The first is exact in bf16, the second is the remainder: a GPU may multiply fp32 matrices in tf32 or bf16, and
+        rounding a norm of some hundreds would change all logits of a row by 0.1 to 1.
         """
         whole = -vectors.square().sum(dim=1, keepdim=True) / (2 * self._temperature)
         coarse = whole.detach().to(torch.bfloat16).to(whole.dtype)

@@ -1,4 +1,4 @@
-"""Heads whose score is an inner product of two vectors, however it is dressed."""
+"""Heads whose score is an inner product of two vectors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from clipzoo.types import Features, Scores, Similarity, gather_embedding
 
 
 class VectorHead(Head[Tensor]):
-    """One vector a sample: an embedding is a Tensor [b, d], and a score is left . right after a map of each side."""
+    """Base class of heads with one vector per sample, [b, d]; scores are inner products of the two `factors`."""
 
     @abstractmethod
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """[n, d] and [k, d] -> [n, f] and [k, f] whose product left @ right.mT is the score, scale included.
+        """[n, d] and [k, d] -> left [n, f] and right [k, f], such that left @ right.mT is the score, scale included.
 
-        Each side depends on its own rows alone, so that both may be cut in blocks or gathered.
+        A row of a factor depends on the same row of its argument alone, so that rows may be split and gathered.
         """
 
     def score(self, image: Tensor, text: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class VectorHead(Head[Tensor]):
         )
 
     def anchored(self, anchors: Tensor, contrasts: Tensor, world: World, tile: int | None) -> Scores:
-        """[b, d] and [b, d], both local -> the anchors' scores with every rank's contrasts."""
+        """Local anchors [b, d] and local contrasts [b, d] -> scores of the anchors with the contrasts of all ranks."""
         all_contrasts = gather_embedding(contrasts, world, world.gather_dtype)
         if tile is not None:
             return tiled_anchors(*self.factors(anchors, all_contrasts), tile, world)
@@ -49,7 +49,7 @@ class VectorHead(Head[Tensor]):
 
 
 class UnitVectorHead(VectorHead):
-    """The pooled features projected without bias and brought to unit length: scores are functions of a cosine."""
+    """Base class of heads with normalised linear projections of the pooled features, without bias."""
 
     def __init__(self, image_width: int, text_width: int, embed_width: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class UnitVectorHead(VectorHead):
         return functional.normalize(features.pooled @ self.text_projection, dim=-1)
 
     def ensemble(self, prompts: Tensor) -> Tensor:
-        """[p, d] unit vectors -> [1, d], their mean brought back to unit length."""
+        """[p, d] unit vectors -> [1, d], their normalised mean."""
         return functional.normalize(prompts.mean(dim=0, keepdim=True), dim=-1)
 
     def probe(self, features: Features, where: str) -> Tensor:
@@ -71,5 +71,5 @@ class UnitVectorHead(VectorHead):
 
 
 def projection(width: int, embed_width: int) -> nn.Parameter:
-    """[w, d], normal with deviation w^-1/2 (CLIP's initialisation)."""
+    """Return a parameter [w, d], normal with standard deviation w^-1/2 (CLIP's initialisation)."""
     return nn.Parameter(torch.randn(width, embed_width) * width**-0.5)

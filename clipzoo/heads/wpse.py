@@ -23,18 +23,18 @@ _ACTIVATIONS = {"signed": torch.tanh, "positive": torch.sigmoid}
 class WpseHead(VectorHead):
     """logits = scale * <e_x, e_y>, e = [sqrt(a1) mean_i w_i v_i, sqrt(a2) mean_i w_i z(v_i)] (eq. 8), not normalised.
 
-    z(v) = sqrt(2 / D) cos(v Omega^T + phases), new Omega and phases each step, one fixed draw in evaluation.
+    z(v) = sqrt(2 / D) cos(v Omega^T + phases), with new Omega and phases in every step and a fixed draw in evaluation.
 
     image_width, text_width: widths of the tokens. embed_width: d.
-    alpha: (a1, a2), the shares of the linear and of the nonlinear kernel; (1, 0) draws nothing at all.
-    kernel: the nonlinear one. features, evaluation_features: D in training and in evaluation.
-    weights: signed, bound * tanh(a / bound), or positive, bound * sigmoid(a / bound). weight_bound: the bound.
-    reduction: mean over the points, as the released code and its numbers have it, or sum, as eq. 6 prints it.
-    image_points: only the first so many image tokens; null: all.
-    text_points: all positions, padding too, or those of the caption. The mean is then over the caption's points, so
-        that an embedding depends neither on the padding nor, in its scale, on the caption's length.
+    alpha: (a1, a2), weights of the linear and of the nonlinear kernel; (1, 0) has no random features.
+    kernel: the nonlinear kernel. features, evaluation_features: D in training and in evaluation.
+    weights: "signed", bound * tanh(a / bound), or "positive", bound * sigmoid(a / bound). weight_bound: the bound.
+    reduction: "mean" over the points, as in the released code and its results, or "sum", as in eq. 6.
+    image_points: number of leading image tokens that are points; null: all.
+    text_points: "all" positions, including padding, or those of the "caption". The mean is then over the points of the
+        caption: an embedding depends neither on padding nor, in its scale, on the length of the caption.
     temperature: initial 1 / scale. The scale has no exponential and is clamped to [min_scale, max_scale].
-    seed: of the random features.
+    seed: seed of the random features.
     """
 
     needs_tokens = True
@@ -64,11 +64,11 @@ class WpseHead(VectorHead):
     ) -> None:
         super().__init__()
         if min(alpha) < 0 or sum(alpha) == 0:
-            raise ConfigError(f"head.alpha is {list(alpha)}: neither share may be negative, nor both zero")
+            raise ConfigError(f"head.alpha is {list(alpha)}: no weight may be negative, and one must be positive")
         if not 0 < min_scale <= 1 / temperature <= max_scale:
             raise ConfigError(
-                f"head.temperature={temperature} starts the scale at {1 / temperature:g}, and each step clamps it "
-                f"to between head.min_scale={min_scale:g} and head.max_scale={max_scale:g}, both above 0: change one"
+                f"head.temperature={temperature} is an initial scale of {1 / temperature:g}; it must lie between "
+                f"head.min_scale={min_scale:g} and head.max_scale={max_scale:g}, both above 0: change one of them"
             )
         self.needs_padding = text_points == "all"
         self.stochastic = alpha[1] > 0
@@ -84,7 +84,7 @@ class WpseHead(VectorHead):
         self._scale_range = min_scale, max_scale
         self._embed_width = embed_width
         self._seed = seed
-        # Buffers only to follow the head to its device: a draw is a function of seed and index, so none is saved.
+        # Buffers, to move with the head; not saved, because a draw is a function of seed and index.
         self.register_buffer("frequencies", torch.empty(0, embed_width), persistent=False)
         self.register_buffer("phases", torch.empty(0), persistent=False)
         self.resample(0)
@@ -107,11 +107,11 @@ class WpseHead(VectorHead):
         return self.scale * image, text
 
     def ensemble(self, prompts: Tensor) -> Tensor:
-        """[p, d + D] -> [1, d + D], the mean: nothing is normalised."""
+        """[p, d + D] -> [1, d + D], the mean; embeddings are not normalised."""
         return prompts.mean(dim=0, keepdim=True)
 
     def probe(self, features: Features, where: str) -> Tensor:
-        """Before the projection: the tokens' own mean under the learned weights, without random features."""
+        """Before the projection: the weighted sum of the tokens, without random features."""
         if where == "after":
             return self.embed_image(features)
         tokens, present = self.image.select(features)
@@ -121,18 +121,18 @@ class WpseHead(VectorHead):
         if not self.stochastic:
             return
         entropy = SeedSequence([self._seed, int(self.training), index]).generate_state(1, "uint64")
-        # Drawn on the CPU, so that every device and every rank has the same numbers.
+        # Drawn on the CPU: equal numbers on all devices and ranks.
         generator = torch.Generator("cpu").manual_seed(int(entropy[0]))
         frequencies = self._kernel.frequencies(self._features[self.training], self._embed_width, generator)
         phases = 2 * math.pi * torch.rand(len(frequencies), generator=generator, device="cpu")
-        self.frequencies = _sent(frequencies, self.frequencies)
-        self.phases = _sent(phases, self.phases)
+        self.frequencies = _to_device_of(frequencies, self.frequencies)
+        self.phases = _to_device_of(phases, self.phases)
 
     def train(self, mode: bool = True) -> WpseHead:
-        """Entering a mode starts from its draw 0: evaluation is then the same wherever training stands."""
-        entered = mode != self.training
+        """Draw number 0 when the mode changes: evaluation does not depend on the training step."""
+        changed = mode != self.training
         super().train(mode)
-        if entered:
+        if changed:
             self.resample(0)
         return self
 
@@ -144,7 +144,7 @@ class WpseHead(VectorHead):
         return {"temperature": 1 / self.scale.detach()}
 
     def _embed(self, side: TokenPoints, features: Features) -> Tensor:
-        """-> [b, d + D], or the one part whose share is not zero."""
+        """Return embeddings [b, d + D]; a part of weight zero is left out."""
         tokens, present = side.select(features)
         points, weights = side.points(tokens), self._weights(side, tokens, present)
         linear, nonlinear = self._alpha
@@ -157,14 +157,14 @@ class WpseHead(VectorHead):
         return torch.cat(parts, dim=1)
 
     def _weights(self, side: TokenPoints, tokens: Tensor, present: Tensor) -> Tensor:
-        """[b, M], zero where there is no point; divided by the number of points where the reduction is a mean."""
+        """Return the weights [b, M], zero for padding; divided by the number of points if the reduction is a mean."""
         weights = self._weight_bound * self._activation(side.raw_weights(tokens) / self._weight_bound)
         weights = weights.masked_fill(~present, 0.0)
-        # Of no points at all the mean is zero, as the sum is.
+        # Without points the mean is zero, like the sum.
         return weights / present.sum(dim=1, keepdim=True).clamp(min=1) if self._mean else weights
 
 
-def _sent(drawn: Tensor, like: Tensor) -> Tensor:
-    """With the device and type of `like`. The host does not wait for a GPU to finish the step before."""
-    pinned = drawn.pin_memory() if like.is_cuda else drawn
+def _to_device_of(values: Tensor, like: Tensor) -> Tensor:
+    """Convert to the device and type of `like`, without waiting for the GPU to finish the previous step."""
+    pinned = values.pin_memory() if like.is_cuda else values
     return pinned.to(like, non_blocking=True)

@@ -1,1 +1,1 @@
-"""Objectives: one file each, found by Hydra through conf/objective."""
+"""Objectives, one per file; conf/objective names them for Hydra."""

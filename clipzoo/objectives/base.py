@@ -1,4 +1,4 @@
-"""What every objective can do."""
+"""Interface of objectives."""
 
 from __future__ import annotations
 
@@ -13,40 +13,39 @@ from clipzoo.types import Batch, Loss, Progress, Similarity
 
 
 class Objective(nn.Module):
-    """Turns similarities into a loss. Per-sample state, where there is any, lives in buffers addressed by sample id."""
+    """Base class of objectives: an objective computes a loss from similarities.
+
+    Per-sample state is held in buffers addressed by sample id. name: the objective's name in conf/objective.
+    """
 
     name: str
     own_temperature: bool = False
-    """Scales the scores itself: they should be plain cosines."""
+    """True if the objective scales the scores itself, which should then be plain cosines."""
 
     @abstractmethod
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        """`total` is this rank's share: its mean over ranks is the loss of the global batch.
+        """Return the loss of this rank's anchors; its mean over ranks is the loss of the global batch.
 
-        Computed outside autocast, in the precision of the similarity. In training mode, updates the state.
+        Computed outside autocast, in the precision of the similarity. In training mode the per-sample state is updated.
         """
 
     def check(self, head: Head) -> list[str]:
-        """Why this objective cannot train this head: each reason with the key to change. Empty when it can."""
+        """Return the reasons why this objective cannot train this head, with the keys to change; empty if it can."""
         return []
 
     def warnings(self, head: Head) -> list[str]:
-        """What is sound but worth knowing about this pair."""
-        found = []
-        if self.name not in head.published_with:
-            found.append(
-                f"objective {self.name} with head {type(head).__name__} is in none of the papers (sound, unpublished)"
-            )
+        """Return warnings about a compatible pair of head and objective."""
+        warnings = []
         if not self.own_temperature and are_cosines(head.score_range):
-            found.append(
+            warnings.append(
                 f"objective {self.name} has no temperature of its own, and head {type(head).__name__} gives it plain "
-                "cosines, too flat to train well on: take head=clip, or give this head a temperature"
+                "cosines, which are too flat to train well: use head=clip, or give this head a temperature"
             )
-        return found
+        return warnings
 
     def allocate(self, samples: int) -> None:
-        """Make the per-sample state for a data set of `samples` samples. Stateless objectives have none."""
+        """Allocate the per-sample state for a dataset of `samples` samples. No-op for objectives without state."""
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
-        """What the state says of the samples, a [n] tensor each, nan for a sample not seen. Empty without state."""
+        """Return statistics of the samples by name, [n] each, nan for unseen samples. Empty without state."""
         return {}

@@ -1,4 +1,4 @@
-"""Which objective can train which head, from the facts that both state."""
+"""Compatibility of heads and objectives, decided from the attributes that both declare."""
 
 from __future__ import annotations
 
@@ -13,27 +13,36 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """reasons: why the pair is refused, each with the key to change; none for a legal pair. warnings: what to know."""
+class Compatibility:
+    """Whether an objective can train a head.
+
+    reasons: why it cannot, with the keys to change. published: True if a paper trains this pair.
+    warnings: what is worth knowing about a compatible pair.
+    """
 
     reasons: tuple[str, ...]
+    published: bool
     warnings: tuple[str, ...]
 
     @property
-    def legal(self) -> bool:
+    def compatible(self) -> bool:
         return not self.reasons
 
 
-def check_pair(head: Head, objective: Objective) -> Verdict:
-    """The verdict on a pair. A refused pair has no warnings: they would speak of another one."""
+def check_pair(head: Head, objective: Objective) -> Compatibility:
+    """Return the compatibility of a pair. An incompatible pair has no warnings."""
     reasons = tuple(objective.check(head))
-    return Verdict(reasons, () if reasons else tuple(objective.warnings(head)))
+    warnings = () if reasons else tuple(objective.warnings(head))
+    return Compatibility(reasons, objective.name in head.published_with, warnings)
 
 
 def require(head: Head, objective: Objective) -> None:
-    """Raise a ConfigError with every reason against the pair; log the warnings of a legal one."""
-    verdict = check_pair(head, objective)
-    if not verdict.legal:
-        raise ConfigError("\n         ".join(verdict.reasons))
-    for warning in verdict.warnings:
+    """Log the warnings about a pair. Raises ConfigError with all reasons if the pair is incompatible."""
+    result = check_pair(head, objective)
+    if not result.compatible:
+        raise ConfigError("\n         ".join(result.reasons))
+    if not result.published:
+        pair = f"objective {objective.name} with head {type(head).__name__}"
+        log.warning(f"{pair} is in none of the papers (compatible, unpublished)")
+    for warning in result.warnings:
         log.warning(warning)

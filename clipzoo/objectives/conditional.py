@@ -31,5 +31,5 @@ class Conditional(Objective):
 
 
 def negative_log_density(scores: Scores) -> Tensor:
-    """Mean over the local anchors of -log rho(positive | anchor)."""
+    """Return the mean over the local anchors of -log rho(positive | anchor)."""
     return cross_entropy(scores) - math.log(scores.columns)

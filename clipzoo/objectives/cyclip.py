@@ -17,7 +17,8 @@ class CyCLIP(Objective):
     """CLIP's loss + cross_modal * 1/N sum_ij (s(x_i, y_j) - s(x_j, y_i))^2
     + in_modal * 1/N sum_ij (s(x_i, x_j) - s(y_i, y_j))^2, s the cosine.
 
-    temperature: of CLIP's loss, the start of it where `learnable_temperature`. max_scale: bound of 1 / temperature.
+    temperature: of CLIP's loss; initial value if `learnable_temperature`. max_scale: upper bound of 1 / temperature.
+    in_modal, cross_modal: weights of the consistency terms.
     """
 
     name = "cyclip"
@@ -56,7 +57,7 @@ class CyCLIP(Objective):
         if not head.compares_within:
             reasons.append(
                 f"objective cyclip compares images with images, which head {type(head).__name__} does not: "
-                "take head=cosine"
+                "use head=cosine"
             )
         return reasons
 
@@ -66,5 +67,5 @@ def _scaled_loss(scores: Scores, scale: Tensor) -> Tensor:
 
 
 def _disagreement(first: Scores, second: Scores) -> Tensor:
-    """The squared differences of an anchor's N scores, summed, averaged over the local anchors."""
+    """Return the squared differences, summed over the N scores of an anchor and averaged over the local anchors."""
     return (first.dense() - second.dense()).square().sum(dim=1).mean()

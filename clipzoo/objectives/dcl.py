@@ -20,7 +20,8 @@ class DCL(Objective):
     """-log( p / (p + g) ), p = exp(s_ii / tau), averaged over anchors and weighted over the directions.
 
     g = max( (sum_{j != i} exp(s_ij / tau) - (N-1) tau_plus p) / (1 - tau_plus), (N-1) exp(-1 / tau) ).
-    temperature: tau, fixed, on cosines. tau_plus: the share of a sample's negatives that are of its own kind.
+    temperature: tau, fixed, on cosines. tau_plus: share of false negatives among the negatives.
+    image_to_text, text_to_image: weights of the directions.
     """
 
     name = "dcl"
@@ -29,7 +30,7 @@ class DCL(Objective):
     def __init__(self, temperature: Positive, tau_plus: float, image_to_text: float, text_to_image: float) -> None:
         super().__init__()
         if not 0 <= tau_plus < 1:
-            raise ConfigError(f"objective.tau_plus is {tau_plus}: it is a share of the negatives, from 0 to below 1")
+            raise ConfigError(f"objective.tau_plus is {tau_plus}: it is a share of the negatives and must be in [0, 1)")
         self._temperature = temperature
         self._tau_plus = tau_plus
         self._weights = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
@@ -56,9 +57,9 @@ class DCL(Objective):
 
 
 def _log_difference(larger: Tensor, smaller: Tensor) -> Tensor:
-    """log(exp(larger) - exp(smaller)), -inf (and no gradient) where that is not positive."""
+    """log(exp(larger) - exp(smaller)), -inf without gradient where the difference is not positive."""
     gap = smaller - larger
     positive = gap < 0
-    # The untaken branch must stay finite, or its zero gradient becomes nan.
+    # The branch that is not selected must stay finite, or its zero gradient becomes NaN.
     difference = larger + torch.log(-torch.expm1(torch.where(positive, gap, -1.0)))
     return torch.where(positive, difference, float("-inf"))

@@ -15,9 +15,9 @@ from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 class InfoLOOB(Objective):
     """scale * sum over the two directions of weight * mean_i [ log sum_{j != i} exp s_ij - s_ii ].
 
-    scale: a factor on the whole; CLOOB trains tau * (sum of two terms), so scale = tau = 1/30 with weights 1, 1.
-    image_to_text, text_to_image: the directions' weights. For a Hopfield head the first is CLOOB's U term, anchored on
-    images, the second its V term, anchored on texts.
+    scale: factor of the loss; CLOOB trains tau * (sum of two terms), so scale = tau = 1/30 with weights 1, 1.
+    image_to_text, text_to_image: weights of the directions. For a Hopfield head the first is CLOOB's U term, anchored
+    on images, the second its V term, anchored on texts.
     """
 
     name = "infoloob"
@@ -35,19 +35,19 @@ class InfoLOOB(Objective):
             return []
         return [
             f"objective infoloob has no minimum under scores without bounds (head {type(head).__name__} gives "
-            f"{head.score_range}): take head=cloob, or objective=infonce"
+            f"{head.score_range}): use head=cloob, or objective=infonce"
         ]
 
     def warnings(self, head: Head) -> list[str]:
-        found = super().warnings(head)
+        warnings = super().warnings(head)
         if head.learnable_temperature:
-            found.append(
+            warnings.append(
                 f"objective infoloob does not saturate, so the learnable temperature of head {type(head).__name__} "
                 "runs to its bound; CLOOB trains with a fixed one"
             )
-        return found
+        return warnings
 
 
 def leave_one_out(scores: Scores) -> Tensor:
-    """Mean over the local anchors of log sum_{j != i} exp s_ij - s_ii."""
+    """Return the mean over the local anchors of log sum_{j != i} exp s_ij - s_ii."""
     return (scores.log_sum_exp(exclude_positive=True) - scores.positives()).mean()

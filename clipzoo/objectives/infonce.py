@@ -12,7 +12,7 @@ from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 class InfoNCE(Objective):
     """sum over the two directions of weight * mean_i [ log sum_j exp s_ij - s_ii ].
 
-    image_to_text, text_to_image: the directions' weights, 0.5 each for CLIP's loss.
+    image_to_text, text_to_image: weights of the directions, 0.5 and 0.5 for CLIP's loss.
     """
 
     name = "infonce"
@@ -26,5 +26,5 @@ class InfoNCE(Objective):
 
 
 def cross_entropy(scores: Scores) -> Tensor:
-    """Mean over the local anchors of -log softmax at the positive."""
+    """Return the mean over the local anchors of -log softmax at the positive."""
     return (scores.log_sum_exp() - scores.positives()).mean()

@@ -24,10 +24,10 @@ from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 class ISogCLR(MovingAverageObjective):
     """1/n sum_i tau_i [ log mean_{j != i} exp((s_ij - s_ii) / tau_i) + rho ], both directions added, tau_i learned.
 
-    temperature: where every tau_i starts; it stays in [minimum_temperature, maximum_temperature].
+    temperature: initial value of every tau_i, which is clamped to [minimum_temperature, maximum_temperature].
     gamma: weight of the new value in the moving average. rho: radius of the robust objective.
-    eta: rate of the temperatures. momentum: weight of the new gradient in theirs, which starts at zero.
-    gradient_clip: bound of a temperature's gradient.
+    eta: learning rate of the temperatures. momentum: weight of the new gradient in their momentum, initially zero.
+    gradient_clip: bound of the gradient of a temperature.
     """
 
     name = "isogclr"
@@ -48,7 +48,7 @@ class ISogCLR(MovingAverageObjective):
         super().__init__(gamma, tau=temperature, tau_momentum=0.0)
         if not minimum_temperature <= temperature <= maximum_temperature:
             raise ConfigError(
-                f"objective.temperature is {temperature}: it starts between objective.minimum_temperature="
+                f"objective.temperature is {temperature}: it must lie between objective.minimum_temperature="
                 f"{minimum_temperature} and objective.maximum_temperature={maximum_temperature}"
             )
         self._rho = rho
@@ -65,7 +65,7 @@ class ISogCLR(MovingAverageObjective):
         return Loss(loss.total, {**loss.logs, **logs})
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
-        """The temperatures."""
+        """Return the temperatures."""
         return self.only_seen("temperature", self.tau)
 
     def _direction(self, anchor: int, scores: Scores, ids: Tensor, world: World) -> tuple[Tensor, Tensor]:
@@ -78,11 +78,11 @@ class ISogCLR(MovingAverageObjective):
         log_weights = log_terms - log_u[:, None]
         if self.training:
             gradient = log_u + self._rho - (log_weights.exp() * exponents).sum(dim=1)
-            self._move_tau(anchor, ids, world.gather(gradient), all_tau)
+            self._update_tau(anchor, ids, world.gather(gradient), all_tau)
         return surrogate(log_weights, difference), (tau * (log_u + self._rho)).mean()
 
-    def _move_tau(self, modality: int, ids: Tensor, gradient: Tensor, tau: Tensor) -> None:
-        """One step of SGD with momentum. gradient: [N], of the objective with respect to each temperature."""
+    def _update_tau(self, modality: int, ids: Tensor, gradient: Tensor, tau: Tensor) -> None:
+        """Take one step of SGD with momentum. gradient: [N], of the objective by the temperatures."""
         before = self.tau_momentum[modality, ids].to(gradient.dtype)
         clipped = gradient.clamp(-self._gradient_clip, self._gradient_clip)
         step = (1 - self._momentum) * before + self._momentum * clipped

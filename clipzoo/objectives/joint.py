@@ -16,7 +16,7 @@ from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 class Joint(Objective):
     """-E S + log E e^S, the second expectation over all N^2 pairs of the global batch.
 
-    The mean of both directions: equal for a head with one matrix, and fair to one with two.
+    Mean of both directions: they are equal for heads with one matrix, but not for CLOOB, which has two.
     """
 
     name = "joint"
@@ -26,6 +26,6 @@ class Joint(Objective):
 
 
 def negative_log_density(scores: Scores, world: World) -> Tensor:
-    """Mean over the local pairs of -log rho(u, v). The partition function of all ranks' rows carries its gradient."""
+    """Return the mean over the local pairs of -log rho(u, v); the gradient passes through all ranks' partition sums."""
     log_partition = world.gather(scores.log_sum_exp()).logsumexp(dim=0) - 2 * math.log(scores.columns)
     return log_partition - scores.positives().mean()

@@ -1,4 +1,4 @@
-"""An inverse temperature that belongs to an objective."""
+"""Inverse temperature of an objective."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 
 class LogitScale(nn.Module):
-    """exp(log_scale), optimised with the model when learnable.
+    """exp(log_scale), optimized with the model if learnable.
 
-    initial: the scale at the start, 1 / temperature. maximum: never passed; None for no bound.
+    initial: initial scale, 1 / temperature. maximum: upper bound of the scale; None for no bound.
     """
 
     def __init__(self, initial: float, learnable: bool, maximum: float | None) -> None:
@@ -21,6 +21,6 @@ class LogitScale(nn.Module):
 
     def forward(self) -> Tensor:
         with torch.no_grad():
-            # The parameter itself, as CLIP clamps it after a step: a clamped copy would have no gradient to come back.
+            # The parameter itself is clamped, as by CLIP after a step: a clamped copy has no gradient beyond the bound.
             self.log_scale.clamp_(max=self._log_maximum)
         return self.log_scale.exp()

@@ -22,8 +22,8 @@ class MMDConditional(Objective):
     scores: half the squared discrepancy between p and the positive's point mass, up to a constant. The paper's appendix
     prints it with the opposite signs.
 
-    image_kernel, text_kernel: on raw inputs. median_unit: their widths are in units of the batch's median distance.
-    exclude_diagonal: leave out j = k and k = i and average over the rest, the appendix's unbiased estimate.
+    image_kernel, text_kernel: kernels on raw inputs. median_unit: measure distances in the batch's median distance.
+    exclude_diagonal: leave out j = k and k = i and average over the rest: the unbiased estimate of the appendix.
     """
 
     name = "mmd_conditional"
@@ -51,7 +51,7 @@ class MMDConditional(Objective):
         return weighted_loss(similarity, self._weights, of_texts, of_images)
 
     def _discrepancy(self, scores: Scores, view: Tensor, kernel: Kernel, world: World) -> Tensor:
-        """view: the raw inputs that the scores' columns stand for."""
+        """view: raw inputs of the samples of the columns."""
         log_probabilities = scores.dense() - scores.log_sum_exp()[:, None]
         probabilities = log_probabilities.exp()
         values = kernel_matrix(view, kernel, self._median_unit, probabilities.dtype, world)

@@ -17,10 +17,10 @@ from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 class MMDJoint(Objective):
     """-2 E k(x, y) + E k(y, y'), x a true pair, y and y' pairs (u_i, v_j) drawn with P_ij = exp S_ij / sum exp S.
 
-    k((u, v), (u', v')) = image_kernel(u, u') text_kernel(v, v'), on raw inputs. The mean of both directions: equal for
-    a head with one matrix. Costs 2 N^3 multiplications over all ranks.
+    k((u, v), (u', v')) = image_kernel(u, u') text_kernel(v, v'), on raw inputs. Mean of both directions, which are
+    equal for heads with one matrix. Costs 2 N^3 multiplications over all ranks.
 
-    median_unit: the kernels' widths are in units of the batch's median distance.
+    image_kernel, text_kernel: kernels on raw inputs. median_unit: measure distances in the batch's median distance.
     """
 
     name = "mmd_joint"
@@ -41,11 +41,11 @@ class MMDJoint(Objective):
 
 
 def _discrepancy(scores: Scores, anchors: Tensor, contrasts: Tensor, world: World) -> Tensor:
-    """anchors, contrasts: [N, N], the kernels among what rows and columns stand for."""
+    """anchors, contrasts: kernel matrices [N, N] of the samples of the rows and of the columns."""
     log_partition = world.gather(scores.log_sum_exp()).logsumexp(dim=0)
     local = (scores.dense() - log_partition).exp()  # [b, N], this rank's rows of P
     rows = slice(scores.first_positive, scores.first_positive + len(local))
     smoothed = anchors[rows] @ world.gather(local) @ contrasts  # [b, N]
     fit = smoothed.diagonal(scores.first_positive).mean()
-    # This rank's rows of a sum over all: times N / b, so that the mean over ranks is the sum.
+    # Factor N / b: this rank has b of the N rows, and the mean over ranks must be the sum over all rows.
     return (local * smoothed).sum() * (scores.columns / len(local)) - 2 * fit

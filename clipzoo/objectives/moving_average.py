@@ -1,8 +1,8 @@
-"""The moving-average estimator that SogCLR, iSogCLR and NUCLR share, in the log domain.
+"""Moving-average estimator of SogCLR, iSogCLR and NUCLR, in the log domain.
 
-A global contrastive loss has the log of a sum over all n samples inside. Its gradient divides a batch's terms by that
-sum, which each anchor tracks as a moving average u of its batches' estimates (SogCLR, Yuan et al. 2022). At tau = 0.01
-exp(. / tau) overflows fp32, log u does not.
+A global contrastive loss contains the log of a sum over all n samples. Its gradient divides the terms of a batch by
+this sum, which is tracked for every anchor as a moving average u of batch estimates (SogCLR, Yuan et al. 2022). At
+tau = 0.01 exp(. / tau) overflows fp32, log u does not.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from clipzoo.types import Loss, Scores, Similarity
 
 
 class MovingAverageObjective(PerSampleObjective):
-    """Keeps log u of every anchor of both modalities, beside what else a subclass names in `initial`.
+    """Base class with log u of every anchor of both modalities.
 
-    gamma: weight of a batch's estimate in u; the first one is taken whole.
+    gamma: weight of a batch estimate in u; the first estimate has weight 1. initial: further state of the subclass.
     """
 
     own_temperature = True
@@ -33,14 +33,14 @@ class MovingAverageObjective(PerSampleObjective):
     def __init__(self, gamma: float, **initial: float) -> None:
         super().__init__(log_u=NEVER, **initial)
         if not 0 < gamma <= 1:
-            raise ConfigError(f"objective.gamma is {gamma}: the new value's weight is above 0 and at most 1")
+            raise ConfigError(f"objective.gamma is {gamma}: the weight of the new value must be in (0, 1]")
         self._gamma = gamma
 
     def check(self, head: Head) -> list[str]:
         return plain_cosines(head, self.name)
 
     def track(self, modality: int, ids: Tensor, log_estimates: Tensor, world: World) -> Tensor:
-        """log of the local anchors' batch estimates, [b] -> log u of all ranks' anchors, [N]; kept when training."""
+        """Log batch estimates of local anchors, [b] -> log u of all ranks' anchors, [N], stored in training mode."""
         log_new = world.gather(log_estimates)
         log_old = self.log_u[modality, ids].to(log_new.dtype)
         log_u = torch.where(log_old == NEVER, log_new, _log_blend(log_old, log_new, self._gamma))
@@ -49,15 +49,15 @@ class MovingAverageObjective(PerSampleObjective):
         return log_u
 
     def only_seen(self, name: str, values: Tensor) -> dict[str, Tensor]:
-        """[2, n] -> name_image and name_text, [n], nan for a sample not seen."""
+        """[2, n] -> {name_image, name_text}, [n] each, nan for unseen samples."""
         seen = values.masked_fill(self.log_u == NEVER, math.nan)
         return {f"{name}_image": seen[IMAGE], f"{name}_text": seen[TEXT]}
 
 
 def both_anchors(similarity: Similarity, direction: Callable[[int, Scores], tuple[Tensor, Tensor]]) -> Loss:
-    """Add the losses of image anchors and text anchors.
+    """Return the sum of the losses of image anchors and of text anchors.
 
-    direction: the anchors' modality and their scores -> the surrogate loss and the objective's own value.
+    direction: function of the anchors' modality and scores -> surrogate loss and value of the objective.
     """
     image_loss, image_objective = direction(IMAGE, similarity.image_to_text)
     text_loss, text_objective = direction(TEXT, similarity.text_to_image)
@@ -71,19 +71,19 @@ def differences(scores: Scores) -> Tensor:
 
 
 def local_rows(scores: Scores) -> slice:
-    """This rank's anchors among those of all ranks."""
+    """Return the rows of this rank's anchors among those of all ranks."""
     return slice(scores.first_positive, scores.first_positive + len(scores.positives()))
 
 
 def without_positive(logs: Tensor, scores: Scores) -> Tensor:
-    """A copy of logs [b, N] with -inf at the positives."""
+    """Return a copy of logs [b, N] with -inf at the positives."""
     copy = logs.clone()
     copy.diagonal(scores.first_positive).fill_(float("-inf"))
     return copy
 
 
 def surrogate(log_weights: Tensor, differences: Tensor) -> Tensor:
-    """mean_i sum_j weight_ij (s_ij - s_ii): its gradient is the estimator's, its value means little."""
+    """mean_i sum_j weight_ij (s_ij - s_ii): its gradient is that of the estimator; its value has no meaning."""
     return (log_weights.exp() * differences).sum(dim=1).mean()
 
 

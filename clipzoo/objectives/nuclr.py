@@ -1,4 +1,4 @@
-"""NUCLR: a global contrastive loss whose negatives have learned margins, their popularity (Wang et al. 2025)."""
+"""NUCLR: a global contrastive loss with learned popularities of the negatives (Wang et al. 2025)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 
 
 class NUCLR(MovingAverageObjective):
-    """Algorithm 1, for anchors of both modalities and added: a surrogate whose gradient is the estimator (15).
+    """Algorithm 1 for anchors of both modalities, added: a surrogate loss whose gradient is the estimator (15).
 
-    Each sample and modality has log u (the moving average of its negatives' sum), zeta (its popularity's logarithm
-    times tau, when it is a negative) and zeta's momentum; each modality one xi, which weakens the positive's push.
+    The state of a sample in each modality is log u (moving average of the sum over its negatives), zeta (tau times its
+    log popularity as a negative) and the momentum of zeta. Each modality has one xi, which reduces the weight of the
+    positives in the model's gradient.
 
     temperature: tau, fixed, on cosines. gamma: weight of the new value in u.
-    zeta, xi: where they start. eta: zeta's rate at its start; eta_image_factor: times this for images' zeta.
-    momentum: weight of the new gradient in zeta's momentum (0.9 in the released code).
-    frozen_epochs: whole epochs at the start in which zeta rests; 0 is the paper's spade variant.
-    learn_zeta: false is the dagger variant.
-    positive: what the positive's strength is exp(-. / tau) of in the model's gradient; "zeta" is the diamond variant.
-    xi_update: "epoch", max(xi, signed maximum of zeta) at each epoch's end as in the released code, or "step", the
-        running maximum of |zeta| of Algorithm 1.
+    zeta, xi: initial values. eta: initial learning rate of zeta; eta_image_factor: its factor for the zeta of images.
+    momentum: weight of the new gradient in the momentum of zeta (0.9 in the released code).
+    frozen_epochs: number of whole epochs at the start in which zeta is constant; 0 is the paper's spade variant.
+    learn_zeta: False is the dagger variant.
+    positive: the positive's strength in the model's gradient is exp(-xi / tau) or exp(-zeta / tau); "zeta" is the
+        diamond variant.
+    xi_update: "epoch": max(xi, signed maximum of zeta) at the end of an epoch, as in the released code; "step": running
+        maximum of |zeta|, as in Algorithm 1.
     """
 
     name = "nuclr"
@@ -82,7 +84,7 @@ class NUCLR(MovingAverageObjective):
         return Loss(loss.total, {**loss.logs, **self._logs(ids, rate)})
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
-        """log popularity, zeta / tau."""
+        """Return the log popularity, zeta / tau."""
         return self.only_seen("log_popularity", self.zeta / self._temperature)
 
     def _direction(self, anchor: int, scores: Scores, ids: Tensor, rate: float, world: World) -> tuple[Tensor, Tensor]:
@@ -98,15 +100,15 @@ class NUCLR(MovingAverageObjective):
         xi_strength = -self.xi[contrast].to(log_u.dtype) / self._temperature
         log_denominator = torch.logaddexp(xi_strength if self._positive_by_xi else own_strength, log_u)
         if self.training and rate > 0:
-            # The popularity's own gradient always weighs the positive by its zeta, and keeps the diagonal.
+            # The gradient of the popularity always weighs the positive by its zeta, and includes the diagonal.
             log_pull = (exponents - torch.logaddexp(own_strength, log_u)[:, None]).logsumexp(dim=0)
             log_pull = world.gather(log_pull[None]).logsumexp(dim=0)  # [N]
-            self._move_zeta(contrast, ids, log_pull, zeta, rate * self._eta_factors[contrast])
+            self._update_zeta(contrast, ids, log_pull, zeta, rate * self._eta_factors[contrast])
         loss = surrogate(log_terms - log_denominator[:, None], difference)
         return loss, self._temperature * log_denominator.mean()
 
-    def _move_zeta(self, modality: int, ids: Tensor, log_pull: Tensor, zeta: Tensor, rate: float) -> None:
-        """One step of SGD with momentum along n times the gradient (14), for the contrasts of the global batch.
+    def _update_zeta(self, modality: int, ids: Tensor, log_pull: Tensor, zeta: Tensor, rate: float) -> None:
+        """Take one step of SGD with momentum along n times the gradient (14), for the contrasts of the global batch.
 
         log_pull: [N], log of the sum over anchors i of exp((s_ij - s_ii - zeta_j) / tau) / (exp(-zeta_i / tau) + u_i).
         """
@@ -129,7 +131,7 @@ class NUCLR(MovingAverageObjective):
 def zeta_rate(progress: Progress, eta: float, frozen_epochs: int) -> float:
     """A cosine from eta to 0 over the epochs after the frozen ones; / 10 from half of training, / 100 from 3/4 of it.
 
-    It changes at epoch boundaries, as in the released code. Training that ends before the freeze leaves zeta alone.
+    It changes at epoch boundaries, as in the released code. zeta is constant in a training shorter than the freeze.
     """
     epoch, epochs = math.floor(progress.epoch), math.ceil(progress.total_epochs - 1e-9)
     if epoch < frozen_epochs:

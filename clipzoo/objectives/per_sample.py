@@ -1,4 +1,4 @@
-"""Objectives that remember numbers of every sample of the data set."""
+"""Objectives with state for every sample of the dataset."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from clipzoo.types import Batch
 
 IMAGE, TEXT = 0, 1
 NEVER = math.inf
-"""Stands for a number that no batch has set yet."""
+"""Initial value of state that no batch has set yet."""
 
 
 class PerSampleObjective(Objective):
-    """Keeps the state in buffers [2, n]: images first, then texts, addressed by the stable sample id.
+    """Base class with state in buffers [2, n]: images first, then texts, addressed by sample id.
 
-    Every rank holds all of it and applies every update of the global batch, so ranks agree without being synchronised,
-    a checkpoint is one rank's copy, and a resume may change the number of ranks.
+    Every rank holds the whole state and applies all updates of the global batch. Ranks therefore agree without
+    synchronisation, a checkpoint is the copy of one rank, and a run may resume on another number of ranks.
 
-    initial: the name of each buffer and the value that it starts from.
+    initial: name and initial value of every buffer.
     """
 
     def __init__(self, **initial: float) -> None:
@@ -33,7 +33,7 @@ class PerSampleObjective(Objective):
         self._initial = initial
         for name in initial:
             self.register_buffer(name, torch.empty(2, 0))
-        self.register_load_state_dict_pre_hook(_refuse_other_size)
+        self.register_load_state_dict_pre_hook(_check_sizes)
 
     def allocate(self, samples: int) -> None:
         for name, value in self._initial.items():
@@ -41,37 +41,37 @@ class PerSampleObjective(Objective):
 
     @property
     def samples(self) -> int:
-        """n, the number of samples that there is state for."""
+        """Number of samples n of the state."""
         return self.get_buffer(next(iter(self._initial))).shape[1]
 
     def global_ids(self, batch: Batch, world: World) -> Tensor:
-        """[N], every rank's sample ids in rank order; all different and within the state."""
+        """Return all ranks' sample ids in rank order, [N]. Raises ConfigError if one is repeated or out of range."""
         ids = world.gather(batch.sample_id)
         ordered = ids.sort().values
         repeated = (ordered[1:] == ordered[:-1]).any()
-        # One look at the device for all faults.
+        # All faults are tested in one synchronisation with the device.
         if repeated | (ordered[0] < 0) | (ordered[-1] >= self.samples):
-            self._refuse(ordered)
+            self._raise_invalid(ordered)
         return ids
 
-    def _refuse(self, ordered: Tensor) -> None:
+    def _raise_invalid(self, ordered: Tensor) -> None:
         if self.samples == 0:
-            raise ConfigError("this objective has state for each sample: call allocate(samples) before training")
+            raise ConfigError("this objective has per-sample state: call allocate(samples) before training")
         if ordered[0] < 0 or ordered[-1] >= self.samples:
             wrong = int(ordered[0] if ordered[0] < 0 else ordered[-1])
-            raise ConfigError(f"sample id {wrong} is outside the {self.samples} samples of the data set (data.shards)")
-        twice = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
+            raise ConfigError(f"sample id {wrong} is outside the {self.samples} samples of the dataset (data.shards)")
+        repeated = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
         raise ConfigError(
-            f"sample {twice} is twice in one global batch of {len(ordered)}, and its state cannot be updated twice at "
-            "once: the data (data._target_) must not repeat a sample id within a step"
+            f"sample {repeated} is twice in one global batch of {len(ordered)}, and its state cannot be updated twice "
+            "at once: the dataset (data._target_) must not repeat a sample id within a step"
         )
 
 
-def _refuse_other_size(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+def _check_sizes(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
     for name, buffer in module.named_buffers(recurse=False):
         stored = state.get(prefix + name)
         if stored is not None and stored.shape != buffer.shape:
             raise ConfigError(
-                f"the checkpoint's {name} is for {stored.shape[-1]} samples, the data set has {buffer.shape[-1]}: "
-                "data.shards has changed since; give another name=... to start anew"
+                f"{name} in the checkpoint is for {stored.shape[-1]} samples, the dataset has {buffer.shape[-1]}: "
+                "data.shards has changed since; pass another name=... to start a new run"
             )

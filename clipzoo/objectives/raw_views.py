@@ -1,4 +1,4 @@
-"""Kernels between the samples of the global batch, on their raw inputs."""
+"""Kernels between the raw inputs of the samples of the global batch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from clipzoo.heads.kernels import Kernel
 def kernel_matrix(
     view: Tensor, kernel: Kernel, median_unit: bool, dtype: torch.dtype, world: World = World()
 ) -> Tensor:
-    """One view of the b local samples, [b, ...] -> [N, N], the kernel between all ranks' samples.
+    """Return the kernel matrix of one view of the global batch: [b, ...], the local samples -> [N, N].
 
-    Floats are compared as they are, uint8 images as fractions of 255, token ids as bags (counts of each id, 0 left out
-    as padding). median_unit: distances are measured in the median distance of two different samples of the batch.
+    Floats are compared unchanged, uint8 images as fractions of 255, token ids as bags of words (counts of ids; id 0 is
+    padding). median_unit: distances are divided by the median distance of two different samples of the batch.
     """
     entries = _entries(_gathered(view, world), dtype)
-    # Distances do not change, but far from the origin they would be differences of large numbers.
+    # Centred: far from the origin distances would be differences of large numbers.
     entries = entries - entries.mean(dim=0)
     norms = entries.square().sum(dim=1)
     sums = norms[:, None] + norms
     squared = (sums - 2 * entries @ entries.mT).fill_diagonal_(0)
-    # What is left between equal samples is rounding; where most of a batch are equal it would become the unit.
+    # Distances of equal samples are rounding errors; if most samples are equal, these would become the unit.
     squared = squared.masked_fill(squared <= 16 * torch.finfo(dtype).eps * sums, 0)
     if median_unit:
         rows, columns = torch.triu_indices(len(squared), len(squared), offset=1, device=squared.device)
@@ -33,7 +33,7 @@ def kernel_matrix(
 
 
 def _gathered(view: Tensor, world: World) -> Tensor:
-    """All ranks' rows. Captions may be trimmed to another length on each rank, and 0 is no entry."""
+    """Gather the rows of all ranks. Captions are padded with 0: ranks may have trimmed them to different lengths."""
     if view.ndim == 2 and view.dtype == torch.int64:
         longest = int(world.maximum(view.new_full((), view.shape[1])))
         view = functional.pad(view, (0, longest - view.shape[1]))
@@ -41,7 +41,7 @@ def _gathered(view: Tensor, world: World) -> Tensor:
 
 
 def _entries(view: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, ...] -> [N, e], one vector a sample."""
+    """[N, ...] -> [N, e], one vector per sample."""
     flat = view.flatten(1)
     if flat.is_floating_point():
         return flat.to(dtype)

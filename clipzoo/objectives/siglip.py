@@ -1,4 +1,4 @@
-"""SigLIP: every pair a binary decision (Zhai et al. 2023)."""
+"""SigLIP: binary classification of every pair (Zhai et al. 2023)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
 class SigLIP(Objective):
     """sum over the directions of weight * 1/N sum_ij -log sigmoid( y_ij (t s_ij + bias) ), y = 1 for i = j, else -1.
 
-    initial_scale: start of the objective's own learnable t on cosines (10 in the paper); null takes the head's logits.
-    initial_bias: start of the learnable bias (-10 in the paper).
-    image_to_text, text_to_image: the directions' weights. Where one is the other's transpose their losses are equal.
+    initial_scale: initial value of a learnable t on cosines (10 in the paper); null uses the head's logits with t = 1.
+    initial_bias: initial value of the learnable bias (-10 in the paper).
+    image_to_text, text_to_image: weights of the directions; for heads with one matrix both losses are equal.
     """
 
     name = "siglip"
@@ -44,11 +44,11 @@ class SigLIP(Objective):
     def check(self, head: Head) -> list[str]:
         if self.scale is None:
             return []
-        return [f"{each}, or set objective.initial_scale=null" for each in plain_cosines(head, self.name)]
+        return [f"{reason}, or set objective.initial_scale=null" for reason in plain_cosines(head, self.name)]
 
 
 def pairwise_sigmoid(scores: Scores, scale: Tensor, bias: Tensor) -> Tensor:
-    """The sum over a local anchor's N pairs, averaged over the local anchors."""
+    """Return the sum over the N pairs of an anchor, averaged over the local anchors."""
     logits = scale * scores.dense() + bias
     labels = torch.full_like(logits, -1.0)
     labels.diagonal(scores.first_positive).fill_(1.0)

@@ -23,7 +23,7 @@ class SogCLR(MovingAverageObjective):
     """tau/n sum_i log( [1 +] sum_{j != i} exp((s_ij - s_ii) / tau) ) over all n samples, both directions added.
 
     temperature: tau, fixed, on cosines. gamma: weight of the new value in the moving average.
-    positive_in_denominator: the 1 above. NUCLR's paper states the loss with it; SogCLR's released code has it not.
+    positive_in_denominator: whether the 1 above is added. NUCLR's paper has it, SogCLR's released code does not.
     """
 
     name = "sogclr"
@@ -48,5 +48,5 @@ class SogCLR(MovingAverageObjective):
         return both_anchors(similarity, direction)
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
-        """The moving averages' logs: high for a sample that its negatives resemble."""
+        """Return log u: high for samples that resemble their negatives."""
         return self.only_seen("log_negatives", self.log_u)

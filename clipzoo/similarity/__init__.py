@@ -1,1 +1,1 @@
-"""Implementations of `clipzoo.types.Scores`; objectives do not know which one they hold."""
+"""Implementations of `clipzoo.types.Scores`."""

@@ -1,4 +1,4 @@
-"""Scores held as a matrix: any head, [b, N] memory."""
+"""Scores as a matrix [b, N], for any head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clipzoo.types import Scores
 
 
 class DenseScores(Scores):
-    """A matrix [b, N] whose row i has its positive in column `first_positive + i`."""
+    """Scores of a matrix [b, N]; row i has its positive in column `first_positive + i`."""
 
     def __init__(self, matrix: Tensor, first_positive: int = 0) -> None:
         self._matrix = matrix
@@ -20,7 +20,7 @@ class DenseScores(Scores):
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
         matrix = self._matrix
         if exclude_positive:
-            # A mask with -inf, not a subtraction from the sum: exact also where the positive dominates it.
+            # Masked with -inf: a subtraction from the sum would be inexact if the positive dominates it.
             matrix = matrix.clone()
             matrix.diagonal(self._first_positive).fill_(float("-inf"))
         return matrix.logsumexp(dim=1)

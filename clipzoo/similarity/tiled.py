@@ -1,4 +1,4 @@
-"""Scores of vectors without their matrix: statistics of tiles, computed again for the gradient.
+"""Scores of vectors in tiles, without the matrix; tiles are recomputed for the gradient.
 
 Objectives that need only positives and log-sum-exps (InfoNCE, InfoLOOB, conditional, joint) then need memory for one
 tile instead of [b, N] several times over.
@@ -18,27 +18,27 @@ from clipzoo.types import Scores
 
 
 def automatic_tile(local_batch: int, global_batch: int) -> int | None:
-    """None, a matrix, as long as the local [b, N] takes less than 128 MiB in fp32; beyond, the tile."""
+    """Return None (a matrix) if the local [b, N] takes less than 128 MiB in fp32; otherwise the rows of a tile."""
     return 1024 if local_batch * global_batch >= 2**25 else None
 
 
 def tiled_scores(left: Tensor, right: Tensor, tile: int, world: World = World()) -> tuple[Scores, Scores]:
     """Factors of the local images [b, f] and of all ranks' texts [N, f] -> image_to_text and text_to_image.
 
-    One pass over tiles of `tile` x `tile` scores serves both directions. Each rank passes over its own images and all
-    texts, and of text_to_image's sums only the ranks' parts travel.
+    One pass over tiles of `tile` x `tile` scores, local images by all texts, computes both directions; ranks exchange
+    only partial sums of text_to_image.
     """
     pairs = _Pairs(left, right, tile, world)
     return _ImageToText(pairs), _TextToImage(pairs)
 
 
 def tiled_anchors(left: Tensor, right: Tensor, tile: int, world: World = World()) -> Scores:
-    """Factors of the local anchors [b, f] and of all ranks' contrasts [N, f] -> one direction."""
+    """Factors of the local anchors [b, f] and of all ranks' contrasts [N, f] -> scores of one direction."""
     return _ImageToText(_Pairs(left, right, tile, world, one_direction=True))
 
 
 class _Pairs:
-    """What the two directions share."""
+    """Statistics that both directions use, computed once."""
 
     def __init__(self, left: Tensor, right: Tensor, tile: int, world: World, one_direction: bool = False) -> None:
         self._left, self._right, self._tile, self._one_direction = left, right, tile, one_direction
@@ -48,13 +48,13 @@ class _Pairs:
 
     @cached_property
     def positives(self) -> Tensor:
-        """[b]"""
+        """Scores of the positives, [b]."""
         own = self._right[self.first_positive : self.first_positive + len(self._left)]
         return (self._left * own).sum(dim=1)
 
     @cached_property
     def excluded(self) -> tuple[Tensor, Tensor]:
-        """[b], [b]: log-sum-exps without the positive, of the local images over all texts and the other way round."""
+        """Log-sum-exps without the positive: local images over all texts [b], and local texts over all images [b]."""
         rows, columns = log_sum_exps(self._left, self._right, self.first_positive, self._tile, not self._one_direction)
         # [N] over the local images -> [ranks, b] for the local texts over each rank's images.
         parts = self._world.exchange(columns.unflatten(0, (-1, len(self._left))))
@@ -62,7 +62,7 @@ class _Pairs:
 
     @cached_property
     def matrix(self) -> Tensor:
-        """[b, N]"""
+        """Scores of the local images with all texts, [b, N]."""
         return self._left @ self._right.mT
 
     def transposed(self) -> Tensor:
@@ -83,7 +83,7 @@ class _TiledScores(Scores):
 
     @abstractmethod
     def _excluded(self) -> Tensor:
-        """[b], log-sum-exps without the positive."""
+        """Log-sum-exps without the positive, [b]."""
 
     @property
     def first_positive(self) -> int:

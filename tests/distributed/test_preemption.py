@@ -53,7 +53,7 @@ def test_nobody_asks():
 def test_in_training_a_request_is_remembered_and_behind_it_the_process_leaves_with_75(name):
     code, printed, said = outcome(latched=f"os.kill(os.getpid(), signal.{name})")
     assert (code, printed) == (75, ["latched True"])
-    assert "asked to stop" in said and "the same command goes on" in said
+    assert "stopped on request" in said and "run the same command to resume" in said
 
 
 def test_outside_of_training_the_process_leaves_at_once():

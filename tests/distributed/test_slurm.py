@@ -104,7 +104,7 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(slurm, tiny_
     call("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", f"--output={slurm}/urgent.log", "--wrap=sleep 1")
     job.wait()
     assert int(job.fact("Restarts")) == 1
-    assert re.search(r"asked to stop and saved after step \d+;", job.text) and "resuming from step" in job.text
+    assert re.search(r"stopped on request and saved after step \d+;", job.text) and "resuming from step" in job.text
     assert_equal(weights(tmp_path / "preempted", STEPS), weights(tmp_path / "plain", STEPS))
 
 

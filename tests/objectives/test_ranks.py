@@ -13,16 +13,16 @@ from clipzoo.distributed.world import World
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.compatibility import check_pair
 from clipzoo.types import Batch, Features, Progress
-from scripts.compatibility import composed, options
+from scripts.compatibility import composed, config_names
 from tests.support.heads import IMAGE_WIDTH, TEXT_WIDTH, head_config, image_features, rows, text_features
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.medium
 
 SAMPLES, BATCH, STEPS = 16, 8, 3
-HEADS = [*options("head"), "cloob head.inverse_temperature=1.0"]
+HEADS = [*config_names("head"), "cloob head.inverse_temperature=1.0"]
 OBJECTIVES = [
-    *options("objective"),
+    *config_names("objective"),
     "siglip objective.initial_scale=10.0",
     "cyclip objective.learnable_temperature=true",
     "mmd_conditional objective.exclude_diagonal=true",
@@ -45,7 +45,7 @@ def pairs() -> dict[str, tuple[Plain, Plain]]:
         f"{head_name} + {objective_name}": (head, objective)
         for head_name, head in heads.items()
         for objective_name, objective in objectives.items()
-        if check_pair(part(head), build_objective(objective)).legal
+        if check_pair(part(head), build_objective(objective)).compatible
     }
 
 

@@ -22,7 +22,7 @@ from clipzoo.model import Model
 from clipzoo.ops import kme, kme_cpu, log_sum_exps, log_sum_exps_cpu
 from clipzoo.training.parts import Parts
 from clipzoo.training.trainer import Trainer
-from scripts.compatibility import options
+from scripts.compatibility import config_names
 from tests.support.evaluation_sets import config_of, write_sets
 from tests.support.pretended_cuda import DEVICE, OnCuda, numbers, pretended
 from tests.support.training_step import Towers, training_step
@@ -30,7 +30,7 @@ from tests.support.training_step import Towers, training_step
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU to ask")
 
 PAIRS = [
-    *((head, "infonce") for head in (*options("head"), "clip in tiles", "cloob in tiles")),
+    *((head, "infonce") for head in (*config_names("head"), "clip in tiles", "cloob in tiles")),
     *(("inner_product", name) for name in ("conditional", "joint", "mmd_conditional", "mmd_joint")),
     *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr")),
 ]
@@ -70,7 +70,7 @@ def test_a_step_stays_on_the_device_and_waits_for_it_only_where_it_must(head, ob
 
 
 def test_every_objective_has_its_step_above():
-    assert {objective for _, objective in PAIRS} == set(options("objective"))
+    assert {objective for _, objective in PAIRS} == set(config_names("objective"))
 
 
 @pytest.mark.medium

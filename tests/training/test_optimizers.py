@@ -11,7 +11,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.training.optimizers import AdamW
 from clipzoo.training.schedules import Cosine
 from clipzoo.types import Progress
-from scripts.compatibility import build_head, build_objective, options
+from scripts.compatibility import build_head, build_objective, config_names
 
 WPSE = Cosine(5e-4, 1e-6, 1e-5, 2.0, None, None, False)
 CLOOB = Cosine(1e-3, 0.0, 0.0, None, 20, 7.0, False)
@@ -69,7 +69,7 @@ def test_matrices_decay_and_biases_norms_and_scales_do_not():
     assert decayed["betas"] == (0.9, 0.98) and decayed["eps"] == 1e-8 and decayed["lr"] == 5e-4
 
 
-@pytest.mark.parametrize("name", options("head"))
+@pytest.mark.parametrize("name", config_names("head"))
 def test_no_temperature_or_gamma_of_a_head_or_an_objective_decays(name):
     head, objective = build_head(name), build_objective("siglip", "objective.initial_scale=10.0")
     groups = AdamW([0.9, 0.98], 1e-8, 0.5, WPSE).build(head, objective).param_groups

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clipzoo.distributed.world import World
-from scripts.gradient_parity import PARTS, difference, gradients, legal_pairs, open_clip_gradients
+from scripts.gradient_parity import PARTS, compatible_pairs, difference, gradients, open_clip_gradients
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.medium
@@ -16,7 +16,7 @@ Pair = tuple[str, str]
 
 @pytest.fixture(scope="module")
 def pairs() -> list[Pair]:
-    return legal_pairs()
+    return compatible_pairs()
 
 
 @pytest.fixture(scope="module")
