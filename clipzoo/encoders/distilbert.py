@@ -41,7 +41,7 @@ class DistilBertTower(nn.Module):
 class DistilBertTokenizer:
     """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; truncated captions keep their [SEP].
 
-    Text that spells a control token, such as "[SEP]", is tokenized as text. name: on the hub, or a folder; loaded on use.
+    Control tokens in a caption, such as "[SEP]", are plain text. name: on the hub, or a folder; loaded on first use.
     """
 
     end_token = 102

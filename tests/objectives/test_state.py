@@ -95,7 +95,7 @@ def test_a_checkpoint_of_another_data_set_is_refused_with_both_sizes(make):
     small, large = make(), make()
     small.allocate(8)
     large.allocate(9)
-    with pytest.raises(ConfigError, match=r"for 8 samples, the data set has 9: data\.shards"):
+    with pytest.raises(ConfigError, match=r"for 8 samples, the dataset has 9: data\.shards"):
         large.load_state_dict(small.state_dict())
 
 
