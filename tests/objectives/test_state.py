@@ -103,7 +103,7 @@ def test_a_checkpoint_of_another_data_set_is_refused_with_both_sizes(make):
     ("ids", "message"),
     [
         ([1, 2, 3, 2], r"sample 2 is twice in one global batch of 4.*data\._target_"),
-        ([1, 2, 3, 8], r"sample id 8 is outside the 8 samples of the data set \(data\.shards\)"),
+        ([1, 2, 3, 8], r"sample id 8 is outside the 8 samples of the dataset \(data\.shards\)"),
         ([1, -2, 3, 0], r"sample id -2 is outside"),
     ],
 )
