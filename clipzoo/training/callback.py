@@ -52,7 +52,8 @@ class HistoryLogger:
         self._logger.open(folder, config, step)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self.history.append({"step": step, **values})
+        if values.keys() != {"event"}:  # an evaluation without metrics
+            self.history.append({"step": step, **values})
         self._logger.log(step, values)
 
     def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:

@@ -1,0 +1,133 @@
+"""`clipzoo.train`: a training from Python, without a configuration."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clipzoo
+from clipzoo.encoders.base import Encoder
+from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.heads.clip import ClipHead
+from clipzoo.model import Model
+from clipzoo.objectives.infonce import InfoNCE
+from clipzoo.training.settings import Computation
+from clipzoo.types import Features
+from tests.support.paths import ROOT
+
+EXAMPLE = """
+import torch, clipzoo
+from clipzoo.heads.clip import ClipHead
+from clipzoo.objectives.infonce import InfoNCE
+
+class Towers(clipzoo.Encoder):
+    def __init__(self):
+        super().__init__()
+        self.image_layer, self.text_layer = torch.nn.Linear(20, 32), torch.nn.Embedding(50, 32)
+    def image(self, image): return clipzoo.Features(self.image_layer(image))
+    def text(self, text): return clipzoo.Features(self.text_layer(text).mean(dim=1))
+
+head = ClipHead(32, 32, 16, temperature=0.07, max_scale=100.0, learnable_temperature=True)
+dataset = clipzoo.InMemoryDataset(torch.randn(1000, 20), torch.randint(50, (1000, 8)))
+result = clipzoo.train(clipzoo.Model(Towers(), head), InfoNCE(0.5, 0.5), dataset, batch=100, epochs=20)
+print(f"loss {result.history[0]['loss']:.2f} -> {result.history[-1]['loss']:.2f}")
+"""
+"""A training without a configuration, as the README may show it."""
+
+
+class Towers(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.image_layer, self.text_layer = nn.Linear(4, 6), nn.Linear(3, 6)
+
+    def image(self, image: Tensor) -> Features:
+        return Features(self.image_layer(image))
+
+    def text(self, text: Tensor) -> Features:
+        return Features(self.text_layer(text))
+
+
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model(Towers(), ClipHead(6, 6, 4, temperature=0.07, max_scale=100.0, learnable_temperature=True))
+
+
+def dataset() -> clipzoo.InMemoryDataset:
+    generator = torch.Generator().manual_seed(0)
+    return clipzoo.InMemoryDataset(torch.randn(40, 4, generator=generator), torch.randn(40, 3, generator=generator))
+
+
+def train(trained: Model, **changes):
+    arguments = {"batch": 8, "steps": 10, "log_every": 1, "device": "cpu", "quiet": True, **changes}
+    return clipzoo.train(trained, InfoNCE(0.5, 0.5), dataset(), **arguments)
+
+
+def test_the_example_runs_in_fifteen_lines(tmp_path):
+    assert len([line for line in EXAMPLE.splitlines() if line]) <= 15
+    run = subprocess.run([sys.executable, "-c", EXAMPLE], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
+                         capture_output=True, text=True, check=True)  # fmt: skip
+    first, last = (float(number) for number in run.stdout.removeprefix("loss ").split(" -> "))
+    assert last < first
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_loss_falls_and_the_history_has_every_step(capfd):
+    result = train(model(), steps=40, learning_rate=1e-2)
+    assert [values["step"] for values in result.history if "loss" in values] == list(range(1, 41))
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    assert result.cost["steps"] == 40 and not result.model.training
+    assert capfd.readouterr().err == ""
+
+
+def test_the_callback_is_called_every_epoch_and_at_the_end_without_gradients():
+    seen = []
+
+    def evaluate(trained: Model) -> dict[str, float]:
+        assert not trained.training and not torch.is_grad_enabled()
+        seen.append(len(seen))
+        return {"calls": float(len(seen))}
+
+    result = train(model(), steps=12, evaluate=evaluate)  # 40 samples: an epoch has 5 steps
+    assert len(seen) == 3 and result.metrics == {"calls": 3.0}
+    assert [values["step"] for values in result.history if "event" in values] == [5, 10, 12]
+
+
+def test_a_run_directory_has_metrics_and_checkpoints_and_the_same_call_resumes(tmp_path):
+    uninterrupted = train(model()).model.state_dict()
+    train(model(), steps=10, folder=tmp_path, save_every=4)
+    for path in (tmp_path / "checkpoints").glob("step_00000010.*"):
+        path.unlink()
+    resumed = train(model(), steps=10, folder=tmp_path, save_every=4).model.state_dict()
+    assert all(torch.equal(value, resumed[name]) for name, value in uninterrupted.items())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("changes", [{"computation": Computation(micro_batch=3)}, {"computation": Computation(tile=3)}])
+def test_micro_batches_and_tiles_train_the_same_model(changes):
+    expected, found = train(model()).model.state_dict(), train(model(), **changes).model.state_dict()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-4, msg=name)
+
+
+def test_faults_are_named():
+    with pytest.raises(ConfigError, match="give one of trainer.epochs and trainer.steps"):
+        train(model(), epochs=1.0)
+    with pytest.raises(ConfigError, match="a source that has only 40"):
+        train(model(), batch=41)
+    with pytest.raises(TrainingError, match="step 0 diverged"):
+        train(model(), computation=Computation(loss_limit=1e-3))
+
+
+def test_training_leaves_signal_handlers_and_matmul_precision_as_they_were():
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), torch.get_float32_matmul_precision()
+    train(model())
+    after = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), torch.get_float32_matmul_precision()
+    assert after == before
