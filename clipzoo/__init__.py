@@ -14,6 +14,7 @@ from typing import Any
 __version__ = "0.1.0"
 _MODULES = {
     "Encoder": "clipzoo.encoders.base",
+    "LoadedModel": "clipzoo.api",
     "Features": "clipzoo.types",
     "Model": "clipzoo.model",
     "InMemoryDataset": "clipzoo.data.in_memory",

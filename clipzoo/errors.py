@@ -1,9 +1,10 @@
-"""Errors meant for the user."""
+"""Errors meant for the user, and the words that their messages share."""
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -23,3 +24,13 @@ def exit_on_error() -> Iterator[None]:
     except (ConfigError, TrainingError) as error:
         print(f"clipzoo: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """Return "; did you mean KEY?" for the most similar known key, or an empty string."""
+    matches = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if not matches:
+        by_last_name = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
+        last_names = difflib.get_close_matches(key.rsplit(".", 1)[-1], list(by_last_name), n=1, cutoff=0.6)
+        matches = [by_last_name[name] for name in last_names]
+    return f"; did you mean {matches[0]}?" if matches else ""

@@ -107,13 +107,12 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     import open_clip
 
     import clipzoo
-    from clipzoo.api import LoadedModel
     from clipzoo.build import build_model
     from clipzoo.config.compose import compose
     from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
 
     plain = compose(["data.shards=none.tar", f"encoder={options.encoder}", "head=clip"])
-    model = LoadedModel(build_model(plain), plain).eval()
+    model = clipzoo.LoadedModel(build_model(plain), plain).eval()
     clipzoo.export(model, scratch)
     peer, _, transform = open_clip.create_model_and_transforms(f"local-dir:{scratch}")
     peer.eval()

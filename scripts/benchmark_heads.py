@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 import clipzoo
-from clipzoo.api import LoadedModel
 from clipzoo.build import build_model, build_objective, part
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
@@ -130,7 +129,7 @@ def _open_clip_step(plain: dict[str, Any], batch: Batch, options: argparse.Names
     from open_clip.loss import ClipLoss
 
     with tempfile.TemporaryDirectory() as folder:
-        clipzoo.export(LoadedModel(build_model(plain), plain), folder)
+        clipzoo.export(clipzoo.LoadedModel(build_model(plain), plain), folder)
         model = open_clip.create_model(f"local-dir:{folder}", device=device).train()
     forward = torch.compile(model) if options.compile else model
     decayed = [each for each in model.parameters() if each.ndim > 1]

@@ -62,12 +62,11 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict:
 def _export_initial_weights(options: argparse.Namespace, folder: Path) -> None:
     """The model that both train, as open_clip reads it."""
     import clipzoo
-    from clipzoo.api import LoadedModel
     from clipzoo.build import build_model
     from clipzoo.config.compose import compose
 
     plain = compose(_overrides(options, Path("unused")))
-    clipzoo.export(LoadedModel(build_model(plain), plain), folder)
+    clipzoo.export(clipzoo.LoadedModel(build_model(plain), plain), folder)
 
 
 def _overrides(options: argparse.Namespace, folder: Path) -> list[str]:

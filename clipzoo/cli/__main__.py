@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import version
 
-from clipzoo import __version__
 from clipzoo.cli import datasets, report, shards, world
 from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.errors import exit_on_error
@@ -51,7 +51,7 @@ def main(*command: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="clipzoo", description="Contrastive image-text pretraining.")
-    parser.add_argument("--version", action="version", version=f"clipzoo {__version__}")
+    parser.add_argument("--version", action="version", version=f"clipzoo {version('clipzoo')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (_, summary) in OVERRIDE_COMMANDS.items():
         overrides = commands.add_parser(name, help=summary).add_argument("overrides", nargs="*", metavar="KEY=VALUE")

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.config.compose import compose
-from clipzoo.config.suggestions import nearest
 from clipzoo.distributed.environment import say
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, nearest
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import parsed

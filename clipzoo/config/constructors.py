@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from clipzoo.config.suggestions import nearest
+from clipzoo.errors import nearest
 
 PACKAGE = Path(__file__).resolve().parents[1]
 ANY_KEY = "**"

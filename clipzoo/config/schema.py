@@ -9,7 +9,7 @@ from typing import Any
 from clipzoo.config.annotations import UncheckableError, kind_of
 from clipzoo.config.constructors import ANY_KEY, constructor_arguments
 from clipzoo.config.groups import is_group
-from clipzoo.config.suggestions import nearest
+from clipzoo.errors import nearest
 
 HYDRA_KEYS = {"_target_", "_partial_", "_convert_", "_recursive_", "_args_"}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from clipzoo.config.groups import options
+from clipzoo.errors import nearest
 
 FOREIGN_KEYS = {
     "accum_freq": "trainer.micro_batch", "batch_size": "trainer.global_batch", "beta1": "optim.betas",
@@ -15,16 +15,6 @@ FOREIGN_KEYS = {
     "train_data": "data.shards", "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
 }  # fmt: skip
 """Names that other programs, above all open_clip, use for our keys."""
-
-
-def nearest(key: str, known: Sequence[str]) -> str:
-    """Return "; did you mean KEY?" for the most similar known key, or an empty string."""
-    matches = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not matches:
-        by_last_name = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
-        last_names = difflib.get_close_matches(key.rsplit(".", 1)[-1], list(by_last_name), n=1, cutoff=0.6)
-        matches = [by_last_name[name] for name in last_names]
-    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.build import build_model
-from clipzoo.config.suggestions import nearest
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, nearest
 from clipzoo.model import Model
 
 CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clipzoo.config.suggestions import nearest
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, nearest
 from clipzoo.evaluation.datasets import classification_readers, prompts, retrieval_readers
 from clipzoo.evaluation.datasets.catalogue import Benchmark, catalogue, check_size
 from clipzoo.evaluation.datasets.classification_readers import SourceClassification
