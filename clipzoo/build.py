@@ -13,6 +13,7 @@ from torch import nn
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
+from clipzoo.objectives import compatibility
 from clipzoo.objectives.base import Objective
 
 
@@ -36,6 +37,17 @@ def build_head(plain: Mapping[str, Any]) -> Head:
 
 def build_objective(plain: Mapping[str, Any]) -> Objective:
     return _seeded(plain, "objective")
+
+
+def build_pair(plain: Mapping[str, Any]) -> tuple[Head, Objective]:
+    """Build head and objective, and log the warnings about the pair.
+
+    Raises:
+        ConfigError: the objective cannot train the head.
+    """
+    head, objective = build_head(plain), build_objective(plain)
+    compatibility.require(head, objective)
+    return head, objective
 
 
 def build_model(plain: Mapping[str, Any], head: Head | None = None) -> Model:

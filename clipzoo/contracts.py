@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed.world import World
 from clipzoo.model import Model
-from clipzoo.types import Batch, Progress
+from clipzoo.types import Batch, Progress, World
 
 
 class Dataset(Protocol):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
-from clipzoo.types import Batch, Embedding, Features, Similarity
+from clipzoo.types import Batch, Embedding, Features, Similarity, World
 
 
 class Model(nn.Module):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World as World
 
 Positive = float
 """Annotation of a constructor argument above zero; `clipzoo/config/schema.py` refuses other values."""

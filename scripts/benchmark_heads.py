@@ -30,10 +30,9 @@ from torch import Tensor, nn
 import clipzoo
 from clipzoo.build import build_model, build_objective, part
 from clipzoo.config.compose import compose
-from clipzoo.distributed.world import World
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision
-from clipzoo.types import Batch, Progress
+from clipzoo.types import Batch, Progress, World
 
 Step = Callable[[], object]
 

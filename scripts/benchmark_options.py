@@ -86,9 +86,8 @@ def _training_step(
     *overrides: str, micro_batch: int | None = None, compile: bool = False, length: int | None = None
 ) -> Step:
     """Forward and backward of the whole model. length: of the captions, in tokens."""
-    from clipzoo.distributed.world import World
     from clipzoo.training.gradient_cache import GradientCache
-    from clipzoo.types import Progress
+    from clipzoo.types import Progress, World
 
     model, objective, batch = _parts(*overrides, length=length)
     gradients = GradientCache(model, objective, World(), micro_batch, compile=compile)

@@ -30,12 +30,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo import build
 from clipzoo.config.groups import CONF
-from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.model import Model
 from clipzoo.objectives.compatibility import check_pair
 from clipzoo.training.gradient_cache import GradientCache
-from clipzoo.types import Batch, Features, Progress
+from clipzoo.types import Batch, Features, Progress, World
 
 SAMPLES, BATCH, PARTS = 24, 16, 4
 IMAGE_WIDTH, TEXT_WIDTH, END = 10, 6, 19

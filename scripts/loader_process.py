@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from clipzoo.distributed.world import World
+from clipzoo.types import World
 
 _MANY = 10**9
 

@@ -82,11 +82,10 @@ def train(config: DictConfig) -> None:
         return
 
     # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
-    from clipzoo.build import build_head, build_model, build_objective, part
+    from clipzoo.build import build_model, build_pair, part
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
-    from clipzoo.objectives import compatibility
     from clipzoo.report.run_page.page import write_report
     from clipzoo.training import diagnostics
     from clipzoo.training import loggers as logger
@@ -96,8 +95,7 @@ def train(config: DictConfig) -> None:
     preemption = Preemption(watchdog)
     logger.quiet_libraries()
     trainer = part(plain["trainer"])
-    head, objective = build_head(plain), build_objective(plain)
-    compatibility.require(head, objective)
+    head, objective = build_pair(plain)
     world = World.join(trainer.device, trainer.timeout)
     with watchdog.guard(world, trainer.timeout), RunLock(folder) as lock:
         with run.created(folder, world):

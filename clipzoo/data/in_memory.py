@@ -11,9 +11,8 @@ from torch import Tensor
 
 from clipzoo.data.plan.plan import Plan
 from clipzoo.data.rank_batches import rank_rows
-from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.types import Batch
+from clipzoo.types import Batch, World
 
 
 class InMemoryDataset:

@@ -11,9 +11,8 @@ from clipzoo.data.faults import Fault
 from clipzoo.data.plan.plan import Plan
 from clipzoo.data.samples import SampleReader
 from clipzoo.data.tokenizer import Tokenizer, trim_padding
-from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.types import Batch
+from clipzoo.types import Batch, World
 
 
 class LoadedBatch(NamedTuple):

@@ -23,9 +23,8 @@ from clipzoo.data.shards.prefetch import Prefetcher
 from clipzoo.data.shards.sources import parse_sources
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.data.workers import iterate
-from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.types import Batch
+from clipzoo.types import Batch, World
 
 
 class ShardDataset:

@@ -9,9 +9,8 @@ from typing import Generic
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed.world import World
 from clipzoo.similarity.dense import DenseScores
-from clipzoo.types import EmbeddingKind, Features, Similarity, gather_embedding
+from clipzoo.types import EmbeddingKind, Features, Similarity, World, gather_embedding
 
 
 class Head(nn.Module, Generic[EmbeddingKind]):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.distributed.world import World
 from clipzoo.heads.vector import UnitVectorHead
-from clipzoo.types import Count, Positive, Similarity, gather_embedding
+from clipzoo.types import Count, Positive, Similarity, World, gather_embedding
 
 
 class CloobHead(UnitVectorHead):

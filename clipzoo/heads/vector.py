@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.distributed.world import World
 from clipzoo.heads.base import Head
 from clipzoo.similarity.dense import DenseScores
 from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
-from clipzoo.types import Features, Scores, Similarity, gather_embedding
+from clipzoo.types import Features, Scores, Similarity, World, gather_embedding
 
 
 class VectorHead(Head[Tensor]):

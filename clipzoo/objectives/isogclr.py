@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
@@ -18,7 +17,7 @@ from clipzoo.objectives.moving_average import (
     without_positive,
 )
 from clipzoo.objectives.per_sample import IMAGE, TEXT
-from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity, World
 
 
 class ISogCLR(MovingAverageObjective):

@@ -7,10 +7,9 @@ from functools import partial
 
 from torch import Tensor
 
-from clipzoo.distributed.world import World
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
 
 class Joint(Objective):

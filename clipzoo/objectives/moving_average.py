@@ -13,12 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, PerSampleObjective
 from clipzoo.objectives.requirements import plain_cosines
-from clipzoo.types import Loss, Scores, Similarity
+from clipzoo.types import Loss, Scores, Similarity, World
 
 
 class MovingAverageObjective(PerSampleObjective):

@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clipzoo.distributed.world import World
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
     both_anchors,
@@ -19,7 +18,7 @@ from clipzoo.objectives.moving_average import (
     without_positive,
 )
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT
-from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity, World
 
 
 class NUCLR(MovingAverageObjective):

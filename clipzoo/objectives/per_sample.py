@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.base import Objective
-from clipzoo.types import Batch
+from clipzoo.types import Batch, World
 
 IMAGE, TEXT = 0, 1
 NEVER = math.inf

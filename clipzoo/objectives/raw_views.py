@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.distributed.world import World
 from clipzoo.heads.kernels import Kernel
+from clipzoo.types import World
 
 
 def kernel_matrix(

@@ -12,9 +12,8 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 
-from clipzoo.distributed.world import World
 from clipzoo.ops.log_sum_exps import log_sum_exps
-from clipzoo.types import Scores
+from clipzoo.types import Scores, World
 
 
 def automatic_tile(local_batch: int, global_batch: int) -> int | None:
