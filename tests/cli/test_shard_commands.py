@@ -1,8 +1,6 @@
 """Packing, indexing and inspecting shards from the command line, as far as into training batches."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
@@ -10,19 +8,20 @@ from PIL import Image
 from clipzoo.data.shards.writer import pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from tests.support.paths import ROOT
+from tests.support.processes import run_script
 from tests.support.shards import picture, shard_data, write_numbered
 
 
-def script(name, *arguments, code=0):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def script(tmp_path_factory):
+    """`script("NAME.py", ...)` runs a script and returns what it wrote to the terminal."""
+    log = tmp_path_factory.mktemp("script") / "log"
+
+    def output(name, *arguments, code=0):
+        process = run_script(f"scripts/{name}", *arguments, log=log, code=code)
+        return process.stdout + process.stderr
+
+    return output
 
 
 def pictures(folder, count):
@@ -41,7 +40,7 @@ def captions_of(shards, **changes):
 
 
 @pytest.mark.medium
-def test_a_folder_is_packed_indexed_and_inspected(tmp_path):
+def test_a_folder_is_packed_indexed_and_inspected(script, tmp_path):
     pictures(tmp_path / "in" / "album", 7)
     (tmp_path / "in" / "lonely.jpg").write_bytes(picture(1, file_format="JPEG"))
     (tmp_path / "in" / "broken.jpg").write_bytes(b"no image")
@@ -55,7 +54,7 @@ def test_a_folder_is_packed_indexed_and_inspected(tmp_path):
     assert Image.open(tmp_path / "sheet.png").size[0] > 1000
 
 
-def test_scripts_say_what_is_wrong(tmp_path):
+def test_scripts_say_what_is_wrong(script, tmp_path):
     write_numbered(tmp_path / "s", [4, 4])
     (tmp_path / "s" / "00001.tar").write_bytes((tmp_path / "s" / "00001.tar").read_bytes()[:5000])
     assert "00001.tar: 2 samples, truncated" in script("index_shards.py", tmp_path / "s")

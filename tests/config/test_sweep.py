@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from clipzoo.config import sweep
 from clipzoo.config.compose import compose
 from clipzoo.config.identity import run_name
 from clipzoo.errors import ConfigError
-from tests.support.paths import ROOT
+from tests.support.processes import run_script
 
 SHARDS = "data.shards=/x/{00..01}.tar"
 
@@ -43,6 +41,5 @@ def test_a_points_run_is_where_train_puts_it():
 
 
 def test_a_point_that_does_not_exist_is_refused(tmp_path):
-    command = [sys.executable, "scripts/launch.py", "--point", "2", SHARDS, "seed=0,1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "clipzoo: --point 2: the sweep has points 0 to 1\n")
+    launch = run_script("scripts/launch.py", "--point", "2", SHARDS, "seed=0,1", log=tmp_path / "launch", code=2)
+    assert launch.stderr == "clipzoo: --point 2: the sweep has points 0 to 1\n"

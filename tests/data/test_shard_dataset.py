@@ -13,7 +13,7 @@ import torch
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from tests.support.processes import context as forks
+from tests.support.processes import context
 from tests.support.shards import shard_data, write_numbered
 
 COUNTS = [7, 1, 12, 5, 9, 6]
@@ -63,8 +63,8 @@ def _every_combination(folder, rank, results):
 
 @pytest.mark.medium
 def test_epochs_are_exact_and_bit_identical_for_1_to_4_ranks_with_0_to_2_workers(folder):
-    results = forks.Queue()
-    processes = [forks.Process(target=_every_combination, args=(folder, rank, results)) for rank in range(4)]
+    results = context.Queue()
+    processes = [context.Process(target=_every_combination, args=(folder, rank, results)) for rank in range(4)]
     for process in processes:
         process.start()
     parts = dict(results.get(timeout=250) for _ in processes)
@@ -145,7 +145,6 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from clipzoo.distributed.world import World
-from tests.support.processes import context as forks
 from tests.support.shards import shard_data
 
 if __name__ == "__main__":

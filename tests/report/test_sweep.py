@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
@@ -13,7 +11,7 @@ from clipzoo.config import sweep
 from clipzoo.errors import ConfigError
 from clipzoo.report.comparison.sweep import best, sweep_plot, sweep_rows, sweep_table
 from clipzoo.report.render import markdown
-from tests.support.paths import ROOT
+from tests.support.processes import run_script
 
 SHARDS = "data.shards=/x/{00..01}.tar"
 METRIC = "zero_shot/demo/top1"
@@ -83,10 +81,9 @@ def test_a_plot_is_drawn_for_numbers_words_and_a_single_point(tmp_path, override
 def test_the_script_lists_points_and_writes_their_table(points, tmp_path):
     overrides = list(points[0].overrides)
     overrides[-2:] = ["head.kernel.width=0.5,0.75", "seed=0,1"]
-    command = [sys.executable, "scripts/launch.py"]
-    listed = subprocess.run([*command, *overrides], cwd=ROOT, capture_output=True, text=True)
-    assert [line.endswith("finished") for line in listed.stdout.splitlines()] == [True, True, True, False], listed
-    output = ["--output", str(tmp_path / "out")]
-    shown = subprocess.run([*command, "--table", METRIC, *output, *overrides], cwd=ROOT, capture_output=True, text=True)
-    assert "| **0.75** | **43** | **1 of 2** |" in shown.stdout, shown
+    points = run_script("scripts/launch.py", *overrides, log=tmp_path / "points").stdout.splitlines()
+    assert [line.endswith("finished") for line in points] == [True, True, True, False], points
+    options = ["--table", METRIC, "--output", tmp_path / "out"]
+    table = run_script("scripts/launch.py", *options, *overrides, log=tmp_path / "table").stdout
+    assert "| **0.75** | **43** | **1 of 2** |" in table
     assert (tmp_path / "out" / "sweep.png").exists() and "sweep.png" in (tmp_path / "out" / "sweep.md").read_text()

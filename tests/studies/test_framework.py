@@ -133,7 +133,14 @@ def test_a_setting_that_the_user_can_change_leaves_the_record_of_an_earlier_run(
 @pytest.mark.parametrize(("end", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
 def test_interrupted_studies_neither_fail_nor_go_on_to_the_next(tmp_path: Path, end, number) -> None:
     command = [sys.executable, "-m", "clipzoo.studies", "studies=[half_disc,rates]", "jobs=1", f"folder={tmp_path}"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as studies:
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell that runs the suite in the background lets its processes ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as studies:
         assert studies.stderr is not None
         said = studies.stderr.readline()
         # A terminal's Ctrl-C reaches all processes, a batch system's SIGTERM perhaps the first alone.

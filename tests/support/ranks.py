@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, se
         AssertionError: with the first rank's traceback.
     """
     port = free_port()
-    pipes, processes = [], []
+    ranks = []
     for rank in range(world_size):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(
@@ -34,12 +35,11 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, se
         )
         process.start()
         sender.close()
-        pipes.append(receiver)
-        processes.append(process)
+        ranks.append((receiver, process))
     try:
-        outcomes = [_receive(pipe, rank, seconds) for rank, pipe in enumerate(pipes)]
+        outcomes = [_receive(pipe, process, rank, seconds) for rank, (pipe, process) in enumerate(ranks)]
     finally:
-        for process in processes:
+        for _, process in ranks:
             process.kill()
             process.join()
     failures = [text for succeeded, text in outcomes if not succeeded]
@@ -48,13 +48,14 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, se
     return [value for _, value in outcomes]
 
 
-def _receive(pipe: Connection, rank: int, seconds: float) -> tuple[bool, Any]:
+def _receive(pipe: Connection, process: BaseProcess, rank: int, seconds: float) -> tuple[bool, Any]:
     if not pipe.poll(seconds):
         return False, f"rank {rank} did not return within {seconds} s"
     try:
         return pickle.loads(pipe.recv_bytes())
     except EOFError:
-        return False, f"rank {rank} died without a result"
+        process.join(seconds)
+        return False, f"rank {rank} died without a result, exit code {process.exitcode}"
 
 
 def _run_rank(
