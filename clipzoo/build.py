@@ -1,4 +1,4 @@
-"""From a checked configuration to the parts of a run."""
+"""Build the parts of a run from its checked configuration."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from clipzoo.objectives.base import Objective
 
 
 def part(node: Mapping[str, Any]) -> Any:
-    """The object that one `_target_` node describes, built from plain values."""
+    """Build the object that a `_target_` node describes, from plain values.
+
+    Raises:
+        ConfigError: the constructor refuses a value.
+    """
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:
-        # Hydra wraps what a constructor raises; a message meant for the user comes out as it is.
+        # Hydra wraps the errors of constructors; a message meant for the user is raised as it is.
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, ConfigError):
             cause = cause.__cause__
@@ -32,10 +36,12 @@ def part(node: Mapping[str, Any]) -> Any:
 
 
 def build_head(plain: Mapping[str, Any]) -> Head:
+    """Build the head with the initial weights of `seed`."""
     return _seeded(plain, "head")
 
 
 def build_objective(plain: Mapping[str, Any]) -> Objective:
+    """Build the objective with the initial parameters of `seed`."""
     return _seeded(plain, "objective")
 
 
@@ -51,20 +57,27 @@ def build_pair(plain: Mapping[str, Any]) -> tuple[Head, Objective]:
 
 
 def build_model(plain: Mapping[str, Any], head: Head | None = None) -> Model:
-    """Encoder and head with the initial weights of `seed`; on the meta device under `torch.device("meta")`."""
+    """Build encoder and head with the initial weights of `seed`; on the meta device under `torch.device("meta")`.
+
+    head: already built; None builds it.
+
+    Raises:
+        ConfigError: the head expects features of another width.
+    """
     for width in ("image_width", "text_width"):
-        asked = plain["head"].get(width)
-        given = plain["encoder"].get(width, asked)
-        if asked != given:
-            raise ConfigError(f"head.{width} is {asked}, but the encoder's features have {given}: leave it out")
+        expected = plain["head"].get(width)
+        actual = plain["encoder"].get(width, expected)
+        if expected != actual:
+            raise ConfigError(f"head.{width} is {expected}, but the encoder's features have {actual}: leave it out")
     return Model(_seeded(plain, "encoder"), head or build_head(plain))
 
 
 def _seeded(plain: Mapping[str, Any], name: str) -> Any:
-    """Each part's initial weights depend on the seed alone, not on what was built before it."""
+    """Build a part whose initial weights depend on the seed alone, not on the order of construction."""
     torch.manual_seed(plain["seed"])
     return part(plain[name])
 
 
 def parameters_of(module: nn.Module) -> int:
-    return sum(each.numel() for each in module.parameters())
+    """Return the number of parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -131,8 +131,8 @@ def _open_clip_step(plain: dict[str, Any], batch: Batch, options: argparse.Names
         clipzoo.export(clipzoo.LoadedModel(build_model(plain), plain), folder)
         model = open_clip.create_model(f"local-dir:{folder}", device=device).train()
     forward = torch.compile(model) if options.compile else model
-    decayed = [each for each in model.parameters() if each.ndim > 1]
-    others = [each for each in model.parameters() if each.ndim <= 1]
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [{"params": others, "weight_decay": 0.0}, {"params": decayed, "weight_decay": 0.5}]
     optimizer = torch.optim.AdamW(groups, lr=5e-4, betas=(0.9, 0.98), eps=1e-8)
     loss_of, autocast = ClipLoss(), Computation(options.precision).autocast_dtype
@@ -159,18 +159,18 @@ def _open_clip_step(plain: dict[str, Any], batch: Batch, options: argparse.Names
 
 
 def _accumulate(slices: list[slice], encode: Callable[..., tuple[Tensor, Tensor, Tensor]], loss_of: nn.Module) -> None:
-    """open_clip's --accum-freq: features of all parts are kept; each part in turn is encoded again in their midst."""
+    """open_clip's --accum-freq: features of all parts are cached; one part after the other is encoded again."""
     with torch.no_grad():
-        kept = [encode(each)[:2] for each in slices]
-    for index, each in enumerate(slices):
-        image, text, scale = encode(each)
-        images = torch.cat([image if other == index else kept[other][0] for other in range(len(slices))])
-        texts = torch.cat([text if other == index else kept[other][1] for other in range(len(slices))])
+        cached = [encode(rows)[:2] for rows in slices]
+    for index, rows in enumerate(slices):
+        image, text, scale = encode(rows)
+        images = torch.cat([image if other == index else cached[other][0] for other in range(len(slices))])
+        texts = torch.cat([text if other == index else cached[other][1] for other in range(len(slices))])
         loss_of(images, texts, scale).backward()
 
 
 def _interleaved(steps: dict[str, Step], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each round, in turn. On a CPU those that the process ran, so that a busy machine does not count."""
+    """Seconds of each round, interleaved; on a CPU those of the process, so that other processes do not count."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-1, rounds):
         for name, step in steps.items():

@@ -1,4 +1,4 @@
-"""What each option of training gains: time and memory with and without it, on one CPU thread.
+"""Gain of the training options: time and memory with and without each option, on one CPU thread.
 
     python scripts/benchmark_options.py --output docs/benchmarks/options.json
 
@@ -48,9 +48,10 @@ def compare(name: str, rounds: int, steps: int) -> dict[str, float]:
             with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
                 readings[on].append(fresh.submit(_measure, name, on, steps).result())
     seconds, megabytes = (
-        {on: statistics.median(each[part] for each in found) for on, found in readings.items()} for part in (0, 1)
+        {on: statistics.median(reading[part] for reading in values) for on, values in readings.items()}
+        for part in (0, 1)
     )
-    found = {
+    results = {
         "seconds_without": seconds[False],
         "seconds_with": seconds[True],
         "time": seconds[True] / seconds[False],
@@ -58,8 +59,8 @@ def compare(name: str, rounds: int, steps: int) -> dict[str, float]:
         "megabytes_with": megabytes[True],
         "memory": megabytes[True] / megabytes[False] if megabytes[False] else 1.0,
     }
-    print(name, json.dumps(found), file=sys.stderr, flush=True)
-    return found
+    print(name, json.dumps(results), file=sys.stderr, flush=True)
+    return results
 
 
 def _measure(name: str, on: bool, steps: int) -> tuple[float, float]:
@@ -188,15 +189,15 @@ def rounding_of_bf16_gather() -> dict[str, float]:
     torch.manual_seed(0)
     image = functional.normalize(torch.randn(1024, 512, dtype=torch.float64), dim=1)
     text = functional.normalize(image + 0.05 * torch.randn(1024, 512, dtype=torch.float64), dim=1)
-    found: list[tuple[float, Any]] = []
+    results: list[tuple[float, Any]] = []
     for rounded in (False, True):
         leaf = image.clone().requires_grad_()
         others = text.to(torch.bfloat16).double() if rounded else text
         loss = functional.cross_entropy(leaf @ others.T / 0.07, torch.arange(1024))
         loss.backward()
         assert leaf.grad is not None
-        found.append((loss.item(), leaf.grad))
-    (exact, gradient), (rounded_loss, rounded_gradient) = found
+        results.append((loss.item(), leaf.grad))
+    (exact, gradient), (rounded_loss, rounded_gradient) = results
     return {
         "loss": abs(rounded_loss - exact) / exact,
         "gradient": float((rounded_gradient - gradient).norm() / gradient.norm()),
@@ -206,7 +207,7 @@ def rounding_of_bf16_gather() -> dict[str, float]:
 def page(result: dict[str, Any]) -> str:
     """The table in Markdown."""
     lines = [
-        "# What the options of training gain",
+        "# Gain of the training options",
         "",
         "`python scripts/benchmark_options.py`, one CPU thread, float32. Unless the row says otherwise, the whole step",
         f"of {result['what']}. With the option over without it: below 1",
@@ -216,15 +217,15 @@ def page(result: dict[str, Any]) -> str:
         "| option | key, default | measured on | time | memory |",
         "| --- | --- | --- | ---: | ---: |",
     ]
-    for name, found in result["options"].items():
+    for name, results in result["options"].items():
         _, key, on = OPTIONS[name]
-        memory = f"{found['memory']:.2f}" if found["megabytes_without"] > 50 else "-"
-        lines.append(f"| {name} | {key} | {on} | {found['time']:.2f} | {memory} |")
+        memory = f"{results['memory']:.2f}" if results["megabytes_without"] > 50 else "-"
+        lines.append(f"| {name} | {key} | {on} | {results['time']:.2f} | {memory} |")
     rounding = result["bf16_gather"]
     lines += [
         "",
         "`trainer.gather=bf16` (default `exact`) halves the bytes of gathered embeddings; on 1024 pairs it moves the",
-        f"loss by {rounding['loss']:.0e} and the gradient by {rounding['gradient']:.0e}, relative. What it gains in",
+        f"loss by {rounding['loss']:.0e} and the gradient by {rounding['gradient']:.0e}, relative. Its gain in",
         "time needs a network between GPUs and is not measured here.",
         "",
         "Always on: images travel to the device as bytes (a quarter of float32, by arithmetic) and are normalised",

@@ -41,7 +41,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict:
     _export_initial_weights(options, weights)
     readings: dict[str, list[float]] = {"clipzoo": [], "open_clip": []}
     for turn in range(options.rounds):
-        for name, run in (("clipzoo", _ours), ("open_clip", _theirs)):
+        for name, run in (("clipzoo", _clipzoo), ("open_clip", _open_clip)):
             readings[name].append(run(options, scratch / f"{name}{turn}", weights))
             print(f"round {turn}: {name} {readings[name][-1]:.1f} samples/s", file=sys.stderr, flush=True)
     medians = {name: statistics.median(values) for name, values in readings.items()}
@@ -79,7 +79,7 @@ def _overrides(options: argparse.Namespace, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _ours(options: argparse.Namespace, folder: Path, weights: Path) -> float:
+def _clipzoo(options: argparse.Namespace, folder: Path, weights: Path) -> float:
     command = [sys.executable, str(ROOT / "train.py"), *_overrides(options, folder)]
     _run(command, options, {})
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -87,7 +87,7 @@ def _ours(options: argparse.Namespace, folder: Path, weights: Path) -> float:
     return statistics.median([line["samples_per_second"] for line in lines if "samples_per_second" in line][1:])
 
 
-def _theirs(options: argparse.Namespace, folder: Path, weights: Path) -> float:
+def _open_clip(options: argparse.Namespace, folder: Path, weights: Path) -> float:
     command = [
         sys.executable, "-m", "open_clip_train.main", "--model", f"local-dir:{weights}", "--train-data", options.shards,
         "--dataset-type", "webdataset", "--train-num-samples", str(options.steps * options.batch),
@@ -97,10 +97,10 @@ def _theirs(options: argparse.Namespace, folder: Path, weights: Path) -> float:
         "--dataset-resampled",
     ]  # fmt: skip
     output = _run(command, options, {"PYTHONPATH": str(PEER)})
-    seconds = [float(each) for each in re.findall(r"Batch \(t\): ([0-9.]+)", output)]
+    seconds = [float(number) for number in re.findall(r"Batch \(t\): ([0-9.]+)", output)]
     if len(seconds) < 3:
         raise SystemExit(f"open_clip's training printed no readings:\n{output[-3000:]}")
-    return statistics.median([options.batch / each for each in seconds[1:]])
+    return statistics.median([options.batch / reading for reading in seconds[1:]])
 
 
 def _run(command: list[str], options: argparse.Namespace, environment: dict[str, str]) -> str:

@@ -54,10 +54,10 @@ def main() -> int:
     columns: dict[str, dict[Pair, str]] = {}
     for ranks in options.ranks:
         for parts in (1, PARTS):
-            found, theirs = _on_ranks(ranks, pairs, parts)
+            actual, peer_actual = _on_ranks(ranks, pairs, parts)
             name = f"{ranks} rank{'s' * (ranks > 1)}" + ", micro-batches" * (parts > 1)
-            columns[name] = {pair: f"{difference(found[pair], expected[pair]):.0e}" for pair in pairs}
-            columns[name] |= {(OPEN_CLIP, part): f"{error:.1g}" for part, error in _by_part(theirs, peer).items()}
+            columns[name] = {pair: f"{difference(actual[pair], expected[pair]):.0e}" for pair in pairs}
+            columns[name] |= {(OPEN_CLIP, part): f"{error:.1g}" for part, error in _by_part(peer_actual, peer).items()}
     print(table(columns))
     ours = [float(column[pair]) for column in columns.values() for pair in pairs]
     print(f"\n{len(pairs)} pairs; largest difference {max(ours):.1e}")
@@ -88,8 +88,8 @@ def gradients(pair: Pair, parts: int, world: World = World()) -> Gradients:
         both.zero_grad()
         model.head.resample(step)
         cache(_batch(step).split(share)[world.rank], Progress(step, 10, SAMPLES, BATCH))
-    found = {name: each.grad.clone() for name, each in both.named_parameters() if each.grad is not None}
-    return found | {f"state {name}": value.clone() for name, value in objective.named_buffers()}
+    values = {name: parameter.grad.clone() for name, parameter in both.named_parameters() if parameter.grad is not None}
+    return values | {f"state {name}": value.clone() for name, value in objective.named_buffers()}
 
 
 def open_clip_gradients(parts: int, world: World = World()) -> Gradients:
@@ -107,16 +107,16 @@ def open_clip_gradients(parts: int, world: World = World()) -> Gradients:
         cached = [model(share)[:2] for share in shares]
     for position, share in enumerate(shares):  # its accumulation: each part again, the others from the cache
         image, text, scale = model(share)
-        images = [image if other == position else each for other, (each, _) in enumerate(cached)]
-        texts = [text if other == position else each for other, (_, each) in enumerate(cached)]
+        images = [image if other == position else features for other, (features, _) in enumerate(cached)]
+        texts = [text if other == position else features for other, (_, features) in enumerate(cached)]
         loss(torch.cat(images), torch.cat(texts), scale).backward()
-    return {name.removeprefix("module."): each.grad.clone() for name, each in model.named_parameters()}
+    return {name.removeprefix("module."): parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def difference(found: Gradients, expected: Gradients) -> float:
+def difference(actual: Gradients, expected: Gradients) -> float:
     """The largest relative difference; finite numbers only where both are."""
-    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
-    return max(_difference(found[name], value) for name, value in expected.items())
+    assert actual.keys() == expected.keys(), actual.keys() ^ expected.keys()
+    return max(_difference(actual[name], value) for name, value in expected.items())
 
 
 def table(columns: dict[str, dict[Pair, str]]) -> str:
@@ -147,7 +147,7 @@ class SmallEncoder(Encoder):
 
 
 class OpenClipLike(nn.Module):
-    """What open_clip's models give their loss: unit vectors of both towers and the scale."""
+    """The inputs of open_clip's losses: unit vectors of both towers and the scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,23 +193,23 @@ def _names(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml") if not path.stem.startswith("_"))
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
+def _difference(actual: Tensor, expected: Tensor) -> float:
     ordinary = expected.isfinite()
-    if not torch.equal(found[~ordinary], expected[~ordinary]) or not ordinary.any():
+    if not torch.equal(actual[~ordinary], expected[~ordinary]) or not ordinary.any():
         return 0.0 if not ordinary.any() else float("inf")
     scale = expected[ordinary].abs().max().clamp_min(1e-12)
-    return float((found[ordinary] - expected[ordinary]).abs().max() / scale)
+    return float((actual[ordinary] - expected[ordinary]).abs().max() / scale)
 
 
-def _by_part(found: Gradients, expected: Gradients) -> dict[str, float]:
+def _by_part(actual: Gradients, expected: Gradients) -> dict[str, float]:
     """Relative differences of the towers' gradients and of the temperature's."""
     scale = "logit_scale"
-    towers = max(_difference(found[name], value) for name, value in expected.items() if name != scale)
-    return {"InfoNCE: towers": towers, "InfoNCE: temperature": _difference(found[scale], expected[scale])}
+    towers = max(_difference(actual[name], value) for name, value in expected.items() if name != scale)
+    return {"InfoNCE: towers": towers, "InfoNCE: temperature": _difference(actual[scale], expected[scale])}
 
 
 def _on_ranks(ranks: int, pairs: Sequence[Pair], parts: int) -> tuple[dict[Pair, Gradients], Gradients]:
-    """What the first of `ranks` fresh processes finds."""
+    """Return the gradients of the first of `ranks` new processes."""
     context = multiprocessing.get_context("spawn")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -232,10 +232,10 @@ def _rank(answers: Any, rank: int, ranks: int, port: int, pairs: Sequence[Pair],
     names = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
     world = World.join("cpu", 300)
-    found = {pair: gradients(pair, parts, world) for pair in pairs}, open_clip_gradients(parts, world)
+    values = {pair: gradients(pair, parts, world) for pair in pairs}, open_clip_gradients(parts, world)
     if rank == 0:
         # By value: tensors sent as shared memory would die with this process.
-        answers.put(pickle.dumps(found))
+        answers.put(pickle.dumps(values))
     world.barrier()
     # gloo with DDP may abort in its destructors.
     sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""CLIP-head models as open_clip models, and back.
+"""Convert CLIP-head models to open_clip models and back.
 
 An exported folder holds `open_clip_config.json` and `open_clip_model.safetensors`, which open_clip loads by the name
-`local-dir:FOLDER`; any open_clip model of the CLIP kind (a causal text tower and a ViT, modified ResNet or timm image
-tower) can be taken in.
+`local-dir:FOLDER`. Any open_clip model of the CLIP kind (a causal text tower and a ViT, modified ResNet or timm image
+tower) can be imported.
 """
 
 from __future__ import annotations
@@ -29,16 +29,20 @@ TOWERS = {
 
 
 def to_open_clip(model: Model, config: Mapping[str, Any], folder: Path) -> None:
-    """Write `model`, built from `config`, as an open_clip model. The folder must not hold one already."""
+    """Write `model`, built from `config`, as an open_clip model.
+
+    Raises:
+        ConfigError: open_clip has no such model, or the folder already contains one.
+    """
     from safetensors.torch import save_file
 
     encoder, head = config["encoder"], config["head"]
     reasons = _export_faults(encoder, head)
     if reasons:
-        raise ConfigError("open_clip has no form for this model: " + "; ".join(reasons))
+        raise ConfigError("open_clip cannot represent this model: " + "; ".join(reasons))
     path = folder / "open_clip_config.json"
     if path.exists():
-        raise ConfigError(f"{folder} holds an exported model already: choose another folder")
+        raise ConfigError(f"{folder} already contains an exported model: choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     state = _open_clip_state(model.state_dict(), TOWERS[encoder["image_tower"]["_target_"]])
     save_file({key: value.contiguous() for key, value in state.items()}, folder / "open_clip_model.safetensors")
@@ -48,9 +52,12 @@ def to_open_clip(model: Model, config: Mapping[str, Any], folder: Path) -> None:
 
 
 def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, Any]]:
-    """The model that open_clip knows as `name` (with tag or checkpoint file `pretrained`), and its configuration.
+    """Return open_clip's model `name` (with tag or checkpoint file `pretrained`) and its configuration.
 
-    Needs the weights on this machine, or a network for open_clip to get them.
+    The weights must be on this machine, or open_clip downloads them.
+
+    Raises:
+        ConfigError: open_clip has no such model or weights, or no encoder here can represent it.
     """
     import open_clip
 
@@ -59,13 +66,13 @@ def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, 
         tags = open_clip.list_pretrained_tags_by_model(name)
         if pretrained not in tags:
             raise ConfigError(
-                f"pretrained={pretrained} is neither a file nor weights that open_clip has of {name} "
-                f"(it has: {', '.join(tags) or 'none'})"
+                f"pretrained={pretrained} is neither a file nor a tag of open_clip's {name} "
+                f"(its tags: {', '.join(tags) or 'none'})"
             )
     peer = open_clip.create_model(name, pretrained=pretrained, load_weights=pretrained is not None or ":" in name)
     config = _configuration(described, peer)
     model = build_model(config)
-    state = _our_state(peer.state_dict(), TOWERS[config["encoder"]["image_tower"]["_target_"]])
+    state = _clipzoo_state(peer.state_dict(), TOWERS[config["encoder"]["image_tower"]["_target_"]])
     model.load_state_dict(state)
     return model, config
 
@@ -73,7 +80,7 @@ def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, 
 def _export_faults(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> list[str]:
     faults = []
     if head["_target_"] != "clipzoo.heads.clip.ClipHead":
-        faults.append(f"its head is {head['_target_']}, only the CLIP head can be written")
+        faults.append(f"its head is {head['_target_']}, only the CLIP head can be exported")
     tower = encoder.get("image_tower", {}).get("_target_", encoder["_target_"])
     if tower not in TOWERS:
         return [*faults, f"its image tower is {tower}"]
@@ -120,15 +127,15 @@ def _model_config(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> dict[s
 TEXT_PREFIXES = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.")
 
 
-def _open_clip_state(ours: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+def _open_clip_state(state_dict: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     visual = "visual.trunk." if kind == "timm" else "visual."
     state = {}
-    for key, value in ours.items():
+    for key, value in state_dict.items():
         if key.startswith("encoder.image_tower.trunk."):
             state[visual + key.removeprefix("encoder.image_tower.trunk.")] = value
         elif key.startswith("encoder.text_tower.trunk."):
             state[key.removeprefix("encoder.text_tower.trunk.")] = value
-    projection = ours["head.image_projection"]  # [w, d]
+    projection = state_dict["head.image_projection"]  # [w, d]
     if kind == "vit":
         state["visual.proj"] = projection
     elif kind == "resnet":
@@ -136,51 +143,51 @@ def _open_clip_state(ours: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]
         state["visual.attnpool.c_proj.bias"] = projection.new_zeros(projection.shape[1])
     else:
         state["visual.head.proj.weight"] = projection.mT
-    state["text_projection"] = ours["head.text_projection"]
-    state["logit_scale"] = ours["head.log_scale"]
+    state["text_projection"] = state_dict["head.text_projection"]
+    state["logit_scale"] = state_dict["head.log_scale"]
     return state
 
 
-def _our_state(theirs: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    if any(key.startswith("text.") for key in theirs):
-        theirs = {key.removeprefix("text."): value for key, value in theirs.items()}
-    state = {"head.text_projection": theirs["text_projection"], "head.log_scale": theirs["logit_scale"]}
+def _clipzoo_state(peer_state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    if any(key.startswith("text.") for key in peer_state):
+        peer_state = {key.removeprefix("text."): value for key, value in peer_state.items()}
+    state = {"head.text_projection": peer_state["text_projection"], "head.log_scale": peer_state["logit_scale"]}
     projections = {"vit": "visual.proj", "resnet": "visual.attnpool.c_proj.weight", "timm": "visual.head.proj.weight"}
-    projection = theirs[projections[kind]]
+    projection = peer_state[projections[kind]]
     state["head.image_projection"] = projection if kind == "vit" else projection.mT
     visual = "visual.trunk." if kind == "timm" else "visual."
-    for key, value in theirs.items():
+    for key, value in peer_state.items():
         if key.startswith(TEXT_PREFIXES):
             state[f"encoder.text_tower.trunk.{key}"] = value
         elif key.startswith(visual) and key not in {*projections.values(), "visual.attnpool.c_proj.bias"}:
             state[f"encoder.image_tower.trunk.{key.removeprefix(visual)}"] = value
-    if kind == "resnet" and (bias := theirs["visual.attnpool.c_proj.bias"]).any():
+    if kind == "resnet" and (bias := peer_state["visual.attnpool.c_proj.bias"]).any():
         values = "encoder.image_tower.trunk.attnpool.v_proj.bias"
         state[values] = state[values] + _before(projection.mT, bias)
     return state
 
 
 def _before(projection: Tensor, bias: Tensor) -> Tensor:
-    """[w, d] and [d] -> [w], what becomes the bias when it is projected.
+    """[w, d] and [d] -> [w], a vector whose projection is the bias.
 
-    The head has no bias, but the weights of an attention sum to one: added to its values this comes out as it is.
+    The head has no bias. Attention weights sum to one, so a vector added to the values is added to the output.
     """
-    found = torch.linalg.lstsq(projection.mT.double(), bias.double()[:, None]).solution[:, 0]
-    if not torch.allclose(found @ projection.double(), bias.double(), rtol=1e-6, atol=1e-6):
-        raise ConfigError("the output bias of this model's attention pooling is beyond what its projection reaches")
-    return found.to(bias)
+    solution = torch.linalg.lstsq(projection.mT.double(), bias.double()[:, None]).solution[:, 0]
+    if not torch.allclose(solution @ projection.double(), bias.double(), rtol=1e-6, atol=1e-6):
+        raise ConfigError("the output bias of this model's attention pooling is not in the range of its projection")
+    return solution.to(bias)
 
 
 def _described(name: str) -> dict[str, Any]:
-    """open_clip's model configuration by name, or from an exported folder."""
+    """Return open_clip's model configuration by name, or from an exported folder."""
     import open_clip
 
     if name.startswith("local-dir:"):
         return json.loads((Path(name.removeprefix("local-dir:")) / "open_clip_config.json").read_text())["model_cfg"]
-    found = open_clip.get_model_config(name)
-    if found is None:
-        raise ConfigError(f"open_clip knows no model {name}{nearest(name, open_clip.list_models())}")
-    return found
+    described = open_clip.get_model_config(name)
+    if described is None:
+        raise ConfigError(f"open_clip has no model {name}{nearest(name, open_clip.list_models())}")
+    return described
 
 
 def _configuration(described: Mapping[str, Any], peer: Any) -> dict[str, Any]:
@@ -188,7 +195,7 @@ def _configuration(described: Mapping[str, Any], peer: Any) -> dict[str, Any]:
     unsupported = [key for key in ("hf_model_name", "no_causal_mask", "embed_cls") if text.get(key)]
     unsupported += [key for key in ("attentional_pool", "ls_init_value", "qk_norm") if vision.get(key)]
     if unsupported:
-        raise ConfigError(f"this open_clip model has parts that no encoder here has: {', '.join(unsupported)}")
+        raise ConfigError(f"no encoder here has these parts of the open_clip model: {', '.join(unsupported)}")
     quick = bool(described.get("quick_gelu", False))
     size = vision.get("image_size", 224)
     tower: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The parts that a training is put together from."""
+"""The parts of a training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clipzoo.objectives.base import Objective
 
 @dataclass(frozen=True)
 class Parts:
-    """What a training is put together from.
+    """The objects that a training consists of.
 
     dataset: opened. seed: of all randomness. folder: run directory; None: nothing is written.
     config: for the logger. report: called with each line for the terminal.

@@ -94,8 +94,8 @@ def test_a_resnet_whose_pooling_has_an_output_bias_keeps_its_embeddings(tmp_path
 @pytest.mark.parametrize(
     ("name", "pretrained", "expected"),
     [
-        ("ViT-B32", None, "open_clip knows no model ViT-B32; did you mean ViT-B-32"),
-        ("RN50", "opnai", "pretrained=opnai is neither a file nor weights that open_clip has of RN50 .it has: openai"),
+        ("ViT-B32", None, "open_clip has no model ViT-B32; did you mean ViT-B-32"),
+        ("RN50", "opnai", "pretrained=opnai is neither a file nor a tag of open_clip's RN50 .its tags: openai"),
     ],
 )
 def test_what_open_clip_does_not_have_is_named(name, pretrained, expected):
@@ -112,5 +112,5 @@ def test_what_open_clip_cannot_hold_is_refused_with_its_reason(tmp_path):
 
 def test_an_export_is_not_overwritten(tmp_path):
     clipzoo.export(model_of("vit"), tmp_path)
-    with pytest.raises(ConfigError, match="holds an exported model already"):
+    with pytest.raises(ConfigError, match="already contains an exported model"):
         clipzoo.export(model_of("vit"), tmp_path)

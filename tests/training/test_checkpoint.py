@@ -30,8 +30,8 @@ def test_the_newest_are_kept_and_the_newest_is_loaded(tmp_path):
     for step in (2, 4, 6, 8):
         checkpoint.save(tmp_path, step, state(step), {}, keep=3)
     assert steps(tmp_path) == [4, 6, 8]
-    found, path = checkpoint.load_newest(tmp_path) or pytest.fail("none found")
-    assert found["step"] == 8 and torch.equal(found["model"]["weight"], state(8)["model"]["weight"])
+    content, path = checkpoint.load_newest(tmp_path) or pytest.fail("none found")
+    assert content["step"] == 8 and torch.equal(content["model"]["weight"], state(8)["model"]["weight"])
     assert path.name == "step_00000008.pt"
     assert sorted(each.name for each in tmp_path.glob("*.json")) == [f"step_0000000{n}.json" for n in (4, 6, 8)]
 
@@ -109,8 +109,8 @@ def test_the_background_writes_a_copy_that_later_steps_do_not_reach(tmp_path):
     writer.save(tmp_path, 1, {"step": 1, "weight": weight, "nested": [{"a": weight}]}, {}, keep=1)
     weight.fill_(1.0)
     writer.wait()
-    found = checkpoint.read(tmp_path / "step_00000001.pt")
-    assert found["weight"].sum() == 0 and found["nested"][0]["a"].sum() == 0
+    content = checkpoint.read(tmp_path / "step_00000001.pt")
+    assert content["weight"].sum() == 0 and content["nested"][0]["a"].sum() == 0
 
 
 def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path):
@@ -138,6 +138,6 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         time.sleep(0.003 * moment)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        found, path = checkpoint.load_newest(folder) or pytest.fail("none is whole")
-        assert torch.equal(found["weight"], torch.full((500_000,), float(found["step"])))
-        assert json.loads(path.with_suffix(".json").read_text())["step"] == found["step"]
+        content, path = checkpoint.load_newest(folder) or pytest.fail("none is whole")
+        assert torch.equal(content["weight"], torch.full((500_000,), float(content["step"])))
+        assert json.loads(path.with_suffix(".json").read_text())["step"] == content["step"]

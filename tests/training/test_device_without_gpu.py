@@ -106,10 +106,10 @@ def test_the_probes_solver_stays_on_the_device():
         held = held_out(there.labels, 0.1, 0)
         assert isinstance(held, OnCuda)
         train = there.rows(~held)
-        found = LogisticRegression(train.features, train.labels, 3).solve(1.0).logits(there.features)
+        actual = LogisticRegression(train.features, train.labels, 3).solve(1.0).logits(there.features)
     train = split.rows(~held_out(split.labels, 0.1, 0))
     expected = LogisticRegression(train.features, train.labels, 3).solve(1.0).logits(split.features)
-    torch.testing.assert_close(numbers(found), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(numbers(actual), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_more_processes_than_gpus_are_one_clear_message(monkeypatch):

@@ -19,17 +19,17 @@ from tests.support.objectives import NUCLR_OPTIONS, batch, progress, random_cosi
 
 def test_the_gap_is_infoloobs_bound_on_the_mutual_information():
     matrix = 5 * random_cosines(0, 6)
-    found = diagnostics.similarity_diagnostics(similarity(matrix))
+    values = diagnostics.similarity_diagnostics(similarity(matrix))
     rows = [matrix[i, i] - math.log(sum(math.exp(matrix[i, j]) for j in range(6) if j != i) / 5) for i in range(6)]
-    assert found["gap_image_to_text"].item() == pytest.approx(sum(rows).item() / 6, rel=1e-12)
-    assert found["positive_image_to_text"].item() == pytest.approx(matrix.diagonal().mean().item())
+    assert values["gap_image_to_text"].item() == pytest.approx(sum(rows).item() / 6, rel=1e-12)
+    assert values["positive_image_to_text"].item() == pytest.approx(matrix.diagonal().mean().item())
 
 
 def test_only_the_first_rows_are_looked_at():
     image, text = (functional.normalize(random_cosines(seed, 9, 8), dim=1) for seed in (0, 1))
-    found = diagnostics.embedding_diagnostics(image, text, rows=4)
+    values = diagnostics.embedding_diagnostics(image, text, rows=4)
     expected = sum(float((image[i] - text[i]).square().sum()) for i in range(4)) / 4
-    assert found["alignment"].item() == pytest.approx(expected)
+    assert values["alignment"].item() == pytest.approx(expected)
 
 
 def test_a_rank_with_one_sample_has_an_alignment_and_no_uniformity():
@@ -46,8 +46,8 @@ def test_alignment_is_zero_for_equal_views_and_four_for_opposite_ones():
 def test_uniformity_is_zero_when_collapsed_and_near_minus_four_when_spread():
     collapsed = torch.eye(8, dtype=torch.float64)[[0] * 6]
     spread = torch.eye(8, dtype=torch.float64)
-    found = diagnostics.embedding_diagnostics(collapsed, collapsed)
-    assert found["uniformity_image"].item() == pytest.approx(0, abs=1e-12)
+    values = diagnostics.embedding_diagnostics(collapsed, collapsed)
+    assert values["uniformity_image"].item() == pytest.approx(0, abs=1e-12)
     # Orthogonal vectors: every squared distance is 2.
     assert diagnostics.embedding_diagnostics(spread, spread)["uniformity_text"].item() == pytest.approx(-4)
 

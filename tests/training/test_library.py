@@ -110,9 +110,9 @@ def test_a_run_directory_has_metrics_and_checkpoints_and_the_same_call_resumes(t
 
 @pytest.mark.parametrize("changes", [{"computation": Computation(micro_batch=3)}, {"computation": Computation(tile=3)}])
 def test_micro_batches_and_tiles_train_the_same_model(changes):
-    expected, found = train(model()).model.state_dict(), train(model(), **changes).model.state_dict()
+    expected, actual = train(model()).model.state_dict(), train(model(), **changes).model.state_dict()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-4, msg=name)
+        torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-4, msg=name)
 
 
 def test_faults_are_named():

@@ -71,14 +71,14 @@ def records(path: Path) -> dict[str, Any]:
     """The run and the names in the history of an offline run's file."""
     from wandb.proto import wandb_internal_pb2
 
-    found: dict[str, Any] = {"history": set()}
+    entries: dict[str, Any] = {"history": set()}
     for data in logged(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.HasField("run"):
-            found["run"] = record.run
-        found["history"] |= {item.key or item.nested_key[0] for item in record.history.item}
-    return found
+            entries["run"] = record.run
+        entries["history"] |= {item.key or item.nested_key[0] for item in record.history.item}
+    return entries
 
 
 def logged(content: bytes) -> Iterator[bytes]:

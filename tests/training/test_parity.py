@@ -35,20 +35,20 @@ def all_gradients(pairs: list[Pair], parts: int):
     return {pair: gradients(pair, parts, world) for pair in pairs}, open_clip_gradients(1, world)
 
 
-def assert_equal(found, expected):
-    far = {pair: difference(found[pair], expected[pair]) for pair in expected}
+def assert_equal(actual, expected):
+    far = {pair: difference(actual[pair], expected[pair]) for pair in expected}
     assert max(far.values()) < 1e-10, {pair: value for pair, value in far.items() if not value < 1e-10}
 
 
 def test_two_ranks_with_micro_batches_have_the_gradients_of_one_whole_batch(pairs, alone, two_ranks):
     assert len(pairs) > 40
-    for found, _ in two_ranks:
-        assert_equal(found, alone)
+    for actual, _ in two_ranks:
+        assert_equal(actual, alone)
 
 
 def test_every_pair_has_gradients_in_both_towers_and_moves_its_temperature(alone):
-    for pair, found in alone.items():
-        assert all(found[f"model.encoder.{name}.weight"].abs().max() > 1e-9 for name in ("patches", "words")), pair
+    for pair, actual in alone.items():
+        assert all(actual[f"model.encoder.{name}.weight"].abs().max() > 1e-9 for name in ("patches", "words")), pair
     assert all(alone["clip", "infonce"][name].abs() > 1e-6 for name in alone["clip", "infonce"] if "scale" in name)
     assert any("scale" in name for name in alone["clip", "infonce"])
 
@@ -56,13 +56,13 @@ def test_every_pair_has_gradients_in_both_towers_and_moves_its_temperature(alone
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "parts"), [(1, PARTS), (2, 1), (4, 1), (4, PARTS)])
 def test_any_ranks_and_micro_batches_have_the_gradients_of_one_whole_batch(pairs, alone, ranks, parts):
-    for found, _ in run_ranks(ranks, all_gradients, pairs, parts, seconds=280):
-        assert_equal(found, alone)
+    for actual, _ in run_ranks(ranks, all_gradients, pairs, parts, seconds=280):
+        assert_equal(actual, alone)
 
 
 def test_the_comparison_sees_open_clips_smaller_encoder_gradients(two_ranks):
     """Its default flags: gradients of the towers are 1/ranks of what the loss has, the temperature's is whole."""
-    expected, found = open_clip_gradients(1), two_ranks[0][1]
-    torch.testing.assert_close(found["logit_scale"], expected["logit_scale"], rtol=1e-9, atol=0)
+    expected, actual = open_clip_gradients(1), two_ranks[0][1]
+    torch.testing.assert_close(actual["logit_scale"], expected["logit_scale"], rtol=1e-9, atol=0)
     for name in ("image_projection.weight", "text_projection.weight"):
-        torch.testing.assert_close(2 * found[name], expected[name], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(2 * actual[name], expected[name], rtol=1e-9, atol=1e-12)
