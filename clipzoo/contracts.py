@@ -1,7 +1,7 @@
-"""Protocols of the parts that a training is put together from.
+"""Protocols of the components of a training.
 
-The classes of this package satisfy them without inheriting from them; so can a user's own class or a study's.
-Methods that involve other ranks take the `World` as an argument.
+Classes of this package satisfy them without inheriting from them; users' classes may do the same. Methods that
+communicate with other ranks take the `World` as an argument.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Dataset(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of what determines the samples and their order; a run resumes only on the same one."""
+        """Digest of the samples and their order; a run resumes only with the same fingerprint."""
 
     def open(self, cache: Path | None, world: World) -> None:
         """Find the samples; an index may be written under `cache`, the run directory. Collective."""

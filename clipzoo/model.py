@@ -1,4 +1,4 @@
-"""Encoder and head together: what training updates, evaluation judges and `clipzoo.load` returns."""
+"""Model: encoder and head. Training updates it, evaluation measures it, `clipzoo.load` returns it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Model(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision that heads work in: that of the head's parameters, the encoder's where it has none."""
+        """Precision of the head: that of its parameters, or of the encoder's if the head has none."""
         return next(iter((*self.head.parameters(), *self.encoder.parameters()))).dtype
 
     def forward(self, batch: Batch, world: World = World(), tile: int | None = None) -> Similarity:
@@ -51,13 +51,13 @@ class Model(nn.Module):
         return self.encoder.text(text.to(self.device)).map(self._in_head_precision)
 
     def encode_image(self, image: Tensor) -> Embedding:
-        """[b, 3, H, W] uint8 -> an embedding a row: a tensor [b, d] or a PointSet, as the head has it."""
+        """[b, 3, H, W] uint8 -> embeddings, one row per image: a tensor [b, d] or a PointSet, depending on the head."""
         features = self.image_features(image)
         with torch.autocast(self.device.type, enabled=False):
             return self.head.embed_image(features)
 
     def encode_text(self, text: Tensor) -> Embedding:
-        """[b, L] int64 -> an embedding a row."""
+        """[b, L] int64 -> embeddings, one row per caption."""
         features = self.text_features(text)
         with torch.autocast(self.device.type, enabled=False):
             return self.head.embed_text(features)

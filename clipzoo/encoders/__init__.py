@@ -1,1 +1,1 @@
-"""Encoders: two towers that stop before any projection."""
+"""Encoders: image and text towers without projections."""

@@ -1,4 +1,4 @@
-"""A small image tower that learns the generated world on two CPU cores in minutes."""
+"""Small image tower that learns the demo world on two CPU cores in minutes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from clipzoo.types import Features
 
 
 class DemoImageTower(nn.Module):
-    """Four strided convolutions with residual ones between, one transformer block, maximum over the positions.
+    """Four strided convolutions with residual convolutions between them, one transformer block, maximum over positions.
 
-    Normalising each channel over its positions (instance norm) is what makes shapes learnable in so few steps, but it
-    erases how much of each colour there is: a second path carries the picture's coarse colours around it.
-    Tokens: the positions of the last map, M = (image_size / 16)^2. width: of the tokens. heads: of the block.
+    Instance norm makes shapes learnable in few steps, but removes the amount of every colour: a second path adds the
+    coarse colours of the image. Tokens: the positions of the last feature map, M = (image_size / 16)^2.
+    width: width of the tokens. heads: number of heads of the transformer block.
     """
 
     def __init__(self, image_size: int, width: int, heads: int) -> None:
@@ -41,7 +41,7 @@ class DemoImageTower(nn.Module):
         return Features(tokens.amax(dim=1), tokens)
 
     def _initialise(self) -> None:
-        """Residual branches start at half scale; the path of colours keeps a smaller start, lest it drown shapes."""
+        """Scale residual branches by 1/2; the colour path keeps its smaller default and does not dominate shapes."""
         for module in self.convolutions.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
@@ -64,5 +64,5 @@ class Residual(nn.Module):
 
 
 def _normalised(channels: int) -> tuple[nn.Module, nn.Module]:
-    # One group a channel is instance norm with learned scale and shift.
+    # One group per channel is instance norm with learned scale and shift.
     return nn.GroupNorm(channels, channels), nn.ReLU()

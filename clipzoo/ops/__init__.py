@@ -1,1 +1,1 @@
-"""Fast score kernels, each beside a slow twin of the same signature."""
+"""Fast kernels; each has a slow reference implementation of the same signature, here or in its test."""

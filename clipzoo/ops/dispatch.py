@@ -23,6 +23,6 @@ def backend(operation: str, device: str, dtype: torch.dtype) -> ModuleType:
         else:
             if dtype == torch.float32:
                 return kernels
-            reason = f"there are none for {dtype}"
+            reason = f"there are no kernels for {dtype}"
         _log.warning("%s runs in blocks of torch operations, slower than Triton's kernels: %s", operation, reason)
     return import_module(f"clipzoo.ops.{operation}_cpu")

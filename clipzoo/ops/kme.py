@@ -2,8 +2,8 @@
 
     S[b, c] = log sum_ij exp( log_weights[b, i] + log_weights'[c, j] - 2 gamma (1 - points[b, i] . points'[c, j]) )
 
-No more than two tiles of kernel values live at a time, forward or backward; points with a log-weight of -inf cost
-nothing. The slow twin is `kme_reference.kme_score`.
+At most two tiles of kernel values are in memory at a time, forward or backward; points with a log-weight of -inf are
+skipped. The reference implementation is `kme_reference.kme_score`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def kme_score(
 ) -> Tensor:
     """Unit points [n, M, d] with log-weights [n, M], points [k, M', d] with [k, M'], gamma [] > 0 -> S [n, k].
 
-    Differentiable in all five. A set without points scores -inf. Half-precision inputs are scored in fp32.
+    Differentiable in all arguments. A set without points scores -inf. Half-precision inputs are scored in fp32.
     """
     image_points, image_log_weights, text_points, text_log_weights, gamma = (
-        each.float() if each.dtype in (torch.float16, torch.bfloat16) else each
-        for each in (image_points, image_log_weights, text_points, text_log_weights, gamma)
+        tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        for tensor in (image_points, image_log_weights, text_points, text_log_weights, gamma)
     )
     left, left_weights, left_layout = pack(image_points, image_log_weights)
     right, right_weights, right_layout = pack(text_points, text_log_weights)

@@ -1,10 +1,10 @@
 """KME scores in tiles of torch operations, kernel values recomputed for the gradient.
 
-Exponents are kept in base 2: torch's exp2 costs a fifth of its exp on CPUs. With alpha = 2 gamma log2(e) the kernel is
-k_ij = 2^(alpha (x_i . y_j - 1)). Two ways through a tile:
+Exponents are in base 2: torch's exp2 costs a fifth of its exp on CPUs. With alpha = 2 gamma log2(e) the kernel is
+k_ij = 2^(alpha (x_i . y_j - 1)). A tile is computed in one of two ways:
 - plain, alpha <= 60: 2^(alpha x . y) lies in [2^-60, 2^60], neither it nor its products with one over a score leave
   fp32, so weights (relative to each sample's largest) are applied by matrix-vector products outside the tile;
-- shifted, any alpha: weights join the exponent, and the largest exponent of each (sample, point) is taken out.
+- shifted, any alpha: weights join the exponent, and the largest exponent of each (sample, point) is subtracted.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def forward(
     left_layout: Layout,
     right_layout: Layout,
 ) -> tuple[Tensor, ...]:
-    """Packed points [P, d], [Q, d] and log-weights [P], [Q] -> S [n, k], and what `backward` wants to know of it.
+    """Packed points [P, d], [Q, d] and log-weights [P], [Q] -> S [n, k], and tensors for `backward`.
 
-    That is log2 of the sums relative to the largest weights, in fp64: it must agree with the recomputed tiles to more
-    digits than fp32 keeps of a large exponent. And the first tile of a plain pass, which need not be made again.
+    These are log2 of the sums relative to the largest weights, in fp64, because it must agree with recomputed tiles to
+    more digits than fp32 has for a large exponent; and the first tile of a plain pass, to save its recomputation.
     """
     alpha = 2 * _LOG2_E * float(gamma)
     left_logs, left_largest = relative_logs(left_weights, left_layout)
@@ -44,17 +44,17 @@ def forward(
     normaliser = left.new_full(size, float("-inf"), dtype=torch.float64)
     block_scores = _plain_scores if alpha <= _PLAIN_LIMIT else _shifted_scores
     column_blocks = list(right_layout.blocks(_TILE))
-    kept: tuple[Tensor, ...] = ()
+    first_tile: tuple[Tensor, ...] = ()
     for rows in left_layout.blocks(_TILE):
         scaled = alpha * left[rows.points]
         for columns in column_blocks:
             exponent = product(scaled, right[columns.points])
             logs = left_logs[rows.points], right_logs[columns.points]
             normaliser[rows.samples, columns.samples] = block_scores(exponent, *logs, rows, columns)
-            if alpha <= _PLAIN_LIMIT and not kept:
-                kept = (exponent,)
+            if alpha <= _PLAIN_LIMIT and not first_tile:
+                first_tile = (exponent,)
     score = (normaliser - alpha) / _LOG2_E + left_largest[:, None] + right_largest
-    return score.to(left.dtype), normaliser, *kept
+    return score.to(left.dtype), normaliser, *first_tile
 
 
 def backward(
@@ -78,10 +78,12 @@ def backward(
     left_logs, _ = relative_logs(left_weights, left_layout)
     right_logs, _ = relative_logs(right_weights, right_layout)
     plain = alpha <= _PLAIN_LIMIT
-    # Plain tiles leave both sides' weights out of P: they multiply the narrow factors here and the results below.
+    # P of plain tiles has no weights: they multiply the narrow factors here and the results below.
     left_outer, right_outer = (logs.exp2() if plain else torch.ones_like(logs) for logs in (left_logs, right_logs))
     right_factor = right_outer[:, None] * right if plain else right
-    d_left, d_left_weights, d_right_weights = (torch.zeros_like(each) for each in (left, left_weights, right_weights))
+    d_left, d_left_weights, d_right_weights = (
+        torch.zeros_like(tensor) for tensor in (left, left_weights, right_weights)
+    )
     d_right = right.new_zeros(right.shape[::-1])
     d_gamma = 0.0
     column_blocks = list(right_layout.blocks(_TILE))
@@ -92,7 +94,7 @@ def backward(
         scaled, factor = alpha * block, (outer[:, None] * block if plain else block).mT.contiguous()
         for columns in column_blocks:
             if first_tile is not None and rows is row_blocks[0] and columns is column_blocks[0]:
-                tile = first_tile.clone()  # the graph may be walked again
+                tile = first_tile.clone()  # backward may be called again
             else:
                 tile = product(scaled, right[columns.points])
                 if plain:
@@ -108,7 +110,7 @@ def backward(
             d_right_weights[columns.points].addmv_(tile.mT, outer)
         d_block.mul_(outer[:, None])
         d_weights.mul_(outer)
-        # fp64 for the sum: its two terms nearly cancel where the points that count are close.
+        # fp64: the two terms of the sum nearly cancel if the points that dominate it are close.
         d_gamma += 2 * float((torch.linalg.vecdot(d_block, block) - d_weights).sum(dtype=torch.float64))
     d_left *= 2 * float(gamma)
     d_right *= 2 * float(gamma) * right_outer
@@ -131,7 +133,7 @@ def _plain_scores(tile: Tensor, left_logs: Tensor, right_logs: Tensor, rows: Blo
 
 
 def _plain_gradient_(tile: Tensor, normaliser: Tensor, gradient: Tensor, rows: Block, columns: Block) -> None:
-    """2^exponents [p, q] -> P but for the weights: times gradient / 2^normaliser of its pair of samples."""
+    """2^exponents [p, q] -> P without the weights: multiplied by gradient / 2^normaliser of the pair of samples."""
     coefficient = (gradient * (-normaliser).exp2()).to(tile.dtype).index_select(1, columns.owner)
     for part, own in _sections(rows, tile, coefficient):
         part *= own
@@ -145,7 +147,7 @@ def _shifted_scores(tile: Tensor, left_logs: Tensor, right_logs: Tensor, rows: B
         largest = part.amax(dim=-2, keepdim=True)
         own.copy_(part.sub_(largest).exp2_().sum(dim=-2, keepdim=True).log2_().double().add_(largest))
     over_rows += right_logs
-    # The bound is for samples without points: -inf less -inf would be NaN.
+    # The bound is for samples without points: -inf minus -inf would be NaN.
     largest = over_rows.new_full((rows.count, columns.count), torch.finfo(tile.dtype).min)
     largest.scatter_reduce_(1, columns.owner.expand(rows.count, -1), over_rows, "amax")
     over_rows = over_rows.sub_(largest.index_select(1, columns.owner)).exp2_()
@@ -163,7 +165,7 @@ def _shifted_gradient_(
 ) -> None:
     """Exponents [p, q] -> P: the share of each pair of points in its score, times the score's gradient."""
     tile += left_logs[:, None]
-    # Two steps of subtraction: the rounded normaliser cancels the exponents that count, exactly; then what it lacks.
+    # Subtracted in two steps: the rounded normaliser cancels large exponents exactly; then its remainder.
     rounded = normaliser.to(tile.dtype)
     rest = right_logs - (normaliser - rounded).to(tile.dtype).index_select(1, columns.owner)
     rounded, gradient = rounded.index_select(1, columns.owner), gradient.index_select(1, columns.owner)
@@ -172,12 +174,12 @@ def _shifted_gradient_(
 
 
 def _sections(rows: Block, tile: Tensor, *per_sample: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The rows of each sample in a tile [p, q] beside that sample's rows of [samples, q], as broadcasting views.
+    """Yield the rows of each sample in a tile [p, q] and the sample's rows of [samples, q], as broadcasting views.
 
-    Samples of one length come as one section, [samples, length, q] and [samples, 1, q].
+    Samples of equal length are one section, [samples, length, q] and [samples, 1, q].
     """
     if rows.length:
-        yield tile.view(rows.count, rows.length, -1), *(each[:, None] for each in per_sample)
+        yield tile.view(rows.count, rows.length, -1), *(values[:, None] for values in per_sample)
     else:
         for sample, points in rows.segments:
-            yield tile[points], *(each[sample, None] for each in per_sample)
+            yield tile[points], *(values[sample, None] for values in per_sample)

@@ -1,4 +1,4 @@
-"""KME-CLIP's score written plainly: the slow twin of the fused kernels."""
+"""Reference implementation of KME-CLIP's score."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 BLOCK_ELEMENTS = 1 << 24
-"""Pairs of points held at once, 64 MiB in float32."""
+"""Number of pairs of points in memory at a time, 64 MiB in float32."""
 
 
 def kme_score(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
     """log sum_ij w_i w'_j exp(-gamma |v_i - u_j|^2) of every pair of point sets (KME-CLIP, eq. 3).
 
-    points: [n, M, d] unit vectors; log_weights: [n, M], -inf for a point that is not there.
+    points: [n, M, d] unit vectors; log_weights: [n, M], -inf for padding.
     points2: [k, M', d]; log_weights2: [k, M']. gamma: scalar. -> [n, k].
 
-    Blocks of samples are compared one after the other and computed again in the backward pass, so that memory holds
-    BLOCK_ELEMENTS pairs of points and never [n, k, M, M'].
+    Blocks of samples are compared in turn and recomputed in the backward pass: memory holds BLOCK_ELEMENTS pairs of
+    points, never [n, k, M, M'].
     """
     pairs = points.shape[1] * points2.shape[1]
     columns = max(1, min(len(points2), BLOCK_ELEMENTS // pairs))

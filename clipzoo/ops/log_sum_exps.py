@@ -1,6 +1,6 @@
 """Log-sum-exps over the rows and the columns of a product of vectors, without the product.
 
-No more than one tile of it lives at a time, forward or backward.
+One tile of the product is in memory at a time, forward and backward.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from clipzoo.ops.dispatch import backend
 def log_sum_exps(left: Tensor, right: Tensor, first: int, tile: int, columns: bool = True) -> tuple[Tensor, Tensor]:
     """left [b, f], right [N, f] -> over each row of left @ right.mT [b], and over each column [N].
 
-    Row i's positive, in column first + i, is left out of both. tile: rows and columns of a tile on a CPU; Triton's
-    kernels choose their own. columns: whether the second answer is wanted; else it is -inf.
+    The positive of row i, in column first + i, is left out of both. tile: rows and columns of a tile on a CPU; Triton's
+    kernels have their own. columns: if False, the second result is not computed and -inf.
     """
     return _LogSumExps.apply(left, right, first, tile, columns)
 
 
 class _LogSumExps(torch.autograd.Function):
-    """The backends speak of exponents in base 2, cheaper on CPUs."""
+    """Exponents of the backends are in base 2, which is cheaper on CPUs."""
 
     @staticmethod
     def forward(
@@ -41,7 +41,7 @@ class _LogSumExps(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, d_rows: Tensor, d_columns: Tensor) -> tuple[Tensor | None, ...]:
         left, right, rows, columns = context.saved_tensors
-        # Nothing but the positive in a row: -inf less -inf would be NaN where the gradient is zero.
-        rows, columns = (each.clamp(min=-1e30) for each in (rows, columns))
+        # If a row has only its positive, -inf minus -inf would be NaN where the gradient is zero.
+        rows, columns = (sums.clamp(min=-1e30) for sums in (rows, columns))
         gradients = context.kernels.backward(left, right, rows, columns, d_rows, d_columns, *context.arguments)
         return *gradients, None, None, None

@@ -14,7 +14,7 @@ _LOG2_E = math.log2(math.e)
 
 
 def forward(left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool) -> tuple[Tensor, Tensor]:
-    """-> log2 of the sums over the rows [b] and over the columns [N], positives left out."""
+    """Return log2 of the sums over the rows [b] and over the columns [N], without positives."""
     rows, columns = left.new_full((len(left),), -math.inf), left.new_full((len(right),), -math.inf)
     for scores, part, other in _tiles(left, right, first, tile):
         rows[part] = torch.logaddexp2(rows[part], _log2_sum_exp2(scores, dim=1))
@@ -34,7 +34,7 @@ def backward(
     tile: int,
     with_columns: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of left and right from the sums and their gradients."""
+    """Return the gradients of left and right from the sums and their gradients."""
     d_left, d_right = torch.zeros_like(left), right.new_zeros(right.shape[::-1])
     for scores, part, other in _tiles(left, right, first, tile):
         shares = (scores - rows[part, None]).exp2_().mul_(d_rows[part, None])
@@ -46,14 +46,14 @@ def backward(
 
 
 def _tiles(left: Tensor, right: Tensor, first: int, tile: int) -> Iterator[tuple[Tensor, slice, slice]]:
-    """log2(e) times each tile of left @ right.mT, positives -inf, with its rows and its columns."""
+    """Yield tiles of log2(e) left @ right.mT with positives at -inf, and the slices of their rows and columns."""
     for start in range(0, len(left), tile):
         rows = slice(start, min(start + tile, len(left)))
         scaled = _LOG2_E * left[rows]
         for begin in range(0, len(right), tile):
             columns = slice(begin, min(begin + tile, len(right)))
             scores = product(scaled, right[columns])
-            # The tile's diagonal that holds positives, where it crosses the tile at all.
+            # The diagonal of the positives, if it crosses the tile.
             offset = first + start - begin
             if -scores.shape[0] < offset < scores.shape[1]:
                 scores.diagonal(offset).fill_(-math.inf)

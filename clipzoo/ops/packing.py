@@ -1,4 +1,4 @@
-"""Point sets without the points that are not there."""
+"""Point sets packed without padding."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Where n samples' points lie in a packed array of P points.
+    """Positions of the points of n samples in a packed array of P points.
 
-    lengths: the samples' numbers of points. starts: n + 1 offsets. owner: [P] int64, the sample of each point.
+    lengths: numbers of points of the samples. starts: n + 1 offsets. owner: [P] int64, the sample of each point.
     """
 
     lengths: list[int]
@@ -26,7 +26,7 @@ class Layout:
         return len(self.lengths)
 
     def blocks(self, points: int) -> Iterator[Block]:
-        """Consecutive runs of whole samples, as few and as even as may be with about `points` points each."""
+        """Yield the fewest blocks of consecutive whole samples, evenly sized, of about `points` points."""
         total = self.starts[-1]
         count = -(-total // points)
         centre = [(start + end) / 2 for start, end in pairwise(self.starts)]
@@ -37,7 +37,7 @@ class Layout:
 
 
 class Block:
-    """Samples `first` to `last` of a layout: slices of its samples and of its points, and the segments inside."""
+    """Samples `first` to `last` of a layout: slices of its samples and points, and the segments of its samples."""
 
     def __init__(self, layout: Layout, first: int, last: int) -> None:
         start = layout.starts[first]
@@ -57,7 +57,7 @@ class Block:
 def pack(points: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor, Layout]:
     """[n, M, d], [n, M] -> the points with a log-weight above -inf, [P, d] and [P], differentiable, and their layout.
 
-    A NaN is kept: it must show in the score, not vanish as padding.
+    NaN is not padding: it must appear in the score.
     """
     samples, count, width = points.shape
     present = log_weights.detach() != float("-inf")
@@ -66,7 +66,7 @@ def pack(points: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor, Layout]:
     points, log_weights = points.reshape(-1, width), log_weights.reshape(-1)
     if sum(lengths) < samples * count:
         index = present.reshape(-1).nonzero().squeeze(1)
-        owner, points, log_weights = (each.index_select(0, index) for each in (owner, points, log_weights))
+        owner, points, log_weights = (tensor.index_select(0, index) for tensor in (owner, points, log_weights))
     return points, log_weights, Layout(lengths, list(accumulate(lengths, initial=0)), owner)
 
 
@@ -75,5 +75,5 @@ def relative_logs(log_weights: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     lowest = torch.finfo(log_weights.dtype).min
     largest = log_weights.new_full((len(layout),), lowest).scatter_reduce_(0, layout.owner, log_weights, "amax")
     relative = (log_weights - largest.index_select(0, layout.owner)) * math.log2(math.e)
-    # A sample without points scores -inf whatever is added, as long as that is finite.
+    # A sample without points scores -inf for any finite value.
     return relative, largest.masked_fill_(largest == lowest, 0.0)

@@ -1,7 +1,7 @@
 """Random Fourier features of weighted points, summed over each sample's points (WPSE, eq. 8).
 
-The features [b, M, D] of all points would be the largest tensor of the head: they are made for a few samples at a time
-and made again for the gradient. The slow twin is `random_features_reference.pooled_waves`.
+The features [b, M, D] of all points would be the largest tensor of the head: they are computed for a few samples at a
+time and recomputed for the gradient. The reference implementation is `random_features_reference.pooled_waves`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.autograd.function import once_differentiable
 from clipzoo.ops.products import product
 
 ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Features held at once: what fits a CPU's cache, and what fills a GPU."""
+"""Number of features in memory at a time: they fit into a CPU's cache, or fill a GPU."""
 
 
 def pooled_waves(points: Tensor, weights: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
     """[b, M, d], [b, M], [D, d], [D] -> sum_i weights_i cos(frequencies . points_i + phases) [b, D].
 
-    Differentiable in points and weights; frequencies and phases are drawn, not trained.
+    Differentiable in points and weights; frequencies and phases are not trained.
     """
     return _PooledWaves.apply(points, weights, frequencies, phases)
 
@@ -50,9 +50,9 @@ class _PooledWaves(torch.autograd.Function):
 
 
 def _angles(points: Tensor, frequencies: Tensor, phases: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Runs of samples and the angles [r, M, D] of their points."""
-    held = ELEMENTS["cuda" if points.is_cuda else "cpu"]
-    size = max(1, held // max(1, points.shape[1] * len(phases)))
+    """Yield slices of samples and the angles [r, M, D] of their points."""
+    elements = ELEMENTS["cuda" if points.is_cuda else "cpu"]
+    size = max(1, elements // max(1, points.shape[1] * len(phases)))
     for start in range(0, len(points), size):
         samples = slice(start, min(start + size, len(points)))
         angles = product(points[samples].flatten(0, 1), frequencies, phases)

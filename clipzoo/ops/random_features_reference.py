@@ -1,4 +1,4 @@
-"""Pooled random features written plainly: the slow twin of `random_features`."""
+"""Reference implementation of pooled random features."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """KME scores on GPUs: Triton's tiles of kernel values, the libraries' products for the gradient.
 
-What multiplies points follows `torch.get_float32_matmul_precision()`: see `tiles.TILES`.
+The precision of products follows `torch.get_float32_matmul_precision()`: see `tiles.TILES`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clipzoo.ops.triton.tiles import current_tiles, library_product
 PLAIN_LIMIT = 60.0
 """Up to this alpha no exponent of relative weights leaves fp32's range, as in `kme_cpu`."""
 CHUNK_BYTES = 1 << 30
-"""Bound of what is held between two kernels: sums of pieces forward, kernel values times gradients backward."""
+"""Bound of the memory between two kernels: partial sums forward, kernel values times gradients backward."""
 ALIGNMENT = 16
 _LOG2_E = math.log2(math.e)
 
@@ -73,7 +73,7 @@ def backward(
 
 
 class _Problem:
-    """The points in the precision of the products, log2 weights relative to each sample's largest, and layouts."""
+    """Points in the precision of the products, log2 weights relative to the largest of their sample, and layouts."""
 
     def __init__(
         self,
@@ -87,24 +87,24 @@ class _Problem:
     ) -> None:
         self.tiles = current_tiles()
         self.alpha = 2 * _LOG2_E * float(gamma)
-        # Room for P's rows to end on a boundary that the libraries like: whatever stands there meets zeros.
+        # Padding, which is multiplied by zeros: rows of P end on an aligned boundary.
         self.left = functional.pad(left.to(self.tiles.dtype), (0, 0, 0, ALIGNMENT))
         self.right = right.to(self.tiles.dtype).contiguous()
         self.left_logs, self.left_largest = relative_logs(left_weights, left_layout)
         self.right_logs, self.right_largest = relative_logs(right_weights, right_layout)
         self.left_layout, self.right_layout = left_layout, right_layout
         self.right_owner = right_layout.owner.int()
-        self.right_starts = _sent(right_layout.starts, right.device)
+        self.right_starts = _on_device(right_layout.starts, right.device)
 
     def parts(self, bytes_of_a_point: int) -> Iterator[_Part]:
-        """Runs of images whose points, at so many bytes each, keep to CHUNK_BYTES."""
+        """Yield runs of images whose points, at `bytes_of_a_point` each, fit into CHUNK_BYTES."""
         if len(self.right):
             for block in self.left_layout.blocks(max(1, CHUNK_BYTES // bytes_of_a_point)):
                 yield _Part(self, block.samples, block.points)
 
 
 class _Part:
-    """A run of images against all captions."""
+    """A run of images and all captions."""
 
     def __init__(self, problem: _Problem, samples: slice, points: slice) -> None:
         self.samples, self.points, self._problem = samples, points, problem
@@ -112,7 +112,7 @@ class _Part:
         self._points = points.stop - points.start
         self._owner = (layout.owner[points] - samples.start).int()
         starts = [start - points.start for start in layout.starts[samples.start : samples.stop + 1]]
-        self._starts = _sent(starts, problem.left.device)
+        self._starts = _on_device(starts, problem.left.device)
         self._row_tiles = triton.cdiv(len(problem.right), problem.tiles.rows)
         self._column_tiles = triton.cdiv(self._points, problem.tiles.columns)
 
@@ -151,6 +151,6 @@ class _Part:
         return shares, left_sums.sum(dim=0), right_sums.sum(dim=0)
 
 
-def _sent(numbers: list[int], device: torch.device) -> Tensor:
-    """As int32 on the device, without waiting for what it has still to do."""
+def _on_device(numbers: list[int], device: torch.device) -> Tensor:
+    """Return int32 numbers on the device, without waiting for its queued work."""
     return torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)

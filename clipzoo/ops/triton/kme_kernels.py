@@ -1,10 +1,10 @@
 """Triton kernels of the KME score. Exponents in base 2, sums in fp32.
 
-A tile is points of captions (rows) x points of images (columns), packed without gaps, so that it meets the ends of
-samples anywhere. Its columns are summed image by image (197 points an image: one or two images a tile); its rows are
-kept, and a second, small kernel sums them caption by caption. Images lie along the columns because a thread holds few
-rows of a tile but many columns: what varies by caption point costs few registers, and sums over columns stay inside a
-warp. No atomics: every number has its own place, results do not vary.
+A tile is points of captions (rows) x points of images (columns), packed without gaps, so that samples may
+end anywhere in it. Its columns are summed image by image (197 points an image: one or two images a tile); its rows are
+stored, and a second, small kernel sums them caption by caption. Images lie along the columns because a thread holds few
+rows of a tile but many columns: values per caption point take few registers, and sums over columns stay inside a
+warp. There are no atomics: results are deterministic.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def partial_sums(
 ):  # fmt: skip
     """log2 sum_i w_i 2^(alpha x_i . y_j) over the points i of one image inside one tile -> sums[tile + image, j].
 
-    tile + image numbers the pieces that tiles and images cut each other into. SHIFTED takes the largest exponent out of
-    each sum; without it all exponents must lie within fp32's range.
+    tile + image is the index of a piece, the points of one image in one tile. SHIFTED subtracts the largest exponent of
+    each sum; without it all exponents must be in the range of fp32.
     """
     row_tile, column_tile = tile_of_program(captions_points, images_points, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
     row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -66,7 +66,7 @@ def sample_sums(
     sums_ptr, y_logs_ptr, x_starts_ptr, y_starts_ptr, normaliser_ptr, captions_points, captions, longest,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """The pieces of one image summed over its tiles and over the points of each of BLOCK_C captions, in log2."""
+    """Sum the pieces of one image over its tiles and over the points of each of BLOCK_C captions, in log2."""
     image = tl.program_id(0)
     caption = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     start = tl.load(x_starts_ptr + image)
@@ -101,9 +101,9 @@ def shares(
 ):  # fmt: skip
     """P_ji = w_i w'_j 2^(alpha x_i . y_j - normaliser) times the gradient, of i's and j's samples -> shares[j, i].
 
-    Rows of shares lie `stride` apart; what is beyond the last image point is zero. With the tile's sums over its rows
-    and over its columns, in fp32 before P is rounded. A tile of fp32 fills half the registers: each step overwrites the
-    one before, a second copy would spill.
+    Rows of shares are `stride` apart, with zeros beyond the last image point. Also stores the sums of the tile over its
+    rows and columns, in fp32 before P is rounded. A tile of fp32 fills half the registers: it is updated in place,
+    because a second copy would spill.
     """
     row_tile, column_tile = tile_of_program(captions_points, images_points, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
     row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

@@ -1,6 +1,6 @@
 """Log-sum-exps of products on GPUs: Triton's tiles, the libraries' products for the gradient.
 
-What multiplies vectors follows `torch.get_float32_matmul_precision()`: see `tiles.TILES`.
+The precision of products follows `torch.get_float32_matmul_precision()`: see `tiles.TILES`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from clipzoo.ops.triton import log_sum_exps_kernels as kernels
 from clipzoo.ops.triton.tiles import current_tiles, library_product
 
 CHUNK_BYTES = 1 << 28
-"""Bound of the shares held between the kernel that writes them and the products that read them."""
+"""Bound of the memory between the kernel that writes shares and the products that read them."""
 
 
 def forward(left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool) -> tuple[Tensor, Tensor]:
@@ -62,7 +62,7 @@ def backward(
 
 
 def _operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """In the precision of the products, the left one for exponents in base 2."""
+    """Return the operands in the precision of the products; left is scaled for exponents in base 2."""
     dtype = current_tiles().dtype
     return (math.log2(math.e) * left).to(dtype).contiguous(), right.to(dtype).contiguous()
 

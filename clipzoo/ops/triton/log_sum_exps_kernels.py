@@ -59,7 +59,7 @@ def shares(
 
 @triton.jit
 def _counted(row, column, rows, columns, first):
-    """Inside, and not the positive of its row."""
+    """Mask of entries inside the matrix, without positives."""
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     return inside & (column[None, :] != first + row[:, None])
 
@@ -68,6 +68,6 @@ def _counted(row, column, rows, columns, first):
 def _log2_sum_exp2(exponents, AXIS: tl.constexpr):
     largest = tl.max(exponents, axis=AXIS)
     total = tl.sum(tl.exp2(exponents - tl.expand_dims(largest, AXIS)), axis=AXIS)
-    # The maximum passes over NaN, the total does not: a NaN must not be taken for nothing there.
+    # The maximum ignores NaN, the total does not: NaN must not count as an empty sum.
     empty = (largest <= 0.5 * ABSENT) & (total == total)
     return tl.where(empty, -float("inf"), largest + tl.log2(total))

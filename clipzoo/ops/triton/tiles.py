@@ -1,4 +1,4 @@
-"""What the Triton kernels share: which tile a program makes, and the products of two sets of vectors in a tile."""
+"""Tiles of the Triton kernels: sizes, the tile of a program, and products of vectors in a tile."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 ABSENT = tl.constexpr(-1e30)
-"""The exponent of what is beyond the end: finite, so that 0 times it is 0 and it less itself is not NaN."""
+"""Exponent of positions beyond the end: finite, so that products with 0 are 0 and differences are not NaN."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How vectors are multiplied: their type, Triton's name of the product, the size of a tile, its launch.
+    """Precision of products, size of a tile, and launch arguments.
 
-    rows, columns: of a tile. depth: how much of the vectors' width at a time.
+    product: Triton's name of the precision. rows, columns: size of a tile. depth: width of the vectors per step.
     """
 
     dtype: torch.dtype
@@ -29,7 +29,7 @@ class Tiles:
     stages: int
 
     def launch(self, width: int) -> dict[str, object]:
-        """The arguments of a kernel that all kernels take alike; `width` is that of the vectors."""
+        """Return the launch arguments that all kernels share; width: width of the vectors."""
         return {
             "WIDTH": width, "PRECISION": self.product, "UPCAST": triton.knobs.runtime.interpret, "GROUP": 8,
             "BLOCK_ROWS": self.rows, "BLOCK_COLUMNS": self.columns, "BLOCK_D": self.depth,
@@ -53,7 +53,7 @@ def current_tiles() -> Tiles:
 
 
 def library_product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right in fp32, whatever the operands' precision."""
+    """left @ right in fp32, for operands of any precision."""
     if left.is_cuda and left.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
@@ -61,7 +61,7 @@ def library_product(left: Tensor, right: Tensor) -> Tensor:
 
 @triton.jit
 def tile_of_program(rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """Programs in runs of GROUP row tiles, so that neighbours in time share their operands in the cache."""
+    """Return the tile of this program; GROUP row tiles follow each other, so that operands stay in the cache."""
     program = tl.program_id(0)
     row_tiles, column_tiles = tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(columns, BLOCK_COLUMNS)
     group = program // (GROUP * column_tiles)
@@ -78,7 +78,7 @@ def products(
 ):  # fmt: skip
     """left[row] @ right[column].T, [BLOCK_ROWS, BLOCK_COLUMNS] in fp32; zero beyond the ends.
 
-    UPCAST is for Triton's interpreter alone, whose products of bf16 are wrong.
+    UPCAST is for Triton's interpreter, whose bf16 products are wrong.
     """
     depth = tl.arange(0, BLOCK_D)
     left_at = left_ptr + row.to(tl.int64)[:, None] * WIDTH + depth[None, :]
