@@ -1,4 +1,4 @@
-"""What a request to stop does, at once or at the next step."""
+"""Requests to stop: handled at once or after the current step."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def outcome(before: str = "", latched: str = "pass", behind: str = "pass") -> tu
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), printed.splitlines(), text
 
 
-def test_nobody_asks():
+def test_without_a_request_the_process_continues():
     assert outcome() == (0, ["latched False", "behind", "end"], "")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
-def test_in_training_a_request_is_remembered_and_behind_it_the_process_leaves_with_75(name):
+def test_a_deferred_request_exits_with_75_after_the_block(name):
     code, printed, said = outcome(latched=f"os.kill(os.getpid(), signal.{name})")
     assert (code, printed) == (75, ["latched True"])
     assert "stopped on request" in said and "run the same command to resume" in said
 
 
-def test_outside_of_training_the_process_leaves_at_once():
+def test_outside_of_training_a_request_exits_at_once():
     assert outcome(behind=ASK)[:2] == (75, ["latched False", "behind"])
 
 
-def test_while_a_saved_state_is_evaluated_the_process_leaves_at_once():
+def test_during_an_evaluation_a_request_exits_at_once():
     latched = f"""
     with preemption.immediate():
         {ASK}
@@ -69,12 +69,12 @@ def test_while_a_saved_state_is_evaluated_the_process_leaves_at_once():
     assert outcome(latched=latched)[:2] == (75, [])
 
 
-def test_a_launchers_handler_is_called_when_all_is_saved():
+def test_the_launchers_handler_is_called_after_saving():
     before = "signal.signal(signal.SIGUSR2, lambda number, frame: (print('requeue', number), sys.exit(1)))"
     code, printed, _ = outcome(before, latched="os.kill(os.getpid(), signal.SIGUSR2)")
     assert (code, printed) == (75, ["latched True", f"requeue {signal.SIGUSR2.value}"])
 
 
-def test_a_second_interrupt_from_the_keyboard_does_not_wait():
+def test_a_second_keyboard_interrupt_ends_the_process_at_once():
     latched = "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)"
     assert "latched True" not in outcome(latched=latched)[1]

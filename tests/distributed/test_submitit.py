@@ -1,4 +1,4 @@
-"""What hydra-submitit-launcher's tasks become: ranks."""
+"""Tasks of hydra-submitit-launcher become ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clipzoo.distributed import submitit
 
 
 @pytest.mark.parametrize(("devices", "local_rank"), [("0,1", "1"), ("3", "0"), (None, "1")])
-def test_a_task_is_a_rank_on_the_device_that_it_sees(tmp_path, monkeypatch, devices, local_rank):
+def test_a_submitit_task_becomes_a_rank_with_its_visible_device(tmp_path, monkeypatch, devices, local_rank):
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("#!/bin/sh\n[ $2 = hostnames ] && echo n1 || echo NodeName=n1 NodeAddr=10.0.0.1\n")
     scontrol.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A rank that dies, fails or hangs ends all ranks, and they say which one and why. Real processes throughout."""
+"""Watchdog: a rank that dies, fails or hangs ends all ranks, which report rank and cause. With real processes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tests.support.runs import log_of_end, start
 pytestmark = pytest.mark.medium
 
 
-def test_a_killed_rank_ends_the_other_with_its_name(tiny_shards, tmp_path):
+def test_a_killed_rank_is_named_and_ends_the_other(tiny_shards, tmp_path):
     first, second = start(tiny_shards, tmp_path, "trainer.steps=100000", ranks=2)
     first.wait_for("step 3/")
     second.send_signal(signal.SIGKILL)
     assert "rank 1 no longer answers: killed" in log_of_end(first, 1)
 
 
-def test_the_killed_first_rank_ends_the_others_though_it_served_their_store(tiny_shards, tmp_path):
+def test_killing_the_first_rank_which_serves_the_store_ends_the_others(tiny_shards, tmp_path):
     first, second = start(tiny_shards, tmp_path, "trainer.steps=100000", ranks=2)
     first.wait_for("step 3/")
     first.send_signal(signal.SIGKILL)
     assert "rank 0, or the torchrun, that serves the ranks' store is gone" in log_of_end(second, 1)
 
 
-def test_an_exception_on_one_rank_ends_all_and_its_traceback_is_the_only_one(tiny_shards, tmp_path):
+def test_an_exception_on_one_rank_ends_all_ranks_with_one_traceback(tiny_shards, tmp_path):
     first, second = start(tiny_shards, tmp_path, ranks=2, fault="raises:3:1")
     assert "rank 1 failed:\nTraceback" in log_of_end(second, 1)
     assert second.stderr.rstrip().endswith("LookupError: broken on purpose")

@@ -49,15 +49,15 @@ def test_a_caption_is_closed_by_the_separator_and_padded_with_zeros(tokenizer):
     assert ids.tolist() == [[101, 104, 105, 106, 102, 0], [101, 102, 0, 0, 0, 0], [101, 104, 105, 106, 104, 102]]
 
 
-def test_text_that_spells_a_control_token_stays_text(tokenizer):
+def test_control_tokens_in_captions_are_plain_text(tokenizer):
     assert tokenizer(["a [SEP] dog"]).tolist() == [[101, 104, 107, 109, 108, 102]]
 
 
-def test_the_tokenizer_travels_to_other_processes(tokenizer):
+def test_the_tokenizer_can_be_pickled(tokenizer):
     assert pickle.loads(pickle.dumps(tokenizer))(["a dog"]).equal(tokenizer(["a dog"]))
 
 
-def test_padding_changes_nothing(tower):
+def test_padding_does_not_change_features(tower):
     short = torch.tensor([[101, 7592, 2088, 102]])
     padded = torch.tensor([[101, 7592, 2088, 102, 0, 999, 102]])
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Towers against open_clip's own forward passes, and the facts that heads and loaders rely on."""
+"""Towers against open_clip's forward passes, and the properties that heads and loaders require."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_uint8_images_are_normalised_as_their_float_form():
     torch.testing.assert_close(encoder.image(pixels).pooled, encoder.image(by_hand).pooled, rtol=0, atol=1e-5)
 
 
-def test_a_stated_width_that_is_not_the_towers_is_refused():
+def test_a_width_that_differs_from_the_towers_is_refused():
     image_tower = ClipViT(image_size=32, patch_size=8, width=32, layers=1, heads=2, quick_gelu=False)
     with pytest.raises(ConfigError, match="encoder.image_width is 64, but the tower's width is 32"):
         TwoTowers(image_tower, text_tower(), 64, 32, 32, 77, open_clip.tokenize, [0.5] * 3, [0.5] * 3)

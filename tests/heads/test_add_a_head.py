@@ -1,4 +1,4 @@
-"""docs/add_a_head.md, followed to the letter in a copy of the repository."""
+"""The code blocks of docs/add_a_head.md, run in a copy of the repository."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_projections_start_normal_with_the_inverse_root_of_their_input_width_as_
     assert drawn.std().item() == pytest.approx(400**-0.5, rel=0.02) and drawn.mean().abs() < 1e-3
 
 
-def test_plain_cosines_have_nothing_to_learn_but_the_projections():
+def test_plain_cosines_learn_the_projections_alone():
     head = build_head("cosine")
     assert [key for key, each in head.named_parameters() if each.requires_grad] == [
         "image_projection",

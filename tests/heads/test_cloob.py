@@ -57,13 +57,13 @@ def test_loss_and_gradient_equal_the_transcribed_formulas():
         torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
 
 
-def test_the_two_directions_are_not_each_others_transpose():
+def test_the_directions_are_not_transposes_of_each_other():
     head = build_head("cloob")
     similarity = head(image_features(5), text_features(5))
     assert (similarity.image_to_text.dense() - similarity.text_to_image.dense().mT).abs().max() > 0.1
 
 
-def test_within_scores_compare_what_each_modality_retrieves_from_itself():
+def test_scores_within_a_modality_compare_patterns_retrieved_from_it():
     head = build_head("cloob")
     image, text = embeddings(head)
     similarity = head.similarity(image, text)

@@ -1,4 +1,4 @@
-"""What every head of conf/head must be able to do. A new YAML is tested by being there."""
+"""Contract of all heads in conf/head; new YAML files are tested without registration."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_forward_is_embed_then_similarity_and_rows_are_anchors(name):
 
 
 @every_head
-def test_facts_name_real_objectives_and_the_scores_inside_a_modality(name):
+def test_attributes_name_existing_objectives_and_scores_within_a_modality(name):
     head = build_head(name)
     objectives = {path.stem for path in (CONF / "objective").glob("*.yaml")}
     assert set(head.published_with) <= objectives
@@ -119,7 +119,7 @@ def test_ensemble_does_not_depend_on_the_order_of_prompts(name):
 
 
 @every_head
-def test_scores_stay_in_the_stated_range_whatever_the_scalars_became(name):
+def test_scores_stay_in_the_stated_range_for_any_parameters(name):
     for value in (-1e6, 0.3, 1e6):
         head = build_head(name)
         for parameter in head.parameters():
@@ -134,7 +134,7 @@ def test_scores_stay_in_the_stated_range_whatever_the_scalars_became(name):
 
 
 @every_head
-def test_head_reads_tokens_and_padding_only_where_it_says_so(name):
+def test_heads_read_tokens_and_padding_only_if_declared(name):
     head, text = build_head(name), text_features(5)
     embedding = head.embed_text(text)
     if not head.needs_tokens:
@@ -147,7 +147,7 @@ def test_head_reads_tokens_and_padding_only_where_it_says_so(name):
 
 
 @every_head
-def test_only_stochastic_heads_change_with_the_draw_and_each_draw_can_be_had_again(name):
+def test_only_stochastic_heads_change_with_the_draw_and_draws_repeat(name):
     head, image, text = build_head(name), image_features(4), text_features(4)
 
     def scores(index: int, training: bool) -> Tensor:
@@ -261,7 +261,7 @@ def batch() -> Batch:
 
 
 @every_head
-def test_bfloat16_features_move_scores_by_little(name, encoder, batch):
+def test_bfloat16_features_change_scores_little(name, encoder, batch):
     model = Model(encoder, build_head(name).float())
     exact = model(batch).image_to_text.dense()
     with torch.autocast("cpu", torch.bfloat16):
@@ -275,7 +275,7 @@ def test_bfloat16_features_move_scores_by_little(name, encoder, batch):
 
 
 @every_head
-def test_empty_caption_and_too_long_caption_are_ordinary_captions(name, encoder, batch):
+def test_empty_and_truncated_captions_are_scored(name, encoder, batch):
     head = build_head(name)
     model = Model(copy.deepcopy(encoder).double(), head)
     assert batch.text[2, -1] == ClipTokenizer.end_token

@@ -123,7 +123,7 @@ def test_log_softplus_is_exact_and_has_its_gradient_everywhere(dtype, tolerance)
 
 
 @pytest.mark.parametrize("gamma", [1e-3, 0.5, 7.142857142857143, 30.0, 1e5])
-def test_gamma_starts_where_it_should_and_stays_positive_and_finite(gamma):
+def test_gamma_has_its_initial_value_and_stays_positive_and_finite(gamma):
     head = build_head("kme", f"head.gamma={gamma}")
     assert head.gamma.item() == pytest.approx(gamma, rel=1e-6)
     for step in (-50.0, -1.0, 1e6):
@@ -131,7 +131,7 @@ def test_gamma_starts_where_it_should_and_stays_positive_and_finite(gamma):
         assert 0 < head.gamma.item() < math.inf
 
 
-def test_gamma_starts_where_clip_does_and_its_steps_are_the_papers():
+def test_gamma_starts_at_clips_scale_and_its_steps_are_those_of_the_paper():
     head = build_head("kme")
     assert head.gamma.item() == pytest.approx(1 / (2 * 0.07))
     (slope,) = torch.autograd.grad(head.gamma, head.raw_gamma)
@@ -194,7 +194,7 @@ def test_ensemble_is_the_log_mean_exp_of_the_prompts_scores():
     torch.testing.assert_close(head.score(image, head.ensemble(prompts)), expected, rtol=0, atol=1e-12)
 
 
-def test_image_points_are_the_first_tokens_and_no_more_than_there_are():
+def test_image_points_are_the_first_tokens_and_at_most_all():
     image = image_features(3)
     cut = build_head("kme").embed_image(Features(image.pooled, image.tokens[:, :2]))
     ours = build_head("kme", "head.image_points=2").embed_image(image)
@@ -211,7 +211,7 @@ def test_probe_before_the_projection_is_the_weighted_sum_of_the_tokens():
     torch.testing.assert_close(head.probe(image, "after"), torch.einsum("bm,bmd->bd", weights, points_of(head, image)))
 
 
-def test_scores_inside_a_modality_compare_it_with_itself():
+def test_scores_within_a_modality_compare_it_with_itself():
     head, image, text = build_head("kme"), image_features(3), text_features(3)
     similarity = head(image, text)
     images, texts = head.embed_image(image), head.embed_text(text)
@@ -219,7 +219,7 @@ def test_scores_inside_a_modality_compare_it_with_itself():
     assert torch.equal(similarity.within_text().dense(), head.score(texts, texts))
 
 
-def test_a_mask_of_the_image_tokens_is_obeyed_in_scores_and_probe():
+def test_masked_image_tokens_are_ignored_in_scores_and_probe():
     head, image, text = build_head("kme"), image_features(2), text_features(3)
     masked = Features(image.pooled, image.tokens, torch.tensor([[True, True, False, True, False]] * 2))
     cut = Features(image.pooled, image.tokens[:, [0, 1, 3]])

@@ -1,4 +1,4 @@
-"""The tiltings without normalisation against their formulas."""
+"""Inner product and distance heads against their formulas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_values_and_gradients_equal_the_formula(name):
 
 
 @every_tilting
-def test_null_embedding_width_takes_the_encoders_own_vectors(name):
+def test_null_embedding_width_uses_the_pooled_features(name):
     head = build_head(name, "head.embed_width=null", "encoder.text_width=12")
     image = image_features(3)
     assert list(head.parameters()) == []
@@ -49,7 +49,7 @@ def test_prompts_are_averaged_without_normalisation(name):
 
 
 @pytest.mark.parametrize(("bits", "error"), [(10, 0.05), (7, 0.5)])
-def test_distance_stands_products_of_few_bits(bits, error):
+def test_distance_is_exact_under_low_precision_products(bits, error):
     """tf32 and bf16, which GPUs multiply in: vectors of norm 23, whose rounded squares alone would be wrong by more."""
     drawn = torch.Generator().manual_seed(0)
     image = torch.randn(64, 512, generator=drawn)

@@ -139,7 +139,7 @@ def test_number_of_features_differs_between_training_and_evaluation_with_the_fac
     torch.testing.assert_close(head.embed_image(image).square().sum(1).mean(), training, rtol=0.1, atol=0)
 
 
-def test_evaluation_is_the_same_wherever_training_stands():
+def test_evaluation_does_not_depend_on_the_training_step():
     head, other = build_head("wpse"), build_head("wpse")
     head.resample(123)
     head.eval(), other.eval()
@@ -152,7 +152,7 @@ def test_a_draw_is_not_saved_so_that_the_number_of_features_may_change():
     build_head("wpse", "head.features=16").load_state_dict(saved)
 
 
-def test_linear_only_draws_nothing():
+def test_a_linear_kernel_alone_draws_no_features():
     head = build_head("wpse", "head.alpha=[1,0]")
     assert not head.stochastic and head.frequencies.numel() == 0
     assert head.embed_image(image_features(2)).shape == (2, EMBED_WIDTH)
@@ -167,7 +167,7 @@ def test_caption_points_do_not_depend_on_padding_and_the_mean_is_over_real_point
     torch.testing.assert_close(head.embed_text(doubled), head.embed_text(text), rtol=1e-13, atol=1e-13)
 
 
-def test_image_points_are_the_first_tokens_and_no_more_than_there_are():
+def test_image_points_are_the_first_tokens_and_at_most_all():
     image = image_features(3)
     cut = Features(image.pooled, image.tokens[:, :2])
     assert torch.equal(
@@ -177,7 +177,7 @@ def test_image_points_are_the_first_tokens_and_no_more_than_there_are():
         build_head("wpse", "head.image_points=50").embed_image(image)
 
 
-def test_a_mask_of_the_image_tokens_is_obeyed():
+def test_masked_image_tokens_are_ignored():
     image = image_features(2)
     mask = torch.tensor([[True, True, False, True, False]] * 2)
     cut = Features(image.pooled, image.tokens[:, [0, 1, 3]])
@@ -186,7 +186,7 @@ def test_a_mask_of_the_image_tokens_is_obeyed():
     torch.testing.assert_close(masked, head.embed_image(cut), rtol=1e-13, atol=1e-13)
 
 
-def test_a_sample_without_points_is_the_zero_embedding_and_spoils_no_gradient():
+def test_a_sample_without_points_is_the_zero_embedding_with_finite_gradients():
     head, text = build_head("wpse", "head.text_points=caption"), text_features(3)
     mask = text.mask.clone()
     mask[1] = False
@@ -230,13 +230,13 @@ def test_prompts_are_averaged_without_normalisation():
 
 
 @pytest.mark.parametrize("alpha", ["[0,0]", "[-0.5,1.5]"])
-def test_impossible_shares_of_the_kernels_are_refused(alpha):
+def test_negative_or_zero_kernel_weights_are_refused(alpha):
     with pytest.raises(ConfigError, match="head.alpha"):
         build_head("wpse", f"head.alpha={alpha}")
 
 
 @pytest.mark.parametrize("override", ["head.temperature=0.009", "head.min_scale=20", "head.min_scale=0"])
-def test_a_start_of_the_scale_that_its_clamp_would_move_is_refused(override):
+def test_an_initial_scale_outside_its_range_is_refused(override):
     with pytest.raises(ConfigError, match=r"head.temperature=.* head.min_scale=.* head.max_scale=100"):
         build_head("wpse", override)
 

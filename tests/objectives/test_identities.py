@@ -1,4 +1,4 @@
-"""Relations among objectives that hold exactly, and a closed form."""
+"""Exact identities between objectives, and a closed form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.objectives import NUCLR_OPTIONS, ORDER, SAMPLES, batch, loss_
 N = 6
 
 
-def test_conditional_of_both_weights_is_clips_loss_less_log_n():
+def test_conditional_with_both_weights_is_clips_loss_minus_log_n():
     scores = similarity(4 * random_cosines(0, N), 4 * random_cosines(1, N))
     difference = loss_of(InfoNCE(0.5, 0.5), scores).total - loss_of(Conditional(1.0, 1.0), scores).total
     assert difference.item() == pytest.approx(math.log(N), abs=1e-14)
@@ -38,7 +38,7 @@ def test_joint_loss_bounds_conditional_loss():
             assert loss_of(Conditional(*weights), scores).total <= loss_of(Joint(), scores).total + 1e-12
 
 
-def test_joint_loss_equals_conditional_loss_for_scores_that_treat_all_samples_alike():
+def test_joint_loss_equals_conditional_loss_for_exchangeable_samples():
     """Jensen's inequality is tight: a circulant matrix has one and the same row sum."""
     first = random_cosines(0, 1, N)[0]
     scores = similarity(torch.stack([first.roll(shift) for shift in range(N)]))
@@ -55,13 +55,13 @@ def test_infoloobs_gradient_is_infonces_over_one_minus_the_positives_probability
 
 
 @pytest.mark.parametrize("objective", [InfoNCE(1.0, 0.0), InfoLOOB(1.0, 1.0, 0.0), Conditional(0.0, 2.0)])
-def test_a_direction_without_weight_is_not_looked_at(objective):
+def test_a_direction_of_weight_zero_is_not_computed(objective):
     matrix = random_cosines(0, 5)
     loss = loss_of(objective, similarity(matrix, torch.full((5, 5), torch.nan)))
     assert loss.total.isfinite() and set(loss.logs) == {"loss_image_to_text"}
 
 
-def test_infoloob_of_cloobs_arguments_is_tau_times_the_sum_of_both_terms():
+def test_infoloob_with_cloobs_arguments_is_tau_times_the_sum_of_both_terms():
     first, second = 30 * random_cosines(0, N), 30 * random_cosines(1, N)
 
     def loob(scores: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def test_nuclr_without_popularity_is_the_global_contrastive_loss_with_its_positi
     assert torch.allclose(nuclr.log_u, sogclr.log_u, rtol=1e-13)
 
 
-def test_sogclr_without_memory_on_the_whole_data_set_has_infonces_gradient():
+def test_sogclr_without_memory_on_the_whole_dataset_has_infonces_gradient():
     """gamma 1, n = N: the estimator is the gradient of tau times InfoNCE of both directions, added."""
     tau = 0.1
     sogclr = SogCLR(tau, 1.0, positive_in_denominator=True).double()
@@ -113,7 +113,7 @@ def test_a_constant_on_every_zeta_leaves_the_diamond_variants_gradient_unchanged
         assert torch.allclose(gradients[0], shifted, rtol=1e-9, atol=1e-12)
 
 
-def test_debiasing_nothing_is_infonce():
+def test_dcl_without_debiasing_is_infonce():
     matrix = random_cosines(0, N)
     expected = loss_of(InfoNCE(0.5, 0.5), similarity(matrix / 0.1)).total
     assert loss_of(DCL(0.1, 0.0, 0.5, 0.5), similarity(matrix)).total.item() == pytest.approx(
@@ -121,14 +121,14 @@ def test_debiasing_nothing_is_infonce():
     )
 
 
-def test_cyclip_without_its_geometry_is_clips_loss():
+def test_cyclip_without_consistency_terms_is_clips_loss():
     matrix = random_cosines(0, N)
     within = random_cosines(1, N), random_cosines(2, N)
     ours = loss_of(CyCLIP(0.5, False, 100.0, 0.0, 0.0), similarity(matrix, within=within)).total
     assert ours.item() == pytest.approx(loss_of(InfoNCE(0.5, 0.5), similarity(2 * matrix)).total.item(), rel=1e-12)
 
 
-def test_cyclip_charges_nothing_for_two_modalities_of_one_geometry():
+def test_consistency_terms_of_cyclip_are_zero_for_equal_geometries():
     matrix = random_cosines(0, N)
     symmetric = (matrix + matrix.mT) / 2
     loss = loss_of(CyCLIP(0.5, False, 100.0, 7.0, 9.0), similarity(symmetric, within=(matrix, matrix)))
@@ -140,7 +140,7 @@ def test_siglip_of_a_symmetric_head_is_the_same_in_both_directions():
     assert logs["loss_image_to_text"].item() == pytest.approx(logs["loss_text_to_image"].item(), rel=1e-13)
 
 
-def test_conditional_mmd_of_a_kernel_that_sees_only_equality_is_the_brier_score():
+def test_conditional_mmd_with_an_equality_kernel_is_the_brier_score():
     """k(u, u') = 1 for u = u', else 0: half |p_i - e_i|^2 - 1/2."""
     matrix = 3 * random_cosines(0, N)
     narrow = GaussianKernel(1e-3)

@@ -1,4 +1,4 @@
-"""Two real ranks give what one gives: loss, averaged gradients and per-sample state, for every legal pair."""
+"""Two real ranks give what one gives: loss, averaged gradients and per-sample state, for every compatible pair."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def alone(pairs) -> dict[str, Found]:
     return train_pairs(pairs)
 
 
-def test_two_ranks_equal_one_for_every_legal_pair(pairs, alone):
+def test_two_ranks_equal_one_for_every_compatible_pair(pairs, alone):
     assert len(pairs) >= len(HEADS) + len(OBJECTIVES)
     first, second = run_ranks(2, train_pairs, pairs)
     for pair, expected in alone.items():
@@ -64,7 +64,7 @@ def test_two_ranks_equal_one_for_every_legal_pair(pairs, alone):
             assert torch.equal(first[pair][name], second[pair][name]), f"{pair}: {name}"
 
 
-def test_the_pairs_compared_have_gradients_and_state_that_move(alone):
+def test_the_compared_pairs_have_nonzero_gradients_and_state_updates(alone):
     """What the comparison above would not see: numbers that are equal because nothing happened."""
     for pair in [each for each in alone if each.startswith("cosine")]:
         assert all(value.abs().sum() > 0 for name, value in alone[pair].items() if "gradient" in name), pair

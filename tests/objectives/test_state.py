@@ -1,4 +1,4 @@
-"""The per-sample state: where it lives, when it moves, what it refuses; and fp32 at the smallest temperature."""
+"""Per-sample state: size, updates, validation; and fp32 at the smallest temperature."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_restored_state_continues_bit_for_bit(make):
 
 
 @stateful
-def test_evaluation_leaves_the_state_alone_and_uses_it(make):
+def test_evaluation_uses_the_state_without_changing_it(make):
     objective = make()
     objective.allocate(SAMPLES)
     _train(objective, range(3))
@@ -91,7 +91,7 @@ def test_a_sample_not_in_the_batch_keeps_its_state(make):
 
 
 @stateful
-def test_a_checkpoint_of_another_data_set_is_refused_with_both_sizes(make):
+def test_a_checkpoint_of_another_dataset_is_refused_with_both_sizes(make):
     small, large = make(), make()
     small.allocate(8)
     large.allocate(9)
@@ -108,7 +108,7 @@ def test_a_checkpoint_of_another_data_set_is_refused_with_both_sizes(make):
     ],
 )
 @stateful
-def test_ids_that_state_cannot_be_kept_for_are_refused(make, ids, message):
+def test_repeated_and_out_of_range_sample_ids_are_refused(make, ids, message):
     objective = make()
     objective.allocate(SAMPLES)
     with pytest.raises(ConfigError, match=message):
@@ -120,31 +120,31 @@ def test_ids_that_state_cannot_be_kept_for_are_refused(make, ids, message):
 @pytest.mark.parametrize(
     "make", [lambda gamma: NUCLR(**{**NUCLR_OPTIONS, "gamma": gamma}), lambda gamma: SogCLR(0.1, gamma, True)]
 )
-def test_a_moving_average_that_never_moves_or_oversteps_is_refused(make, gamma):
+def test_gamma_outside_0_to_1_is_refused(make, gamma):
     with pytest.raises(ConfigError, match=f"objective.gamma is {gamma}"):
         make(gamma)
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.5])
-def test_a_temperature_of_a_sample_starts_within_its_bounds(temperature):
+def test_an_initial_temperature_outside_its_bounds_is_refused(temperature):
     with pytest.raises(ConfigError, match=r"objective.temperature is .*minimum_temperature=0.1.*maximum.*=0.45"):
         ISogCLR(**{**ISOGCLR_OPTIONS, "temperature": temperature})
 
 
 @pytest.mark.parametrize("tau_plus", [-0.1, 1.0])
-def test_a_share_that_no_negatives_can_have_is_refused(tau_plus):
+def test_tau_plus_outside_0_to_1_is_refused(tau_plus):
     with pytest.raises(ConfigError, match="objective.tau_plus"):
         DCL(0.1, tau_plus, 0.5, 0.5)
 
 
 @stateful
-def test_state_that_was_never_allocated_is_named(make):
+def test_missing_allocation_of_the_state_is_reported(make):
     with pytest.raises(ConfigError, match="allocate"):
         loss_of(make(), similarity(random_cosines(0, 4)))
 
 
 @stateful
-def test_statistics_tell_of_the_samples_seen_only(make):
+def test_statistics_are_nan_for_unseen_samples(make):
     objective = make()
     objective.allocate(SAMPLES)
     _train(objective, range(1))

@@ -1,4 +1,4 @@
-"""The tiled KME score against its slow twin and against float64 sums over all pairs of points."""
+"""The tiled KME score against its reference implementation and float64 sums over all pairs of points."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_fp32_score_and_gradients_are_those_of_float64_sums(shape, gamma, ragged
 
 @every_shape
 @every_gamma
-def test_fp64_score_and_gradients_are_those_of_the_slow_twin(shape, gamma):
+def test_fp64_score_and_gradients_equal_the_reference_implementation(shape, gamma):
     sets = point_sets(shape, gamma, ragged=True)
     exact, exact_gradients = differentiated(kme_reference.kme_score, sets)
     scores, gradients = differentiated(kme_score, sets)
@@ -48,7 +48,7 @@ def test_fp64_score_and_gradients_are_those_of_the_slow_twin(shape, gamma):
 
 @pytest.mark.parametrize("gamma", [7.14, 1e3])
 @pytest.mark.parametrize("tile", [1, 7, 40])
-def test_tiles_change_neither_values_nor_gradients_and_bound_what_is_held(monkeypatch, gamma, tile):
+def test_tiles_change_neither_values_nor_gradients_and_bound_the_memory(monkeypatch, gamma, tile):
     sets = point_sets((9, 4, 11, 6, 3), gamma, ragged=True)
     whole, gradients = differentiated(kme_score, sets)
     monkeypatch.setattr(kme_cpu, "_TILE", tile)
@@ -61,7 +61,7 @@ def test_tiles_change_neither_values_nor_gradients_and_bound_what_is_held(monkey
 
 
 @pytest.mark.parametrize("gamma", [7.14, 1e3])
-def test_points_that_are_not_there_change_nothing_and_get_no_gradient(gamma):
+def test_padding_points_have_no_effect_and_no_gradient(gamma):
     points, log_weights, *text, scale = point_sets((4, 5, 6, 3, 8), gamma, ragged=False)
     alone, gradients = differentiated(kme_score, (points, log_weights, *text, scale))
     padded = torch.nn.functional.pad(points, (0, 0, 2, 3), value=0.3)
@@ -73,7 +73,7 @@ def test_points_that_are_not_there_change_nothing_and_get_no_gradient(gamma):
 
 
 @pytest.mark.parametrize("gamma", [7.14, 1e3])
-def test_set_without_points_scores_minus_infinity_and_spoils_no_gradient(gamma):
+def test_set_without_points_scores_minus_infinity_with_finite_gradients(gamma):
     points, log_weights, text, text_weights, scale = point_sets((4, 5, 6, 3, 8), gamma, ragged=True)
     empty = log_weights.clone(), text_weights.clone()
     empty[0][2], empty[1][0] = -math.inf, -math.inf
@@ -95,21 +95,21 @@ def test_shares_of_a_score_add_up_to_one_whatever_its_exponents(gamma):
 
 
 @pytest.mark.parametrize("gamma", [7.14, 50.0])
-def test_a_graph_may_be_walked_twice(gamma):
+def test_backward_can_be_called_twice(gamma):
     sets = [each.requires_grad_() for each in point_sets((3, 4, 5, 2, 6), gamma, ragged=True)]
     total = kme_score(*sets).sum()
     first = torch.autograd.grad(total, sets, retain_graph=True)
     assert all(torch.equal(*each) for each in zip(first, torch.autograd.grad(total, sets), strict=True))
 
 
-def test_score_of_one_point_of_weight_one_is_the_scaled_cosine_less_one():
+def test_score_of_one_point_of_weight_one_is_the_scaled_cosine_minus_one():
     """KME-CLIP, proposition 2."""
     points, _, text, _, _ = point_sets((3, 1, 4, 1, 5), 1.0, ragged=False)
     scores = kme_score(points, torch.zeros(3, 1).double(), text, torch.zeros(4, 1).double(), torch.tensor(3.0).double())
     torch.testing.assert_close(scores, 6 * (points[:, 0] @ text[:, 0].mT - 1), rtol=1e-13, atol=1e-13)
 
 
-def test_gradient_of_gamma_holds_where_the_points_that_count_nearly_coincide():
+def test_gradient_of_gamma_is_accurate_for_nearly_coinciding_points():
     """Its two terms then cancel but for one part in a million."""
     generator = torch.Generator().manual_seed(0)
     points = torch.nn.functional.normalize(torch.randn(4, 3, 16, generator=generator, dtype=torch.float64), dim=-1)
@@ -121,7 +121,7 @@ def test_gradient_of_gamma_holds_where_the_points_that_count_nearly_coincide():
     torch.testing.assert_close(gradients[-1], exact[-1], rtol=1e-8, atol=0)
 
 
-def test_nan_shows_in_the_score():
+def test_nan_propagates_to_the_score():
     for broken in range(4):
         sets = [each.clone() for each in point_sets((3, 4, 5, 2, 6), 7.0, ragged=False)]
         sets[broken][0, 0] = math.nan
@@ -136,7 +136,7 @@ def test_half_precision_is_scored_in_fp32():
     torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=1e-5)
 
 
-def test_products_are_true_fp32_and_leave_the_global_setting_alone():
+def test_products_are_true_fp32_without_global_settings():
     before = torch.get_float32_matmul_precision()
     generator = torch.Generator().manual_seed(0)
     left, right = torch.randn(70, 301, generator=generator), torch.randn(90, 301, generator=generator)
@@ -152,14 +152,14 @@ def test_products_are_true_fp32_and_leave_the_global_setting_alone():
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_a_gpu_without_triton_is_told_so(monkeypatch, caplog):
+def test_a_gpu_without_triton_logs_a_warning(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "clipzoo.ops.triton.kme", None)
     with caplog.at_level(logging.WARNING):
         assert dispatch.backend.__wrapped__("kme", "cuda", torch.float32) is kme_cpu
     assert "slower than Triton's" in caplog.text
 
 
-def test_double_precision_on_a_gpu_is_told_that_it_has_no_kernel(caplog):
+def test_double_precision_on_a_gpu_logs_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         assert dispatch.backend.__wrapped__("kme", "cuda", torch.float64) is kme_cpu
-    assert "none for torch.float64" in caplog.text
+    assert "no kernels for torch.float64" in caplog.text

@@ -1,4 +1,4 @@
-"""Pooled random features in runs of samples against their slow twin, in float64 and in float32."""
+"""Pooled random features against their reference implementation, in float64 and float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.largest_tensor import LargestTensor
 
 @pytest.mark.parametrize("held", [1, 150, 1 << 20])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (5, 7, 3, 11), (6, 13, 8, 32)], ids=str)
-def test_pooled_waves_and_gradients_are_those_of_the_slow_twin(monkeypatch, shape, held):
+def test_pooled_waves_and_gradients_equal_the_reference_implementation(monkeypatch, shape, held):
     monkeypatch.setitem(random_features.ELEMENTS, "cpu", held)
     inputs = drawn(*shape)
     exact, exact_gradients = differentiated(random_features_reference.pooled_waves, inputs)
@@ -25,7 +25,7 @@ def test_pooled_waves_and_gradients_are_those_of_the_slow_twin(monkeypatch, shap
             assert (ours.double() - expected).norm() <= 10 * tolerance * expected.norm()
 
 
-def test_no_tensor_holds_the_features_of_all_points(monkeypatch):
+def test_no_tensor_has_the_features_of_all_points(monkeypatch):
     monkeypatch.setitem(random_features.ELEMENTS, "cpu", 2 * 5 * 24)
     inputs = drawn(12, 5, 8, 24)
     with LargestTensor() as largest:

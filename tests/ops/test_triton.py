@@ -44,7 +44,7 @@ def test_interpreted_kme_kernels_give_the_float64_sums_and_gradients(interpreted
         assert max(case["gradients"]) <= 1e-4, case
 
 
-def test_interpreted_bf16_kme_kernels_keep_to_their_bound(interpreted):
+def test_interpreted_bf16_kme_kernels_are_within_their_error_bound(interpreted):
     """Rounding both unit points to bf16 moves an exponent by 2 gamma 2^-7 at most, less the more points are summed."""
     for case in (each for each in interpreted["kme"] if each["precision"] == "medium"):
         assert case["score"] <= 2 * case["gamma"] * 2**-7 + 1e-5, case
@@ -64,7 +64,7 @@ def test_interpreted_log_sum_exps_are_those_of_the_matrix(interpreted):
         assert max(case["gradients"]) <= (1e-4 if case["precision"] == "highest" else 0.05), case
 
 
-def test_interpreted_kernels_show_what_is_not_a_number(interpreted):
+def test_interpreted_kernels_propagate_nan(interpreted):
     assert interpreted["broken"] == [{"shown": True}] * 6
 
 

@@ -1,4 +1,4 @@
-"""Scores in tiles are the scores of the matrix, on one rank and on two."""
+"""Tiled scores equal the scores of the matrix, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_tiled_answers_and_gradients_are_those_of_the_matrix(samples, scale, til
             assert (ours.double() - expected).norm() <= 10 * tolerance * expected.norm()
 
 
-def test_one_pair_alone_has_its_positive_and_nothing_else():
+def test_a_single_pair_has_no_negatives():
     left, right = factors(1, 2.0)
     for scores in tiled_scores(left, right, 4):
         torch.testing.assert_close(scores.log_sum_exp(), scores.positives())
@@ -58,7 +58,7 @@ def test_anchors_alone_are_the_first_direction():
     torch.testing.assert_close(gradients, exact_gradients)
 
 
-def test_nothing_larger_than_a_tile_or_the_vectors_is_held():
+def test_no_tensor_is_larger_than_a_tile_or_the_vectors():
     left, right = factors(96, 10.0)
     with LargestTensor() as largest:
         answered(left, right, lambda *each: tiled_scores(*each, 16), dense=False)
@@ -66,7 +66,7 @@ def test_nothing_larger_than_a_tile_or_the_vectors_is_held():
 
 
 @pytest.mark.parametrize("name", VECTOR_HEADS)
-def test_vector_heads_answer_the_same_with_a_tile(name):
+def test_vector_heads_give_the_same_results_in_tiles(name):
     head = build_head(name)
     parameters = [each for each in head.parameters() if each.requires_grad]
     expected = every_answer(head(image_features(7), text_features(7)))
@@ -110,7 +110,7 @@ def test_transposed_rows_are_the_rows_of_the_transpose(two_ranks):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("name", ["clip", "cloob", "distance"])
-def test_embeddings_that_travel_in_bf16_are_rounded_alike_with_and_without_tiles(name, two_ranks):
+def test_embeddings_gathered_in_bf16_are_rounded_alike_with_and_without_tiles(name, two_ranks):
     exact = trained(name, None, torch.float64)["infonce"]
     matrix, tiles = (
         sum(rank["narrow"][name, tile]["infonce"] for rank in two_ranks) / len(two_ranks) for tile in (None, 4)
