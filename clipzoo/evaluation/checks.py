@@ -37,11 +37,7 @@ def check_finite(features: Tensor, where: str) -> None:
 def check_captions(caption_image: Tensor, images: int, captions: int, name: str) -> None:
     """Raise ConfigError unless every caption belongs to an image and every image has a caption.
 
-    Args:
-        caption_image: [captions], index of each caption's image.
-        images: number of images.
-        captions: number of captions.
-        name: of the dataset.
+    caption_image: [captions], index of each caption's image. images, captions: their numbers. name: of the dataset.
     """
     if len(caption_image) != captions:
         raise ConfigError(f"{name}: {captions} captions, but {len(caption_image)} entries in caption_image")

@@ -34,14 +34,9 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
 class BatchEncoder:
     """Encodes images and captions in batches; every rank encodes its share and gets all results.
 
-    Args:
-        tokenizer: of the model's text encoder.
-        image_size: side of the encoder's images in pixels.
-        interpolation: of resized images.
-        batch_size: images or captions per batch on one rank.
-        workers: processes per rank that decode images.
-        precision: of the encoders; heads and scores compute in the precision of the parameters.
-        world: the ranks.
+    tokenizer, image_size: of the model's encoder. interpolation: of resized images. batch_size: images or captions per
+    batch on one rank. workers: processes per rank that decode images. precision: of the encoders; heads and scores
+    compute in the precision of the parameters.
     """
 
     tokenizer: Tokenizer
@@ -62,12 +57,8 @@ class BatchEncoder:
     ) -> Iterator[list[Embedding]]:
         """Yield `compute(features, labels)` for each batch, on every rank and in the order of the images.
 
-        Args:
-            model: in evaluation mode.
-            images: with labels.
-            resize: shorter side in pixels before the central crop.
-            compute: returns tensors or point sets with one row per image.
-            name: of the work, for progress messages.
+        resize: shorter side in pixels before the central crop. compute: returns tensors or point sets with one row per
+        image. name: of the work, for progress messages.
         """
         batches = _own_batches(len(images), self.batch_size, self.world)
         loader = DataLoader(

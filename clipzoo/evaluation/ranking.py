@@ -1,7 +1,7 @@
 """Scores of images with texts, and positions in the order of the scores.
 
-The order is by descending score; equal scores are in the order of their columns, as with argmax and a stable sort. A
-model that scores all answers alike is then right by chance, not always.
+Answers are in the order of descending scores; equal scores are in the order of their columns, as with argmax and a
+stable sort. A model that gives all answers the same score is then right by chance, not always.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ BLOCK_POINT_PAIRS = 1 << 28
 
 
 def positions(scores: Tensor, column: Tensor) -> Tensor:
-    """Position of one answer per row, 0 for the best.
-
-    Args:
-        scores: [n, k].
-        column: [n], the answer's column.
-
-    Returns:
-        [n] int64: the number of answers before it.
-    """
+    """scores [n, k], one answer's column per row [n] -> [n] int64, the number of answers before it; 0 for the best."""
     own = scores.gather(1, column[:, None])
     columns = torch.arange(scores.shape[1], device=scores.device)
     before = (scores > own) | ((scores == own) & (columns < column[:, None]))
@@ -41,9 +33,7 @@ def score_blocks(model: Model, image: Embedding, text: Embedding) -> Iterator[tu
     """Yield blocks of rows of the similarity matrix [n, k], with the index of each block's first row.
 
     Scores are in the head's own precision: bf16 and TF32 products change predictions (54 of 1000 in a trial of bf16).
-
-    Raises:
-        ConfigError: a score is NaN.
+    Raises ConfigError if a score is NaN.
     """
     rows = max(1, BLOCK_POINT_PAIRS // (_points(image) * _points(text) * len(text)))
     for start in range(0, len(image), rows):

@@ -37,20 +37,14 @@ class Retrieval:
 
 
 def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int, paired: bool) -> Retrieval:
-    """Measure recall at 1, 5 and 10 in both directions. Collective.
+    """Measure recall at 1, 5 and 10, "image_to_text" and "text_to_image". Collective.
 
     An image retrieves its caption if any of its captions is among the first k; a caption has one image.
 
     Args:
-        model: in evaluation mode.
-        dataset: images and captions.
-        encoder: encodes both.
-        draws: of random features; 1 for deterministic heads.
+        draws: of random features; ignored by deterministic heads.
         paired: measure "paired_image_to_text" too: one caption per image in the gallery at a time, without its
             siblings, averaged over the captions (the numbers of KME-CLIP's table 1).
-
-    Returns:
-        recall_at_1, recall_at_5, recall_at_10 for "image_to_text", "text_to_image", "paired_image_to_text".
     """
     draws = draws if model.head.stochastic else 1
     caption_image = torch.as_tensor(dataset.caption_image)

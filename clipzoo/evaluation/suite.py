@@ -130,7 +130,7 @@ class Suite:
 
     @torch.no_grad()
     def run(self, model: Model, output: Path, world: World) -> dict[str, float]:
-        """Return all metrics in percent by flat keys; tables and pictures for the report go to `output`. Collective."""
+        """Return all metrics in percent by flat keys; tables and images for the report go to `output`. Collective."""
         if not self._datasets and not self._missing:
             self.open()
         # Batch norm's running statistics differ between ranks in training; a checkpoint has the first rank's.

@@ -33,18 +33,9 @@ class ZeroShot:
 def zero_shot(
     model: Model, dataset: ClassificationDataset, split: str, encoder: BatchEncoder, resize: int, draws: int
 ) -> ZeroShot:
-    """Classify the images of one split. Collective.
+    """Classify the images of one split: top1, mean_per_class, and top5 for more than five classes. Collective.
 
-    Args:
-        model: in evaluation mode.
-        dataset: class names, templates and splits.
-        split: to classify.
-        encoder: encodes images and prompts.
-        resize: shorter side in pixels before the central crop.
-        draws: of random features; 1 for deterministic heads.
-
-    Returns:
-        top1, mean_per_class, and top5 for more than five classes.
+    resize: shorter side in pixels before the central crop. draws: of random features; ignored by deterministic heads.
     """
     from clipzoo.evaluation.metrics import Accuracy
 

@@ -25,15 +25,9 @@ class MissingDatasetError(ConfigError):
 def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDataset:
     """Open <root>/<name>, as tar shards or in the files that its authors distribute.
 
-    Args:
-        name: of the catalogue, or the folder of any dataset in the tar layout.
-        root: folder of all evaluation datasets.
-        protocol: whose prompts: "slip" (WPSE, KME-CLIP), "clip" (CLOOB, NUCLR), or "set", the dataset's own class
-            names and templates without verification.
-
-    Raises:
-        MissingDatasetError: the dataset is not there.
-        ConfigError: its size, class names or prompts are not those of the papers.
+    protocol: whose prompts: "slip" (WPSE, KME-CLIP), "clip" (CLOOB, NUCLR), or "set", the dataset's own class names and
+    templates without verification. Raises MissingDatasetError, and ConfigError if size, class names or prompts are not
+    those of the papers.
     """
     benchmark, folder = catalogue().get(name), root / name
     if benchmark is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import yaml
 
@@ -13,23 +13,24 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, Metric, RetrievalDataset
 
 
-class Names(TypedDict, total=False):
-    """Class names: where they come from, the digest of the sorted names, and names to replace."""
+class WordList(TypedDict, total=False):
+    """Class names or prompt templates: their source, and the digest that verifies them.
+
+    renamed: class names to replace. line, parts: templates as combinations of words, for the source "combined".
+    """
 
     source: str
     digest: str
     renamed: Mapping[str, str]
-
-
-class Templates(TypedDict, total=False):
-    """Prompt templates: source and digest of one list, or one list each for the protocols "slip" and "clip"."""
-
-    source: str
-    digest: str
     line: str
     parts: list[list[str]]
-    slip: Mapping[str, Any]
-    clip: Mapping[str, Any]
+
+
+class Templates(WordList, total=False):
+    """Prompt templates: one list, or one each for the protocols "slip" and "clip"."""
+
+    slip: WordList
+    clip: WordList
 
 
 class Benchmark(TypedDict, total=False):
@@ -42,7 +43,7 @@ class Benchmark(TypedDict, total=False):
     samples: Mapping[str, int]
     checked: Literal["total"]
     recipe: str
-    names: Names
+    names: WordList
     templates: Templates
     images: int | None
     captions: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,118 +28,10 @@ class SourceClassification:
     splits: Mapping[str, LabelledSplit]
 
 
-def imagenet(folder: Path) -> SourceClassification:
-    """train/<wnid>/ and val/<wnid>/; the labelled validation images are what papers test on."""
-    return _class_folders({"train": folder / "train", "test": folder / "val"})
-
-
-def imagenet_v2(folder: Path) -> SourceClassification:
-    """Three variants, each with one folder per label."""
-    variants = [f"imagenetv2-{variant}-format-val" for variant in ("matched-frequency", "threshold0.7", "top-images")]
-    paths = [path for variant in variants for path in _image_paths(_existing(folder / variant))]
-    test = _files(paths, [int(path.parent.name) for path in paths])
-    return SourceClassification([str(label) for label in range(1000)], {"test": test})
-
-
-def imagenet_r(folder: Path) -> SourceClassification:
-    return _class_folders({"test": folder / "imagenet-r"})
-
-
-def folders(folder: Path) -> SourceClassification:
-    """train/<Class_name>/ and test/<Class_name>/."""
-    return _class_folders({"train": folder / "train", "test": folder / "test"})
-
-
-def cifar10(folder: Path) -> SourceClassification:
-    return _torchvision("CIFAR10", folder, {"train": {"train": True}, "test": {"train": False}})
-
-
-def cifar100(folder: Path) -> SourceClassification:
-    return _torchvision("CIFAR100", folder, {"train": {"train": True}, "test": {"train": False}})
-
-
-def stl10(folder: Path) -> SourceClassification:
-    return _torchvision("STL10", folder, _named("train", "test"))
-
-
-def food101(folder: Path) -> SourceClassification:
-    return _torchvision("Food101", folder, _named("train", "test"))
-
-
-def cars(folder: Path) -> SourceClassification:
-    return _torchvision("StanfordCars", folder, _named("train", "test"))
-
-
-def aircraft(folder: Path) -> SourceClassification:
-    return _torchvision("FGVCAircraft", folder, _named("train", "val", "test"))
-
-
-def flowers(folder: Path) -> SourceClassification:
-    return _torchvision("Flowers102", folder, _named("train", "val", "test"))
-
-
-def dtd(folder: Path) -> SourceClassification:
-    """The first of ten partitions."""
-    return _torchvision("DTD", folder, _named("train", "val", "test"))
-
-
-def country211(folder: Path) -> SourceClassification:
-    splits = {"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}
-    return _torchvision("Country211", folder, splits)
-
-
-def gtsrb(folder: Path) -> SourceClassification:
-    return _torchvision("GTSRB", folder, _named("train", "test"), [str(label) for label in range(43)])
-
-
-def pets(folder: Path) -> SourceClassification:
-    source = _torchvision("OxfordIIITPet", folder, {"train": {"split": "trainval"}, "test": {"split": "test"}})
-    # torchvision capitalises all names; the files tell cats (capital) from dogs.
-    paths, labels = _paths(source.splits["test"]), source.splits["test"].labels
-    names = {label: path.stem.rsplit("_", 1)[0] for path, label in zip(paths, labels, strict=True)}
-    return SourceClassification([names[label] for label in sorted(names)], source.splits)
-
-
-def eurosat(folder: Path) -> SourceClassification:
-    whole = _torchvision("EuroSAT", folder, {"all": {}})
-    return _cut(whole, lambda count: {"train": range(1000), "test": range(1000, 1500)})
-
-
-def sun397(folder: Path) -> SourceClassification:
-    whole = _torchvision("SUN397", folder, {"all": {}})
-
-    def ranges(count: int) -> dict[str, range]:
-        first, second = int(0.7 * count), int(0.8 * count)
-        return {"train": range(first), "val": range(first, second), "test": range(second, count)}
-
-    names = [name.replace("/", " ") for name in whole.class_names]
-    return SourceClassification(names, _cut(whole, ranges).splits)
-
-
-def caltech101(folder: Path) -> SourceClassification:
-    """With the background class, which torchvision's reader leaves out."""
-    whole = _class_folders({"all": folder / "caltech101" / "101_ObjectCategories"})
-    return _cut(whole, lambda count: {"train": range(30), "test": range(30, count)})
-
-
-def ucf101(folder: Path) -> SourceClassification:
-    """frames/<Class>/<video>.jpg of the test lists in ucfTrainTestlist/, all three folds together."""
-    lists = _existing(folder / "ucfTrainTestlist")
-    names = [line.split()[1] for line in _lines(lists / "classInd.txt")]
-    videos = [line.split()[0] for fold in (1, 2, 3) for line in _lines(lists / f"testlist0{fold}.txt")]
-    paths = [(_existing(folder / "frames") / video).with_suffix(".jpg") for video in videos]
-    test = _files(paths, [names.index(path.parent.name) for path in paths])
-    return SourceClassification([re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test})
-
-
-def _named(*splits: str) -> dict[str, dict[str, Any]]:
-    return {split: {"split": split} for split in splits}
-
-
-def _torchvision(
-    kind: str, folder: Path, splits: Mapping[str, Mapping[str, Any]], class_names: Sequence[str] = ()
+def read_torchvision(
+    kind: str, splits: Mapping[str, Mapping[str, Any]], folder: Path, class_names: Sequence[str] = ()
 ) -> SourceClassification:
-    """Read each split by torchvision's class `kind` with the split's arguments; nothing is downloaded."""
+    """Read splits by torchvision's class `kind`, called with the arguments of the split; nothing is downloaded."""
     import torchvision.datasets
 
     parts: dict[str, LabelledSplit] = {}
@@ -152,6 +45,85 @@ def _torchvision(
     return SourceClassification(class_names, parts)
 
 
+def read_class_folders(splits: Mapping[str, str], folder: Path) -> SourceClassification:
+    """Read splits of one folder per class; labels are in the order of the folders' names. splits: name -> folder."""
+    paths = {split: list(_image_paths(_existing(folder / part))) for split, part in splits.items()}
+    names = sorted({path.parent.name for part in paths.values() for path in part})
+    labels = {name: label for label, name in enumerate(names)}
+    parts = {split: _files(part, [labels[path.parent.name] for path in part]) for split, part in paths.items()}
+    return SourceClassification(names, parts)
+
+
+# Arguments of torchvision's classes by split.
+FLAGS: Mapping[str, Mapping[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
+TRAIN_TEST: Mapping[str, Mapping[str, Any]] = {split: {"split": split} for split in ("train", "test")}
+TRAIN_VAL_TEST: Mapping[str, Mapping[str, Any]] = {split: {"split": split} for split in ("train", "val", "test")}
+TRAIN_VALID_TEST = {"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}
+
+cifar10 = partial(read_torchvision, "CIFAR10", FLAGS)
+cifar100 = partial(read_torchvision, "CIFAR100", FLAGS)
+stl10 = partial(read_torchvision, "STL10", TRAIN_TEST)
+food101 = partial(read_torchvision, "Food101", TRAIN_TEST)
+cars = partial(read_torchvision, "StanfordCars", TRAIN_TEST)
+gtsrb = partial(read_torchvision, "GTSRB", TRAIN_TEST, class_names=[str(label) for label in range(43)])
+aircraft = partial(read_torchvision, "FGVCAircraft", TRAIN_VAL_TEST)
+flowers = partial(read_torchvision, "Flowers102", TRAIN_VAL_TEST)
+dtd = partial(read_torchvision, "DTD", TRAIN_VAL_TEST)  # the first of ten partitions
+country211 = partial(read_torchvision, "Country211", TRAIN_VALID_TEST)
+# Papers test on ImageNet's labelled validation images.
+imagenet = partial(read_class_folders, {"train": "train", "test": "val"})
+imagenet_r = partial(read_class_folders, {"test": "imagenet-r"})
+folders = partial(read_class_folders, {"train": "train", "test": "test"})
+
+
+def imagenet_v2(folder: Path) -> SourceClassification:
+    """Three variants, each with one folder per label."""
+    variants = [f"imagenetv2-{variant}-format-val" for variant in ("matched-frequency", "threshold0.7", "top-images")]
+    paths = [path for variant in variants for path in _image_paths(_existing(folder / variant))]
+    test = _files(paths, [int(path.parent.name) for path in paths])
+    return SourceClassification([str(label) for label in range(1000)], {"test": test})
+
+
+def pets(folder: Path) -> SourceClassification:
+    source = read_torchvision("OxfordIIITPet", {"train": {"split": "trainval"}, "test": {"split": "test"}}, folder)
+    # torchvision capitalises all names; the files tell cats (capital) from dogs.
+    paths, labels = _paths(source.splits["test"]), source.splits["test"].labels
+    names = {label: path.stem.rsplit("_", 1)[0] for path, label in zip(paths, labels, strict=True)}
+    return SourceClassification([names[label] for label in sorted(names)], source.splits)
+
+
+def eurosat(folder: Path) -> SourceClassification:
+    whole = read_torchvision("EuroSAT", {"all": {}}, folder)
+    return _cut(whole, lambda count: {"train": range(1000), "test": range(1000, 1500)})
+
+
+def sun397(folder: Path) -> SourceClassification:
+    whole = read_torchvision("SUN397", {"all": {}}, folder)
+
+    def ranges(count: int) -> dict[str, range]:
+        first, second = int(0.7 * count), int(0.8 * count)
+        return {"train": range(first), "val": range(first, second), "test": range(second, count)}
+
+    names = [name.replace("/", " ") for name in whole.class_names]
+    return SourceClassification(names, _cut(whole, ranges).splits)
+
+
+def caltech101(folder: Path) -> SourceClassification:
+    """With the background class, which torchvision's reader leaves out."""
+    whole = read_class_folders({"all": "caltech101/101_ObjectCategories"}, folder)
+    return _cut(whole, lambda count: {"train": range(30), "test": range(30, count)})
+
+
+def ucf101(folder: Path) -> SourceClassification:
+    """frames/<Class>/<video>.jpg of the test lists in ucfTrainTestlist/, all three folds together."""
+    lists = _existing(folder / "ucfTrainTestlist")
+    names = [line.split()[1] for line in _lines(lists / "classInd.txt")]
+    videos = [line.split()[0] for fold in (1, 2, 3) for line in _lines(lists / f"testlist0{fold}.txt")]
+    paths = [(_existing(folder / "frames") / video).with_suffix(".jpg") for video in videos]
+    test = _files(paths, [names.index(path.parent.name) for path in paths])
+    return SourceClassification([re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test})
+
+
 def _split(dataset: Any) -> LabelledSplit:
     """torchvision keeps pixels in `data`, or paths and labels under one of four pairs of names."""
     if hasattr(dataset, "data"):
@@ -163,15 +135,6 @@ def _split(dataset: Any) -> LabelledSplit:
     if samples is not None:
         return _files(*zip(*samples, strict=True))
     return _files(dataset._images if hasattr(dataset, "_images") else dataset._image_files, dataset._labels)
-
-
-def _class_folders(splits: Mapping[str, Path]) -> SourceClassification:
-    """One folder per class; labels in the order of the folders' names."""
-    paths = {split: list(_image_paths(_existing(folder))) for split, folder in splits.items()}
-    names = sorted({path.parent.name for part in paths.values() for path in part})
-    labels = {name: label for label, name in enumerate(names)}
-    parts = {split: _files(part, [labels[path.parent.name] for path in part]) for split, part in paths.items()}
-    return SourceClassification(names, parts)
 
 
 def _cut(whole: SourceClassification, ranges: Callable[[int], Mapping[str, range]]) -> SourceClassification:

@@ -35,12 +35,8 @@ class LabelledImages(Protocol):
 class ClassificationDataset:
     """Splits of labelled images with the class names and prompt templates of zero-shot classification.
 
-    Args:
-        name: as in metric keys.
-        class_names: one per label, in the order of the labels.
-        templates: prompt templates; "{c}" is replaced by the class name.
-        metric: the metric that papers report for this dataset.
-        splits: "test", for linear probes also "train" and optionally "val".
+    class_names: in the order of the labels. templates: "{c}" is replaced by the class name. metric: what papers report
+    for this dataset. splits: "test", for linear probes also "train" and optionally "val".
     """
 
     name: str
@@ -52,14 +48,7 @@ class ClassificationDataset:
 
 @dataclass(frozen=True)
 class RetrievalDataset:
-    """Images with one or more captions each.
-
-    Args:
-        name: as in metric keys.
-        images: n images.
-        captions: k captions, k >= n.
-        caption_image: index of each caption's image.
-    """
+    """n images and k >= n captions. caption_image: index of each caption's image."""
 
     name: str
     images: Images

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets.dataset import Images
 
 EXTENSIONS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
 """First bytes of the encodings that the tar layout stores unchanged -> file extension."""
@@ -25,12 +26,8 @@ class ImageFile(NamedTuple):
     key: str = ""
 
 
-class EncodedImages(Protocol):
+class EncodedImages(Images, Protocol):
     """RGB images that can also be written unchanged to a tar archive."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Image.Image: ...
 
     def encoded(self, index: int) -> bytes:
         """JPEG, PNG or WebP file with exactly these pixels; the original file where it is one of these."""

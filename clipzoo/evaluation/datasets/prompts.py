@@ -9,31 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.catalogue import Names, Templates
+from clipzoo.evaluation.datasets.catalogue import Templates, WordList
 from clipzoo.evaluation.datasets.tar_dataset import NAMES_FILE, TEMPLATES_FILE
 
 PACKAGE = "pip install --no-deps clip-benchmark"
 Protocol = Literal["slip", "clip", "set"]
 
 
-def class_names(own: Sequence[str], facts: Names, name: str, folder: Path) -> list[str]:
+def class_names(own: Sequence[str], facts: WordList, name: str, folder: Path) -> list[str]:
     """Class names of the papers' prompts, in the order of `own`, the dataset's own names.
 
-    Args:
-        own: names that the dataset gives its classes, in the order of the labels.
-        facts: source and digest from the catalogue.
-        name: of the dataset.
-        folder: of the dataset; its classnames.txt is a candidate too.
-
-    Raises:
-        ConfigError: no candidate has the digest.
+    facts: source and digest. folder: of the dataset; its classnames.txt is a candidate too. Raises ConfigError if no
+    candidate has the digest.
     """
     for candidate in _candidate_names(own, facts, folder):
         if len(candidate) == len(own) and names_digest(candidate) == facts["digest"]:
@@ -45,12 +39,8 @@ def class_names(own: Sequence[str], facts: Names, name: str, folder: Path) -> li
 
 
 def templates(facts: Templates, protocol: str, name: str, folder: Path) -> list[str]:
-    """Prompt templates of the papers, with {c} for the class name.
-
-    Raises:
-        ConfigError: no candidate has the digest.
-    """
-    chosen: Mapping[str, Any] = facts.get(protocol, facts)  # type: ignore[assignment]
+    """Prompt templates of the papers, with {c} for the class name. Raises ConfigError if none has the digest."""
+    chosen: WordList = {"slip": facts.get("slip"), "clip": facts.get("clip")}.get(protocol) or facts
     for candidate in _candidate_templates(chosen, folder):
         if templates_digest(candidate) == chosen["digest"]:
             return candidate
@@ -73,7 +63,7 @@ def _sha256(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _candidate_names(own: Sequence[str], facts: Names, folder: Path) -> Iterator[list[str]]:
+def _candidate_names(own: Sequence[str], facts: WordList, folder: Path) -> Iterator[list[str]]:
     """Lists from the nearest source to the farthest; a source is read only after all nearer ones were wrong."""
     yield list(own)
     yield [facts.get("renamed", {}).get(name, name.replace("_", " ")) for name in own]
@@ -83,7 +73,7 @@ def _candidate_names(own: Sequence[str], facts: Names, folder: Path) -> Iterator
         yield _installed_names(facts["source"], own)
 
 
-def _candidate_templates(facts: Mapping[str, Any], folder: Path) -> Iterator[list[str]]:
+def _candidate_templates(facts: WordList, folder: Path) -> Iterator[list[str]]:
     if (folder / TEMPLATES_FILE).exists():
         yield _lines(folder / TEMPLATES_FILE)
     yield _installed_templates(facts)
@@ -101,7 +91,7 @@ def _installed_names(source: str, own: Sequence[str]) -> list[str]:
     return _package_list("en_classnames.json", source)
 
 
-def _installed_templates(facts: Mapping[str, Any]) -> list[str]:
+def _installed_templates(facts: WordList) -> list[str]:
     source = facts["source"]
     if source == "combined":
         return [facts["line"].format(*words) for words in product(*facts["parts"])]

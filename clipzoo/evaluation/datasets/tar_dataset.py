@@ -57,11 +57,7 @@ def is_tar_dataset(folder: Path) -> bool:
 
 
 def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
-    """Open dataset `name` under `root`.
-
-    Raises:
-        ConfigError: files are missing, damaged or contradict meta.json.
-    """
+    """Open <root>/<name>. Raises ConfigError if files are missing, damaged or contradict meta.json."""
     folder = Path(root) / name
     splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
     if not splits:
@@ -84,10 +80,8 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
 def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
     """Samples of one tar in its order. Member names are labels; none is ever used as a path on disk.
 
-    Args:
-        path: the tar.
-        remedy: what to do about a damaged tar, for the message.
-        unterminated: accept a tar without the closing blocks, as img2dataset may leave it.
+    remedy: what to do about a damaged tar, for the message. unterminated: accept a tar without its closing blocks, as
+    img2dataset may leave it.
     """
     with path.open("rb") as file:
         contents = list_members(partial(_read_at, file.fileno()), os.fstat(file.fileno()).st_size)

@@ -35,14 +35,8 @@ def write_classification(
 ) -> None:
     """Write a classification dataset; the encoded images are stored unchanged.
 
-    Args:
-        folder: of the dataset; it appears only when it is complete.
-        class_names: one per label.
-        templates: prompt templates with {c}.
-        metric: "top1" or "mean_per_class".
-        recipe: a sentence on how the splits were made, for meta.json.
-        splits: (encoded image, label) pairs by split.
-        shard_size: samples per tar.
+    folder: of the dataset; it appears only when it is complete. metric: "top1" or "mean_per_class". recipe: a sentence
+    on how the splits were made, for meta.json. splits: (encoded image, label) pairs. shard_size: samples per tar.
     """
     with _new_dataset(folder) as new:
         (new / NAMES_FILE).write_text(_joined(class_names), encoding="utf-8")

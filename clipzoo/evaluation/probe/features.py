@@ -49,15 +49,8 @@ def write_features(
 
     Files: <split>.before.npy and <split>.after.npy [n, d], <split>.labels.npy [n], and last <split>.key.
 
-    Args:
-        model: in evaluation mode.
-        images: of the split.
-        name: of the dataset, for progress messages.
-        split: name of the split.
-        encoder: encodes the images.
-        resize: shorter side in pixels before the central crop.
-        folder: of the files.
-        key: digest of all that the features depend on.
+    name: of the dataset, for messages. resize: shorter side in pixels before the central crop. key: digest of all that
+    the features depend on.
     """
     world = encoder.world
     key_file = folder / f"{split}.key"

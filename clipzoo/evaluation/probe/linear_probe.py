@@ -18,13 +18,10 @@ from clipzoo.model import Model
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """Settings of linear probes.
+    """Linear probes with these settings.
 
-    Args:
-        resize: shorter side in pixels before the central crop.
-        validation_share: share of train held out where a dataset has no validation split.
-        seed: of the samples held out.
-        keep_features: leave the features on disk.
+    resize: shorter side in pixels before the central crop. validation_share: share of train held out where a dataset
+    has no validation split. seed: of the samples held out. keep_features: leave the features on disk.
     """
 
     resize: int
@@ -35,14 +32,10 @@ class LinearProbe:
     def run(
         self, model: Model, dataset: ClassificationDataset, encoder: BatchEncoder, output: Path, key: str
     ) -> dict[str, dict[str, float]]:
-        """Return metrics in percent for "before" and "after" the projection. Collective.
+        """Return metrics in percent "before" and "after" the projection. Collective.
 
-        Args:
-            model: in evaluation mode.
-            dataset: with the splits train and test.
-            encoder: encodes the images.
-            output: folder of the evaluation; the search for C is written to linear_probe/<dataset>.search.json.
-            key: digest of all that the features depend on.
+        output: folder of the evaluation; the search for C is written to linear_probe/<dataset>.search.json. key: digest
+        of all that the features depend on.
         """
         world, folder = encoder.world, output / "features" / dataset.name
         for split, images in dataset.splits.items():

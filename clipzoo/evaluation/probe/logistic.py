@@ -61,10 +61,8 @@ class LogisticRegression:
     def solve(self, c: float, tolerance: float = 1e-9, limit: int = 1000) -> Solution:
         """Return the optimum for C = c.
 
-        Args:
-            c: scikit-learn's C.
-            tolerance: stop when an iteration is expected to lower the objective by less than this fraction of it.
-            limit: largest number of iterations; the solution is marked as not converged when it was reached.
+        tolerance: stop when an iteration is expected to lower the objective by less than this fraction of it. limit:
+        largest number of iterations; a solution that reaches it is marked as not converged.
         """
         penalty = 1 / (c * len(self._labels))
         if self._classes == 2:

@@ -21,14 +21,8 @@ ROUNDING = 1e-6
 class Minimizer:
     """Minimizes mean loss + penalty / 2 |W|^2 over features [n, r] that are centred and uncorrelated.
 
-    Weight and bias are one matrix [r + 1, k], the bias last. Logits are relative to that of the sample's own class.
-
-    Args:
-        features: [n, r].
-        labels: [n].
-        variances: [r], of the features.
-        classes: k.
-        penalty: factor of the squared weights.
+    labels: [n]. variances: [r], of the features. classes: k. Weight and bias are one matrix [r + 1, k], the bias last.
+    Logits are relative to that of the sample's own class.
     """
 
     def __init__(self, features: Tensor, labels: Tensor, variances: Tensor, classes: int, penalty: float) -> None:

@@ -46,13 +46,9 @@ def probe(
 ) -> Probe:
     """Choose C on validation, fit on train and validation, measure on test.
 
-    Args:
-        splits: train, test, optionally val.
-        class_names: one per label.
-        metric: that the choice of C maximises; the smallest C wins a tie.
-        validation_share: share of train held out where there is no val, the same of each class.
-        seed: of the samples held out.
-        name: of the dataset and features, for messages.
+    splits: train, test, optionally val. metric: maximised by the choice of C; the smallest C wins a tie.
+    validation_share: share of train held out where there is no val, the same of each class. seed: of the samples held
+    out. name: of the dataset and features, for messages.
     """
     for split, part in splits.items():
         check_labels(part.labels, class_names, f"{name}, {split}")
