@@ -1,0 +1,165 @@
+"""The tiny trainings that are recorded: every pair of head and objective in four modes, and variants of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.unchanged.inputs import DAMAGED, PHOTOS, SHARDS
+
+BASE = (
+    "encoder=tiny", f"data.shards={SHARDS}", "data.workers=0", "trainer.global_batch=8", "trainer.epochs=null",
+    "trainer.steps=20", "trainer.precision=float64", "trainer.save_every=4", "trainer.log_every=1",
+    "trainer.device=cpu", "optim.schedule.warmup_epochs=1",
+)  # fmt: skip
+"""Overrides of every tiny training; no `name=`, so that the derived name of the run directory is recorded."""
+EVALUATED = (
+    "eval.root=benchmarks", "eval.zero_shot=[colours]", "eval.linear_probe=[colours]", "eval.retrieval=[things]",
+    "eval.paired=true", "eval.batch_size=16", "eval.workers=0",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training. ranks: processes; resumed: killed with SIGKILL after step 8 and resumed by the same command."""
+
+    key: str
+    overrides: tuple[str, ...]
+    ranks: int = 1
+    resumed: bool = False
+
+
+MODES = {"runs": ((), 1, False), "ranks": ((), 2, False), "micro": (("trainer.micro_batch=3",), 1, False)}
+MODES["resume"] = ((), 1, True)
+"""Part -> overrides, ranks, resumed."""
+
+
+def pairs(checkout: Path, part: str) -> Iterator[Case]:
+    """Every head with every objective of the checkout's conf/ in one mode; illegal pairs too."""
+    overrides, ranks, resumed = MODES[part]
+    for head in _options(checkout, "head"):
+        for objective in _options(checkout, "objective"):
+            names = (f"head={head}", f"objective={objective}")
+            yield Case(f"{part}/{head}/{objective}", (*BASE, *names, *overrides), ranks, resumed)
+
+
+def variants() -> Iterator[Case]:
+    """Settings besides the defaults of a head, an objective or another part."""
+    for name, text in VARIANTS.items():
+        overrides = text.split()
+        ranks = 2 if "2ranks" in overrides else 1
+        resumed = "resumed" in overrides
+        given = tuple(each for each in overrides if each not in ("2ranks", "resumed", "evaluated"))
+        yield Case(
+            f"variants/{name}", (*BASE, *(EVALUATED if "evaluated" in overrides else ()), *given), ranks, resumed
+        )
+
+
+VARIANTS = {
+    # Heads.
+    "wpse_imq": "head=wpse head/kernel=imq",
+    "wpse_linear": "head=wpse head.alpha=[1,0] head.image_points=3 head.text_points=caption head.reduction=sum",
+    "wpse_nonlinear": "head=wpse head.alpha=[0,1]",
+    "wpse_positive": "head=wpse head/kernel=imq head.text_points=caption head.weights=positive",
+    "wpse_imq_2ranks": "head=wpse head/kernel=imq 2ranks",
+    "kme_points": "head=kme head.image_points=3 head.text_points=caption",
+    "kme_points_2ranks": "head=kme head.image_points=3 head.text_points=caption 2ranks",
+    "cloob_no_hopfield": "head=cloob objective=infoloob head.hopfield=false",
+    "cloob_beta": "head=cloob objective=infoloob head.beta=14.3 2ranks",
+    # Objectives.
+    "nuclr_dagger": "head=cosine objective=nuclr objective.learn_zeta=false",
+    "nuclr_diamond": "head=cosine objective=nuclr objective.frozen_epochs=0 objective.positive=zeta objective.eta=1e-2",
+    "nuclr_step": "head=cosine objective=nuclr objective.frozen_epochs=1 objective.xi_update=step objective.eta=1e-2",
+    "nuclr_resumed": "head=cosine objective=nuclr objective.frozen_epochs=0 objective.eta=1e-2 2ranks resumed",
+    "sogclr_positive": "head=cosine objective=sogclr objective.positive_in_denominator=true",
+    "siglip_scale": "head=cosine objective=siglip objective.initial_scale=10",
+    "cyclip_paper": (
+        "head=cosine objective=cyclip objective.temperature=0.07 objective.learnable_temperature=true "
+        "objective.in_modal=0.25 objective.cross_modal=0.25 2ranks"
+    ),
+    "conditional_labels": "head=distance objective=conditional objective.lambda_u=0 objective.lambda_v=2",
+    "mmd_conditional_diagonal": "head=cosine objective=mmd_conditional objective.exclude_diagonal=true",
+    "mmd_joint_fixed": "head=cosine objective=mmd_joint objective.median_unit=false",
+    # Tiles.
+    "tile_clip": "head=clip trainer.tile=4",
+    "tile_wpse_2ranks": "head=wpse trainer.tile=3 2ranks",
+    "tile_cloob_2ranks": "head=cloob objective=infoloob trainer.tile=3 2ranks",
+    "tile_micro_batch_2ranks": "head=clip trainer.tile=3 trainer.micro_batch=3 2ranks",
+    # Trainer and optimiser.
+    "bf16": "trainer.precision=bf16",
+    "bf16_kme": "head=kme trainer.precision=bf16",
+    "fp16": "trainer.precision=fp16",
+    "float32": "trainer.precision=float32",
+    "fp16_resumed": "trainer.precision=fp16 resumed",
+    "no_compile": "trainer.compile=false",
+    "compile": "trainer.compile=true",
+    "clip_gradient": "trainer.clip_gradient=0.05",
+    "gather_bf16": "trainer.gather=bf16 2ranks",
+    "foreground_saves": "trainer.save_in_background=false trainer.keep=1",
+    "epochs": "trainer.steps=null trainer.epochs=5.5",
+    "seed": "head=wpse seed=7",
+    "restarts": "optim.schedule.restart_epochs=2",
+    "restarts_resumed": "optim.schedule.restart_epochs=2 optim.schedule.per_epoch=true resumed",
+    "per_epoch": "optim.schedule.per_epoch=true",
+    "warmup_steps": "optim.schedule.warmup_epochs=null optim.schedule.warmup_steps=5",
+    "betas": "optim.betas=[0.8,0.9] optim.weight_decay=0.1 optim.eps=1e-6",
+    "activation_checkpointing": "encoder.image_tower.checkpoint=true encoder.text_tower.checkpoint=true",
+    "distinct_pads": "head=wpse encoder.text_tower.distinct_pads=true",
+    "loss_limit": "trainer.loss_limit=0.1",
+    # Data.
+    "workers": "data.workers=2",
+    "workers_resumed_2ranks": "data.workers=1 2ranks resumed",
+    "augmented": "data.flip=0.5 data.rand_augment=[2,9] data.crop_scale=[0.2,1.0]",
+    "bilinear": "data.interpolation=bilinear data.shuffle_window=1",
+    "photos_fast": f"data.shards={PHOTOS} data.decode=fast data.crop_scale=[0.8,1.0]",
+    "photos_caption_key": f"data.shards={PHOTOS} data.caption_key=long",
+    "mixture": f"data.shards=[{{path:'{SHARDS}',weight:2.0}},{{path:'{PHOTOS}',weight:1.0}}]",
+    "damaged": f"data.shards={DAMAGED} data.max_bad_fraction=0.5",
+    "too_damaged": f"data.shards={DAMAGED} data.max_bad_fraction=0.01",
+    "shared_folder": "data.shards=shards data.index_folder=indexes",
+    # Evaluation.
+    "evaluated": "evaluated",
+    "evaluated_2ranks": "evaluated 2ranks",
+    "evaluated_wpse_draws": "head=wpse evaluated eval.draws=3",
+    "evaluated_wpse_draws_2ranks": "head=wpse evaluated eval.draws=3 2ranks",
+    "evaluated_kme": "head=kme evaluated",
+    "evaluated_cloob": "head=cloob objective=infoloob evaluated",
+    "evaluated_often": (
+        "evaluated eval.every_epochs=2 trainer.best_metric=zero_shot/colours/top1 trainer.precision=float32"
+    ),
+    "evaluated_settings": (
+        "evaluated eval.prompts=clip eval.interpolation=bilinear eval.probe_resize=1.143 eval.probe_validation=0.5 "
+        "eval.seed=3 eval.precision=bf16"
+    ),
+    "evaluated_nuclr": "head=cosine objective=nuclr evaluated eval.linear_probe=[]",
+    "missing_benchmark": "evaluated eval.zero_shot=[colours,food101]",
+    "missing_reported": "evaluated eval.zero_shot=[colours,food101] eval.missing=report",
+    # Paths of the command line.
+    "experiment_name": "experiment=cloob/cc3m_cloob encoder=tiny eval=none head.embed_width=64",
+    "given_name": "name=given",
+}
+"""Name -> overrides after BASE, and the words 2ranks, resumed and evaluated (EVALUATED)."""
+
+
+def configurations(checkout: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Name and overrides of every configuration: experiments in all scales, options of groups, searches, studies."""
+    for experiment in _options(checkout, "experiment"):
+        for scale in _options(checkout, "scale"):
+            yield "train", (f"experiment={experiment}", f"scale={scale}")
+    for group in ("encoder", "head", "objective", "data", "eval", "optim", "trainer", "logger", "search"):
+        for option in _options(checkout, group):
+            yield "train", (f"{group}={option}",) if group == "encoder" else ("encoder=tiny", f"{group}={option}")
+    for kernel in _options(checkout, "head/kernel"):
+        yield "train", ("head=wpse", f"head/kernel={kernel}")
+    for study in _options(checkout, "study"):
+        yield "studies", (f"study={study}",)
+    for option in _options(checkout, "eval"):
+        yield "eval", (f"eval={option}", "+encoder={image_size:224,tokenizer:none}")
+
+
+def _options(checkout: Path, group: str) -> list[str]:
+    """The options of a group of conf/; experiments are in folders."""
+    folder = checkout / "conf" / group
+    paths = folder.glob("**/*.yaml" if group == "experiment" else "*.yaml")
+    return sorted(str(path.relative_to(folder).with_suffix("")) for path in paths if not path.stem.startswith("_"))

@@ -1,0 +1,132 @@
+"""Programs of a checkout in forked processes that have the third-party packages imported already."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+LIMIT = 1200.0
+"""Seconds that one program may take."""
+
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",
+        "torchvision.transforms.v2",
+        "open_clip",
+        "timm",
+        "hydra._internal.hydra",
+        "webdataset",
+        "matplotlib.pyplot",
+    ]
+)
+
+
+def start(checkout: Path, program: str, arguments: Sequence[str], folder: Path, log: Path, ranks: int = 1) -> Program:
+    """Start `program`, a path inside the checkout, in the working directory `folder` on `ranks` processes.
+
+    Standard output and error of rank r go to log.r.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    processes = []
+    for rank in range(ranks):
+        environment = {
+            "WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+        path = log.with_name(f"{log.name}.{rank}")
+        arguments_of_rank = (str(checkout), program, list(arguments), str(folder), str(path), environment)
+        process = forks.Process(target=_run, args=arguments_of_rank, daemon=False)
+        process.start()
+        processes.append(process)
+    return Program(processes, log.with_name(f"{log.name}.0"))
+
+
+class Program:
+    """The processes of one program."""
+
+    def __init__(self, processes: list[BaseProcess], log: Path) -> None:
+        self._processes, self._log = processes, log
+
+    @property
+    def output(self) -> str:
+        """Standard output and error of the first rank."""
+        return self._log.read_text() if self._log.exists() else ""
+
+    @property
+    def running(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
+    def kill(self) -> None:
+        """SIGKILL to all ranks."""
+        for process in self._processes:
+            assert process.pid is not None
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+
+    def wait(self) -> list[int]:
+        """The exit codes of all ranks, -9 after SIGKILL.
+
+        Raises:
+            TimeoutError: a rank does not end within LIMIT seconds; all ranks are killed.
+        """
+        end = time.monotonic() + LIMIT
+        for process in self._processes:
+            process.join(max(0.0, end - time.monotonic()))
+        if any(process.is_alive() for process in self._processes):
+            self.kill()
+            raise TimeoutError(f"still running after {LIMIT:g} s, killed:\n{self.output[-3000:]}")
+        return [int(process.exitcode or 0) for process in self._processes]
+
+
+def call(checkout: Path, function: Any, *arguments: Any, answer: Path) -> Any:
+    """`function(*arguments)` in a forked process where `import clipzoo` finds the checkout; the result must be JSON."""
+    process = forks.Process(target=_call, args=(str(checkout), function, arguments, str(answer)), daemon=False)
+    process.start()
+    process.join(LIMIT)
+    if process.exitcode != 0:
+        raise RuntimeError(f"{function.__name__} failed in {checkout} with exit code {process.exitcode}")
+    return json.loads(answer.read_text())
+
+
+def _run(checkout: str, program: str, arguments: list[str], folder: str, log: str, environment: dict[str, str]) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ.update(environment)
+    _enter(checkout)
+    os.chdir(folder)
+    sys.argv = [program, *arguments]
+    runpy.run_path(str(Path(checkout) / program), run_name="__main__")
+
+
+def _call(checkout: str, function: Any, arguments: tuple, answer: str) -> None:
+    _enter(checkout)
+    Path(answer).write_text(json.dumps(function(*arguments)))
+
+
+def _enter(checkout: str) -> None:
+    """Import clipzoo from the checkout, compute on one CPU thread."""
+    import torch
+    from matplotlib.figure import Figure
+
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    torch.set_num_threads(1)
+    # Drawing the report's curves takes half of a tiny run, and pictures are not compared.
+    Figure.savefig = lambda figure, path, *_, **__: Path(path).touch()  # type: ignore[method-assign]
+    sys.path.insert(0, checkout)
+    assert "clipzoo" not in sys.modules, "clipzoo was imported before the checkout was chosen"

@@ -1,0 +1,207 @@
+"""Record what the code of a checkout computes, to be compared with another checkout by compare.py.
+
+python tests/unchanged/record.py CHECKOUT OUTPUT_FOLDER                          everything but the demo
+python tests/unchanged/record.py CHECKOUT OUTPUT_FOLDER --parts runs,ranks
+python tests/unchanged/record.py CHECKOUT OUTPUT_FOLDER --only '(runs|ranks)/clip/'
+
+Only the command line of the checkout is used, so the same program records checkouts of different layouts. Results go to
+OUTPUT_FOLDER/record.json after each case; a killed recording continues, and a record of other code is started anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.unchanged import cases, inputs, processes, results
+from tests.unchanged.cases import Case
+
+PARTS = ("configs", "runs", "ranks", "micro", "resume", "variants")
+"""The parts of a full recording."""
+OPTIONAL = ("demo",)
+KILL_AFTER = 8
+"""The step after which a resumed run is killed."""
+ATTEMPTS = 10
+"""To kill a run before it is finished."""
+
+
+def main() -> int:
+    options = _options()
+    recorder = Recorder(options.checkout.resolve(), options.output.resolve())
+    for part in options.parts:
+        begin, before = time.monotonic(), recorder.made
+        recorder.record(part, re.compile(options.only))
+        print(f"{part}: {recorder.made - before} cases in {time.monotonic() - begin:.0f} s", flush=True)
+    print(recorder.path)
+    return 0
+
+
+class Recorder:
+    """Records cases of a checkout into <folder>/record.json; inputs and runs are in <folder>/work."""
+
+    def __init__(self, checkout: Path, folder: Path) -> None:
+        self.checkout, self.folder = checkout, folder
+        self.path, self.work = folder / "record.json", folder / "work"
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.made = 0
+        inputs.write(self.work)
+        code = code_digest(checkout)
+        self.content = json.loads(self.path.read_text()) if self.path.exists() else {}
+        if self.content.get("code") != code:
+            if self.content:
+                print("the code has changed: the record is started anew", flush=True)
+            self.content = {"code": code, "versions": versions(), "renamed": self._renamed(), "cases": {}}
+
+    def record(self, part: str, only: re.Pattern[str]) -> None:
+        """Record the cases of a part whose keys match `only` and that have no record yet."""
+        for key, make in self._cases(part):
+            if only.search(key) and key not in self.content["cases"]:
+                begin = time.monotonic()
+                self.content["cases"][key] = make()
+                self.made += 1
+                temporary = self.path.with_suffix(".partial")
+                temporary.write_text(json.dumps(self.content))
+                os.replace(temporary, self.path)
+                print(f"  {key} ({time.monotonic() - begin:.1f} s)", flush=True)
+
+    def train(self, case: Case) -> dict[str, Any]:
+        """The record of one training: exit codes, error message and results."""
+        runs = self.work / "runs" / case.key
+        shutil.rmtree(runs, ignore_errors=True)
+        if case.resumed:
+            self.kill(case)
+        program = self.start(case)
+        codes = program.wait()
+        record: dict[str, Any] = {"exit": codes}
+        if codes != [0] * case.ranks:
+            record["message"] = error_message(program.output)
+        record["runs"] = [results.read(path.parent) for path in sorted(runs.glob("**/config.yaml"))]
+        shutil.rmtree(runs, ignore_errors=True)
+        return record
+
+    def start(self, case: Case) -> processes.Program:
+        """Start train.py on a case; its run directory is below <work>/runs/<key>."""
+        overrides = [*case.overrides, f"runs=runs/{case.key}"]
+        return processes.start(
+            self.checkout, "train.py", overrides, self.work, self.work / "logs" / case.key, case.ranks
+        )
+
+    def kill(self, case: Case) -> None:
+        """Start a case and kill it once step KILL_AFTER is logged; again when it was finished before the signal.
+
+        Raises:
+            RuntimeError: it was always finished before.
+        """
+        runs = self.work / "runs" / case.key
+        for _ in range(ATTEMPTS):
+            shutil.rmtree(runs, ignore_errors=True)
+            program = self.start(case)
+            while program.running:
+                if any(results.last_step(path.parent) >= KILL_AFTER for path in runs.glob("*/metrics.jsonl")):
+                    program.kill()
+                time.sleep(0.002)
+            if program.wait() != [0] * case.ranks:
+                return
+        raise RuntimeError(f"{case.key} could not be killed before its end in {ATTEMPTS} attempts")
+
+    def _cases(self, part: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+        if part == "configs":
+            yield from self._configs()
+        elif part == "demo":
+            yield "demo", self._demo
+        else:
+            for case in cases.variants() if part == "variants" else cases.pairs(self.checkout, part):
+                yield case.key, lambda case=case: self.train(case)
+
+    def _configs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        for name, overrides in cases.configurations(self.checkout):
+            key = f"configs/{' '.join([name, *overrides])}"
+            yield key, lambda name=name, overrides=overrides: flat_configuration(self.checkout, name, overrides)
+
+    def _demo(self) -> dict[str, Any]:
+        """The metrics of the demo on two threads, by the commands of `make demo`."""
+        environment = {**os.environ, "PYTHONPATH": str(self.checkout), "OMP_NUM_THREADS": "2"}
+        for command in (["scripts/make_world.py"], ["train.py", "experiment=demo/clip"]):
+            program = [sys.executable, str(self.checkout / command[0]), *command[1:]]
+            subprocess.run(program, cwd=self.work, env=environment, check=True)
+        return results.read(self.work / "runs" / "demo")
+
+    def _renamed(self) -> dict[str, str]:
+        """Old dotted name -> new dotted name of classes, which the checkout may provide."""
+        return processes.call(self.checkout, renamed, answer=self.work / "renamed.json")
+
+
+def code_digest(checkout: Path) -> str:
+    """A digest of all files that a run may read: the package, conf/, scripts/ and train.py."""
+    digest = hashlib.sha256()
+    files = [
+        checkout / "train.py",
+        *(path for name in ("clipzoo", "conf", "scripts") for path in (checkout / name).rglob("*")),
+    ]
+    for path in sorted(files):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(checkout)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "torchvision", "numpy", "pillow", "timm", "open_clip_torch")}
+
+
+def error_message(output: str) -> str:
+    """The program's error message, or the last lines of its output."""
+    lines = output.splitlines()
+    first = next((index for index, line in enumerate(lines) if line.startswith("clipzoo:")), max(0, len(lines) - 5))
+    return "\n".join(lines[first:])
+
+
+def flat_configuration(checkout: Path, name: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """The resolved configuration and a search's axes by dotted keys, composed by Hydra from the checkout's conf/ alone."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf, open_dict
+
+    with initialize_config_dir(str(checkout / "conf"), version_base="1.3"):
+        config = compose(name, list(overrides), return_hydra_config=True)
+    axes = OmegaConf.to_container(config.hydra.sweeper.params)
+    with open_dict(config):
+        del config.hydra
+    return dict(results.leaves({**OmegaConf.to_container(config, resolve=True), "sweep": axes}))
+
+
+def renamed() -> dict[str, str]:
+    """`clipzoo.config.renamed.RENAMED`; empty where the checkout has none."""
+    try:
+        return dict(importlib.import_module("clipzoo.config.renamed").RENAMED)
+    except ModuleNotFoundError:
+        return {}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="the repository whose code is recorded")
+    parser.add_argument("output", type=Path, help="folder of record.json")
+    parser.add_argument("--only", default="", help="regular expression searched in the keys of cases")
+    parts = f"comma-separated, of {', '.join((*PARTS, *OPTIONAL))}"
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=PARTS, help=parts)
+    options = parser.parse_args()
+    if unknown := set(options.parts) - {*PARTS, *OPTIONAL}:
+        parser.error(f"--parts has no {', '.join(sorted(unknown))}: choose of {', '.join((*PARTS, *OPTIONAL))}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What a run computed, as plain values that can be compared: a run directory -> JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+TIMINGS = {
+    "samples_per_second", "data_wait", "forward", "backward", "optimizer", "flops_utilisation", "peak_memory_mib",
+    "seconds",
+}  # fmt: skip
+"""Keys of metrics.jsonl that are measurements of time, memory and throughput: different in every run."""
+SPENT = "spent"
+"""Key of a checkpoint: seconds spent so far."""
+
+
+def read(run: Path) -> dict[str, Any]:
+    """The results of a run directory: its name, logged values, last checkpoint, metrics and evaluation files."""
+    results = json.loads(_text(run / "results.json", "{}"))
+    return {
+        "name": run.name,
+        "logged": logged(run),
+        "checkpoint": checkpoint(run),
+        "metrics": results.get("metrics"),
+        "protocol": results.get("protocol"),
+        "steps": results.get("training", {}).get("steps"),
+        "bad_samples": [line for path in sorted(run.glob("bad_samples.*")) for line in _text(path, "").splitlines()],
+        "evaluation": evaluation(run / "evaluation"),
+    }
+
+
+def logged(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without timings."""
+    lines = (json.loads(line) for line in _text(run / "metrics.jsonl", "").splitlines())
+    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
+
+
+def last_step(run: Path) -> int:
+    """The last step in metrics.jsonl; 0 without one. A line that is being written is ignored."""
+    for line in reversed(_text(run / "metrics.jsonl", "").splitlines()):
+        try:
+            return int(json.loads(line)["step"])
+        except (json.JSONDecodeError, KeyError):
+            continue
+    return 0
+
+
+def checkpoint(run: Path) -> dict[str, Any]:
+    """Every leaf of the newest checkpoint by its key path: tensors as dtype, shape and digest."""
+    paths = sorted((run / "checkpoints").glob("step_*.pt"))
+    if not paths:
+        return {}
+    state = torch.load(paths[-1], map_location="cpu", weights_only=True)
+    return dict(leaves({key: value for key, value in state.items() if key != SPENT}))
+
+
+def evaluation(folder: Path) -> dict[str, Any]:
+    """The files under `evaluation`: JSON without cache keys, arrays and other files as digests."""
+    return {str(path.relative_to(folder)): _file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} {_digest(data)}"
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested mappings and lists; tensors as digests."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple) and value:
+        for index, inner in enumerate(value):
+            yield from leaves(inner, f"{path}.{index}")
+    else:
+        yield path, tensor_digest(value) if isinstance(value, torch.Tensor) else value
+
+
+def _file(path: Path) -> Any:
+    if path.suffix == ".json":
+        content = json.loads(path.read_text())
+        # The cache key covers the evaluator's settings in their order in the code, which is no result.
+        return {key: value for key, value in content.items() if key != "key"} if isinstance(content, dict) else content
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return {
+                name: f"{arrays[name].dtype}{arrays[name].shape} {_digest(arrays[name].tobytes())}" for name in arrays
+            }
+    return _digest(path.read_bytes())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:24]
+
+
+def _text(path: Path, default: str) -> str:
+    return path.read_text() if path.exists() else default
