@@ -170,13 +170,13 @@ def error_message(output: str) -> str:
 
 
 def flat_configuration(checkout: Path, name: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """The resolved configuration and a search's axes by dotted keys, composed by Hydra from the checkout's conf/ alone."""
+    """The resolved configuration and the axes of a search by dotted keys, composed by Hydra from conf/ alone."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf, open_dict
 
     with initialize_config_dir(str(checkout / "conf"), version_base="1.3"):
         config = compose(name, list(overrides), return_hydra_config=True)
-    axes = OmegaConf.to_container(config.hydra.sweeper.params)
+    axes = OmegaConf.to_container(config.hydra.sweeper).get("params")
     with open_dict(config):
         del config.hydra
     return dict(results.leaves({**OmegaConf.to_container(config, resolve=True), "sweep": axes}))
