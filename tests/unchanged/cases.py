@@ -136,7 +136,7 @@ VARIANTS = {
     "missing_benchmark": "evaluated eval.zero_shot=[colours,food101]",
     "missing_reported": "evaluated eval.zero_shot=[colours,food101] eval.missing=report",
     # Paths of the command line.
-    "experiment_name": "experiment=cloob/cc3m_cloob encoder=tiny eval=none head.embed_width=64",
+    "experiment_name": "experiment=cloob/cc3m_cloob encoder=tiny eval=none optim.schedule.warmup_steps=null",
     "given_name": "name=given",
 }
 """Name -> overrides after BASE, and the words 2ranks, resumed and evaluated (EVALUATED)."""

@@ -49,8 +49,9 @@ def compare(reference: Mapping[str, Any], current: Mapping[str, Any], complete: 
     found = Comparison()
     names = current["renamed"]
     expected, actual = reference["cases"], current["cases"]
-    if reference["versions"] != current["versions"]:
-        found.notes.append(f"recorded with other versions: {reference['versions']} -> {current['versions']}")
+    for fact in ("inputs", "versions"):
+        if reference[fact] != current[fact]:
+            found.notes.append(f"recorded with different {fact}: {reference[fact]} -> {current[fact]}")
     for key in sorted(expected.keys() & actual.keys()):
         found.cases += 1
         _compare_case(key, _translated(expected[key], names), actual[key], found)

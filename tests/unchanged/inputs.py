@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
@@ -21,6 +22,7 @@ PHOTOS = "photos/{00000..00001}.tar"
 """20 JPEG pictures; captions in .txt and in .json under the key "long"."""
 DAMAGED = "damaged/{00000..00001}.tar"
 """22 pictures, two of which cannot be decoded."""
+FOLDERS = ("shards", "photos", "damaged", "benchmarks")
 
 Member = tuple[str, bytes]
 
@@ -35,6 +37,12 @@ def write(folder: Path) -> None:
     _write_classification(folder / "benchmarks" / "colours")
     _write_retrieval(folder / "benchmarks" / "things")
     (folder / "complete").touch()
+
+
+def digest(folder: Path) -> str:
+    """A digest of all shards and benchmark datasets."""
+    paths = sorted(path for name in FOLDERS for path in (folder / name).rglob("*") if path.suffix in (".tar", ".txt"))
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths)).hexdigest()
 
 
 def _write_shards(

@@ -59,19 +59,20 @@ class Recorder:
         self.work.mkdir(parents=True, exist_ok=True)
         self.made = 0
         inputs.write(self.work)
-        code = code_digest(checkout)
+        facts = {"code": code_digest(checkout), "inputs": inputs.digest(self.work), "versions": versions()}
         self.content = json.loads(self.path.read_text()) if self.path.exists() else {}
-        if self.content.get("code") != code:
+        changed = [name for name, value in facts.items() if self.content.get(name) != value]
+        if changed:
             if self.content:
-                print("the code has changed: the record is started anew", flush=True)
-            self.content = {"code": code, "versions": versions(), "renamed": self._renamed(), "cases": {}}
+                print(f"the record is started anew: its {' and '.join(changed)} differ", flush=True)
+            self.content = {**facts, "renamed": self._renamed(), "cases": {}}
 
     def record(self, part: str, only: re.Pattern[str]) -> None:
         """Record the cases of a part whose keys match `only` and that have no record yet."""
         for key, make in self._cases(part):
             if only.search(key) and key not in self.content["cases"]:
                 begin = time.monotonic()
-                self.content["cases"][key] = make()
+                self.content["cases"][key] = self._without_folder(make())
                 self.made += 1
                 temporary = self.path.with_suffix(".partial")
                 temporary.write_text(json.dumps(self.content))
@@ -86,7 +87,7 @@ class Recorder:
             self.kill(case)
         program = self.start(case)
         codes = program.wait()
-        record: dict[str, Any] = {"exit": codes}
+        record: dict[str, Any] = {"command": " ".join(case.overrides), "exit": codes}
         if codes != [0] * case.ranks:
             record["message"] = error_message(program.output)
         record["runs"] = [results.read(path.parent) for path in sorted(runs.glob("**/config.yaml"))]
@@ -139,6 +140,10 @@ class Recorder:
             program = [sys.executable, str(self.checkout / command[0]), *command[1:]]
             subprocess.run(program, cwd=self.work, env=environment, check=True)
         return results.read(self.work / "runs" / "demo")
+
+    def _without_folder(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Paths of shards in messages and lists of bad samples must not depend on the output folder."""
+        return json.loads(json.dumps(record).replace(str(self.work), "WORK"))
 
     def _renamed(self) -> dict[str, str]:
         """Old dotted name -> new dotted name of classes, which the checkout may provide."""

@@ -61,7 +61,7 @@ def checkpoint(run: Path) -> dict[str, Any]:
 
 
 def evaluation(folder: Path) -> dict[str, Any]:
-    """The files under `evaluation`: JSON without cache keys, arrays and other files as digests."""
+    """The files under `evaluation`: JSON without cache keys, names of missing datasets, digests of arrays and others."""
     return {str(path.relative_to(folder)): _file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -85,6 +85,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _file(path: Path) -> Any:
     if path.suffix == ".json":
         content = json.loads(path.read_text())
+        if path.name == "missing.json":
+            return sorted(content)
         # The cache key covers the evaluator's settings in their order in the code, which is no result.
         return {key: value for key, value in content.items() if key != "key"} if isinstance(content, dict) else content
     if path.suffix == ".npz":
