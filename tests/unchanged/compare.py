@@ -49,7 +49,7 @@ def compare(reference: Mapping[str, Any], current: Mapping[str, Any], complete: 
     found = Comparison()
     names = current["renamed"]
     expected, actual = reference["cases"], current["cases"]
-    for fact in ("inputs", "versions"):
+    for fact in ("inputs", "environment"):
         if reference[fact] != current[fact]:
             found.notes.append(f"recorded with different {fact}: {reference[fact]} -> {current[fact]}")
     for key in sorted(expected.keys() & actual.keys()):

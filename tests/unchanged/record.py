@@ -15,15 +15,19 @@ import hashlib
 import importlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -59,7 +63,7 @@ class Recorder:
         self.work.mkdir(parents=True, exist_ok=True)
         self.made = 0
         inputs.write(self.work)
-        facts = {"code": code_digest(checkout), "inputs": inputs.digest(self.work), "versions": versions()}
+        facts = {"code": code_digest(checkout), "inputs": inputs.digest(self.work), "environment": environment()}
         self.content = json.loads(self.path.read_text()) if self.path.exists() else {}
         changed = [name for name, value in facts.items() if self.content.get(name) != value]
         if changed:
@@ -163,8 +167,14 @@ def code_digest(checkout: Path) -> str:
     return digest.hexdigest()
 
 
-def versions() -> dict[str, str]:
-    return {name: version(name) for name in ("torch", "torchvision", "numpy", "pillow", "timm", "open_clip_torch")}
+def environment() -> dict[str, str]:
+    """What besides the code decides the last bits: the processor and the versions of packages."""
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    found = {"processor": f"{model[1] if model else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"}
+    for package in ("torch", "torchvision", "numpy", "pillow", "simplejpeg", "timm", "open_clip_torch"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def error_message(output: str) -> str:

@@ -61,7 +61,7 @@ def checkpoint(run: Path) -> dict[str, Any]:
 
 
 def evaluation(folder: Path) -> dict[str, Any]:
-    """The files under `evaluation`: JSON without cache keys, names of missing datasets, digests of arrays and others."""
+    """The files under `evaluation`: JSON without cache keys, names of missing datasets, digests of other files."""
     return {str(path.relative_to(folder)): _file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
