@@ -22,12 +22,17 @@ EVALUATED = (
 
 @dataclass(frozen=True)
 class Case:
-    """One training. ranks: processes; resumed: killed with SIGKILL after step 8 and resumed by the same command."""
+    """One training.
+
+    ranks: number of processes. resumed: killed with SIGKILL after step 8 and resumed by the same command. used: its run
+    directory is loaded with clipzoo.load and evaluated with scripts/evaluate.py.
+    """
 
     key: str
     overrides: tuple[str, ...]
     ranks: int = 1
     resumed: bool = False
+    used: bool = False
 
 
 MODES = {"runs": ((), 1, False), "ranks": ((), 2, False), "micro": (("trainer.micro_batch=3",), 1, False)}
@@ -47,15 +52,59 @@ def pairs(checkout: Path, part: str) -> Iterator[Case]:
 def variants() -> Iterator[Case]:
     """Settings besides the defaults of a head, an objective or another part."""
     for name, text in VARIANTS.items():
-        overrides = text.split()
-        ranks = 2 if "2ranks" in overrides else 1
-        resumed = "resumed" in overrides
-        given = tuple(each for each in overrides if each not in ("2ranks", "resumed", "evaluated"))
-        yield Case(
-            f"variants/{name}", (*BASE, *(EVALUATED if "evaluated" in overrides else ()), *given), ranks, resumed
-        )
+        words = text.split()
+        given = [word for word in words if word not in WORDS]
+        evaluated = EVALUATED if "evaluated" in words else ()
+        ranks = 2 if "2ranks" in words else 1
+        yield Case(f"variants/{name}", (*BASE, *evaluated, *given), ranks, "resumed" in words, "used" in words)
 
 
+def encoders(checkout: Path) -> Iterator[Case]:
+    """Two steps of every encoder of the checkout's conf/ in float32, without downloads."""
+    short = ("trainer.global_batch=2", "trainer.steps=2", "trainer.precision=float32", "trainer.keep=1")
+    for encoder in _options(checkout, "encoder"):
+        if encoder not in DOWNLOADING:
+            yield Case(f"encoders/{encoder}", (*BASE[1:], f"encoder={encoder}", *short))
+
+
+def trainings(checkout: Path, part: str) -> Iterator[Case]:
+    """The cases of a part."""
+    if part == "variants":
+        return variants()
+    return encoders(checkout) if part == "encoders" else pairs(checkout, part)
+
+
+DOWNLOADING = {"nuclr_rn50"}
+"""Encoders whose tokenizer or weights are downloaded."""
+WORDS = {"2ranks", "resumed", "evaluated", "used"}
+STUDIES = {
+    "digits": "study.epochs=2 study.seeds=1",
+    "gaussian_plane": "study.samples=1024 study.batch=128 study.steps=40 study.sign_draws=4",
+    "gaussian_process": (
+        "study.modes=50 study.widths=[2,5] study.batches=[32,128] study.sizes=[100,500] study.samples=500 "
+        "study.batch=128 study.steps=40 study.seeds=1 study.paths=50"
+    ),
+    "gaussian_theorems": "study.samples=1024 study.batch=128 study.steps=40",
+    "half_disc": (
+        "study.sizes=[25,50] study.draws=3 study.shown=50 study.iterations=20 study.nuclr_steps=50 "
+        "study.mini_steps=50 study.risk_samples=1000"
+    ),
+    "lagrangian": "study.samples=512 study.test_samples=128 study.epochs=2 study.width=32 study.layers=1",
+    "mixture": "study.classes=[4] study.widths=[2,4] study.samples=2048 study.steps=40",
+    "mutual_information": (
+        "study.information=[2.0,10.0] study.trained_at=[10.0] study.steps=40 study.validation_batches=5 "
+        "study.test_batches=20"
+    ),
+    "rank": (
+        "study.inner_widths=[2,4] study.wpse_widths=[2] study.points=[2] study.features=64 study.steps=40 "
+        "study.evaluation_features=256 study.small_features=[64,128] study.evaluation_draws=2"
+    ),
+    "rates": (
+        "study.population=200 study.points=[1,2,4,8] study.point_draws=20 study.features=[64,128] "
+        "study.feature_draws=20"
+    ),
+}
+"""Name -> settings of the papers' small experiments in a few seconds."""
 VARIANTS = {
     # Heads.
     "wpse_imq": "head=wpse head/kernel=imq",
@@ -135,11 +184,17 @@ VARIANTS = {
     "evaluated_nuclr": "head=cosine objective=nuclr evaluated eval.linear_probe=[]",
     "missing_benchmark": "evaluated eval.zero_shot=[colours,food101]",
     "missing_reported": "evaluated eval.zero_shot=[colours,food101] eval.missing=report",
+    # Run directories used afterwards.
+    "used_clip": "head=clip used",
+    "used_wpse": "head=wpse used",
+    "used_kme": "head=kme evaluated used",
+    "used_cloob": "head=cloob objective=infoloob used",
+    "used_cosine": "head=cosine objective=sogclr used",
     # Paths of the command line.
     "experiment_name": "experiment=cloob/cc3m_cloob encoder=tiny eval=none optim.schedule.warmup_steps=null",
     "given_name": "name=given",
 }
-"""Name -> overrides after BASE, and the words 2ranks, resumed and evaluated (EVALUATED)."""
+"""Name -> overrides after BASE, and words of WORDS: 2ranks, resumed, used as in Case; evaluated adds EVALUATED."""
 
 
 def configurations(checkout: Path) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -54,7 +54,9 @@ def compare(reference: Mapping[str, Any], current: Mapping[str, Any], complete: 
             found.notes.append(f"recorded with different {fact}: {reference[fact]} -> {current[fact]}")
     for key in sorted(expected.keys() & actual.keys()):
         found.cases += 1
-        _compare_case(key, _translated(expected[key], names), actual[key], found)
+        lines = differences(key, _translated(expected[key], names), actual[key])
+        for line in lines:
+            (found.notes if line.startswith(f"{key}: {MESSAGES}: ") else found.differences).append(line)
     missing = sorted(expected.keys() - actual.keys())
     if complete:
         found.differences += [f"{key}: missing in the current record" for key in missing]
@@ -64,18 +66,17 @@ def compare(reference: Mapping[str, Any], current: Mapping[str, Any], complete: 
     return found
 
 
-def _compare_case(key: str, expected: Any, actual: Any, found: Comparison) -> None:
-    """Report the first different value of each field (exit, logged, checkpoint, ...) and the number of others."""
+def differences(key: str, expected: Any, actual: Any) -> Iterator[str]:
+    """A line on the first different value of each field (exit, logged, checkpoint, ...) and the number of others."""
     by_field: dict[str, list[tuple[str, Any, Any]]] = {}
     for path, old, new in _different(expected, actual):
         parts = [part for part in path if not isinstance(part, int)] or ["value"]
         name = parts[1] if parts[0] == "runs" and len(parts) > 1 else parts[0]
         by_field.setdefault(name, []).append((" ".join(parts), old, new))
-    for name, values in by_field.items():
+    for values in by_field.values():
         path, old, new = values[0]
         more = f" (and {len(values) - 1} more)" if len(values) > 1 else ""
-        line = f"{key}: {path.removeprefix('runs ')}: {_shown(old)} -> {_shown(new)}{_distance(old, new)}{more}"
-        (found.notes if name == MESSAGES else found.differences).append(line)
+        yield f"{key}: {path.removeprefix('runs ')}: {_shown(old)} -> {_shown(new)}{_distance(old, new)}{more}"
 
 
 def _different(

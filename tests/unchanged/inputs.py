@@ -52,11 +52,11 @@ def _write_shards(
     for position, numbers in enumerate(shards):
         members: list[Member] = []
         for number in numbers:
-            image = _picture(number, number % len(COLOURS), size, file_format)
+            image = picture(number, number % len(COLOURS), size, file_format)
             members += [
                 (f"{number:06d}.{'png' if file_format == 'PNG' else 'jpg'}", image[:60] if number in broken else image),
-                (f"{number:06d}.txt", _caption(number).encode()),
-                (f"{number:06d}.json", json.dumps({"long": f"a long caption of {_caption(number)}"}).encode()),
+                (f"{number:06d}.txt", caption(number).encode()),
+                (f"{number:06d}.json", json.dumps({"long": f"a long caption of {caption(number)}"}).encode()),
             ]
         _write_tar(folder / f"{position:05d}.tar", members)
 
@@ -68,7 +68,7 @@ def _write_classification(folder: Path) -> None:
         for index in range(count):
             label = index % len(COLOURS)
             members += [
-                (f"s{index:07d}.png", _picture(seed + index, label, (34 + index % 16, 50 - index % 13), "PNG")),
+                (f"s{index:07d}.png", picture(seed + index, label, (34 + index % 16, 50 - index % 13), "PNG")),
                 (f"s{index:07d}.cls", str(label).encode()),
             ]
         _write_tar(folder / split / "0.tar", members)
@@ -83,9 +83,9 @@ def _write_retrieval(folder: Path) -> None:
     """13 pictures with 3 captions each."""
     members: list[Member] = []
     for index in range(13):
-        captions = "\n".join(f"{_caption(index)} seen {turn} times" for turn in range(3))
+        captions = "\n".join(f"{caption(index)} seen {turn} times" for turn in range(3))
         members += [
-            (f"s{index:07d}.png", _picture(3000 + index, index % len(COLOURS), (40, 44), "PNG")),
+            (f"s{index:07d}.png", picture(3000 + index, index % len(COLOURS), (40, 44), "PNG")),
             (f"s{index:07d}.txt", (captions + "\n").encode()),
         ]
     _write_tar(folder / "test" / "0.tar", members)
@@ -102,7 +102,7 @@ def _write_tar(path: Path, members: Iterable[Member]) -> None:
             archive.addfile(entry, io.BytesIO(content))
 
 
-def _picture(seed: int, colour: int, size: tuple[int, int], file_format: str) -> bytes:
+def picture(seed: int, colour: int, size: tuple[int, int], file_format: str) -> bytes:
     """Noise around a colour; size is (width, height)."""
     noise = np.random.default_rng(seed).normal(0, 60, (size[1], size[0], 3))
     pixels = (np.array(list(COLOURS.values())[colour]) + noise).clip(0, 255).astype(np.uint8)
@@ -111,6 +111,6 @@ def _picture(seed: int, colour: int, size: tuple[int, int], file_format: str) ->
     return stream.getvalue()
 
 
-def _caption(number: int) -> str:
+def caption(number: int) -> str:
     colour = list(COLOURS)[number % len(COLOURS)]
     return f"a {colour} thing {number}" + " and more" * (number % 5)

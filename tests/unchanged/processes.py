@@ -34,7 +34,7 @@ forks.set_forkserver_preload(
 
 
 def start(checkout: Path, program: str, arguments: Sequence[str], folder: Path, log: Path, ranks: int = 1) -> Program:
-    """Start `program`, a path inside the checkout, in the working directory `folder` on `ranks` processes.
+    """Start `program`, a path inside the checkout or a module, in the working directory `folder` on `ranks` processes.
 
     Standard output and error of rank r go to log.r.
     """
@@ -111,7 +111,10 @@ def _run(checkout: str, program: str, arguments: list[str], folder: str, log: st
     _enter(checkout)
     os.chdir(folder)
     sys.argv = [program, *arguments]
-    runpy.run_path(str(Path(checkout) / program), run_name="__main__")
+    if program.endswith(".py"):
+        runpy.run_path(str(Path(checkout) / program), run_name="__main__")
+    else:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 def _call(checkout: str, function: Any, arguments: tuple, answer: str) -> None:
@@ -127,6 +130,9 @@ def _enter(checkout: str) -> None:
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     torch.set_num_threads(1)
     # Drawing the report's curves takes half of a tiny run, and pictures are not compared.
-    Figure.savefig = lambda figure, path, *_, **__: Path(path).touch()  # type: ignore[method-assign]
+    draw = Figure.savefig
+    Figure.savefig = lambda figure, path, **options: (  # type: ignore[method-assign]
+        Path(path).touch() if isinstance(path, str | Path) else draw(figure, path, **options)
+    )
     sys.path.insert(0, checkout)
     assert "clipzoo" not in sys.modules, "clipzoo was imported before the checkout was chosen"

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import json
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,16 +29,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.unchanged import cases, inputs, processes, results
+from tests.unchanged import cases, inputs, library, results
 from tests.unchanged.cases import Case
+from tests.unchanged.checkout import Checkout
 
-PARTS = ("configs", "runs", "ranks", "micro", "resume", "variants")
+PARTS = ("configs", "runs", "ranks", "micro", "resume", "variants", "studies", "encoders")
 """The parts of a full recording."""
 OPTIONAL = ("demo",)
-KILL_AFTER = 8
-"""The step after which a resumed run is killed."""
-ATTEMPTS = 10
-"""To kill a run before it is finished."""
 
 
 def main() -> int:
@@ -58,8 +53,8 @@ class Recorder:
     """Records cases of a checkout into <folder>/record.json; inputs and runs are in <folder>/work."""
 
     def __init__(self, checkout: Path, folder: Path) -> None:
-        self.checkout, self.folder = checkout, folder
         self.path, self.work = folder / "record.json", folder / "work"
+        self.checkout = Checkout(checkout, self.work)
         self.work.mkdir(parents=True, exist_ok=True)
         self.made = 0
         inputs.write(self.work)
@@ -69,7 +64,7 @@ class Recorder:
         if changed:
             if self.content:
                 print(f"the record is started anew: its {' and '.join(changed)} differ", flush=True)
-            self.content = {**facts, "renamed": self._renamed(), "cases": {}}
+            self.content = {**facts, "renamed": self.checkout.call(library.renamed), "cases": {}}
 
     def record(self, part: str, only: re.Pattern[str]) -> None:
         """Record the cases of a part whose keys match `only` and that have no record yet."""
@@ -84,74 +79,35 @@ class Recorder:
                 print(f"  {key} ({time.monotonic() - begin:.1f} s)", flush=True)
 
     def train(self, case: Case) -> dict[str, Any]:
-        """The record of one training: exit codes, error message and results."""
-        runs = self.work / "runs" / case.key
-        shutil.rmtree(runs, ignore_errors=True)
+        """The record of one training, and of what is done with its run directory afterwards."""
+        self.checkout.remove(case)
         if case.resumed:
-            self.kill(case)
-        program = self.start(case)
-        codes = program.wait()
-        record: dict[str, Any] = {"command": " ".join(case.overrides), "exit": codes}
-        if codes != [0] * case.ranks:
-            record["message"] = error_message(program.output)
-        record["runs"] = [results.read(path.parent) for path in sorted(runs.glob("**/config.yaml"))]
-        shutil.rmtree(runs, ignore_errors=True)
+            self.checkout.kill(case)
+        record = self.checkout.train(case)
+        if case.used:
+            run = self.checkout.runs(case)[0]
+            record |= {"loaded": self.checkout.load(run), "evaluated": self.checkout.evaluate(run)}
+        self.checkout.remove(case)
         return record
 
-    def start(self, case: Case) -> processes.Program:
-        """Start train.py on a case; its run directory is below <work>/runs/<key>."""
-        overrides = [*case.overrides, f"runs=runs/{case.key}"]
-        return processes.start(
-            self.checkout, "train.py", overrides, self.work, self.work / "logs" / case.key, case.ranks
-        )
-
-    def kill(self, case: Case) -> None:
-        """Start a case and kill it once step KILL_AFTER is logged; again when it was finished before the signal.
-
-        Raises:
-            RuntimeError: it was always finished before.
-        """
-        runs = self.work / "runs" / case.key
-        for _ in range(ATTEMPTS):
-            shutil.rmtree(runs, ignore_errors=True)
-            program = self.start(case)
-            while program.running:
-                if any(results.last_step(path.parent) >= KILL_AFTER for path in runs.glob("*/metrics.jsonl")):
-                    program.kill()
-                time.sleep(0.002)
-            if program.wait() != [0] * case.ranks:
-                return
-        raise RuntimeError(f"{case.key} could not be killed before its end in {ATTEMPTS} attempts")
-
     def _cases(self, part: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Key and function of every case of a part."""
+        path = self.checkout.path
         if part == "configs":
-            yield from self._configs()
+            for name, overrides in cases.configurations(path):
+                yield f"configs/{' '.join([name, *overrides])}", partial(flat_configuration, path, name, overrides)
+        elif part == "studies":
+            for name, settings in cases.STUDIES.items():
+                yield f"studies/{name}", partial(self.checkout.study, name, settings)
         elif part == "demo":
-            yield "demo", self._demo
+            yield "demo", self.checkout.demo
         else:
-            for case in cases.variants() if part == "variants" else cases.pairs(self.checkout, part):
-                yield case.key, lambda case=case: self.train(case)
-
-    def _configs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        for name, overrides in cases.configurations(self.checkout):
-            key = f"configs/{' '.join([name, *overrides])}"
-            yield key, lambda name=name, overrides=overrides: flat_configuration(self.checkout, name, overrides)
-
-    def _demo(self) -> dict[str, Any]:
-        """The metrics of the demo on two threads, by the commands of `make demo`."""
-        environment = {**os.environ, "PYTHONPATH": str(self.checkout), "OMP_NUM_THREADS": "2"}
-        for command in (["scripts/make_world.py"], ["train.py", "experiment=demo/clip"]):
-            program = [sys.executable, str(self.checkout / command[0]), *command[1:]]
-            subprocess.run(program, cwd=self.work, env=environment, check=True)
-        return results.read(self.work / "runs" / "demo")
+            for case in cases.trainings(path, part):
+                yield case.key, partial(self.train, case)
 
     def _without_folder(self, record: dict[str, Any]) -> dict[str, Any]:
         """Paths of shards in messages and lists of bad samples must not depend on the output folder."""
         return json.loads(json.dumps(record).replace(str(self.work), "WORK"))
-
-    def _renamed(self) -> dict[str, str]:
-        """Old dotted name -> new dotted name of classes, which the checkout may provide."""
-        return processes.call(self.checkout, renamed, answer=self.work / "renamed.json")
 
 
 def code_digest(checkout: Path) -> str:
@@ -177,13 +133,6 @@ def environment() -> dict[str, str]:
     return found
 
 
-def error_message(output: str) -> str:
-    """The program's error message, or the last lines of its output."""
-    lines = output.splitlines()
-    first = next((index for index, line in enumerate(lines) if line.startswith("clipzoo:")), max(0, len(lines) - 5))
-    return "\n".join(lines[first:])
-
-
 def flat_configuration(checkout: Path, name: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     """The resolved configuration and the axes of a search by dotted keys, composed by Hydra from conf/ alone."""
     from hydra import compose, initialize_config_dir
@@ -195,14 +144,6 @@ def flat_configuration(checkout: Path, name: str, overrides: tuple[str, ...]) ->
     with open_dict(config):
         del config.hydra
     return dict(results.leaves({**OmegaConf.to_container(config, resolve=True), "sweep": axes}))
-
-
-def renamed() -> dict[str, str]:
-    """`clipzoo.config.renamed.RENAMED`; empty where the checkout has none."""
-    try:
-        return dict(importlib.import_module("clipzoo.config.renamed").RENAMED)
-    except ModuleNotFoundError:
-        return {}
 
 
 def _options() -> argparse.Namespace:

@@ -22,17 +22,28 @@ SPENT = "spent"
 
 def read(run: Path) -> dict[str, Any]:
     """The results of a run directory: its name, logged values, last checkpoint, metrics and evaluation files."""
-    results = json.loads(_text(run / "results.json", "{}"))
     return {
         "name": run.name,
         "logged": logged(run),
         "checkpoint": checkpoint(run),
-        "metrics": results.get("metrics"),
-        "protocol": results.get("protocol"),
-        "steps": results.get("training", {}).get("steps"),
+        **metrics(run),
         "bad_samples": [line for path in sorted(run.glob("bad_samples.*")) for line in _text(path, "").splitlines()],
         "evaluation": evaluation(run / "evaluation"),
     }
+
+
+def metrics(run: Path) -> dict[str, Any]:
+    """Number of steps, metrics and protocol of results.json; None where the run is not finished."""
+    content = json.loads(_text(run / "results.json", "{}"))
+    found = {key: content.get(key) for key in ("metrics", "protocol")}
+    return {**found, "steps": content.get("training", {}).get("steps")}
+
+
+def numbers(path: Path) -> dict[str, Any]:
+    """The numbers in a JSON file by dotted keys, without timings and texts."""
+    content = json.loads(_text(path, "{}"))
+    found = leaves({key: value for key, value in content.items() if key not in TIMINGS})
+    return {key: value for key, value in found if isinstance(value, int | float)}
 
 
 def logged(run: Path) -> list[dict[str, Any]]:
