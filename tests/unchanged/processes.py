@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ class Program:
         """SIGKILL to all ranks."""
         for process in self._processes:
             assert process.pid is not None
-            if process.is_alive():
+            # A rank may end by itself when another is killed.
+            with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
 
     def wait(self) -> list[int]:
