@@ -39,7 +39,8 @@ def main() -> int:
     options = parser.parse_args()
     reference, current = (json.loads(path.read_text()) for path in (options.reference, options.current))
     found = compare(reference, current, options.complete)
-    print("\n".join([*(f"note: {note}" for note in found.notes), *found.differences]))
+    for line in [*(f"note: {note}" for note in found.notes), *found.differences]:
+        print(line)
     print(f"{found.cases} cases compared, {len(found.differences)} differences")
     return int(bool(found.differences))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -20,18 +21,12 @@ LIMIT = 1200.0
 """Seconds that one program may take."""
 
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",
-        "torchvision.transforms.v2",
-        "open_clip",
-        "timm",
-        "hydra._internal.hydra",
-        "webdataset",
-        "matplotlib.pyplot",
-    ]
-)
+forks.set_forkserver_preload([
+    "torch", "torch._dynamo", "torchvision.transforms.v2", "open_clip", "timm", "hydra._internal.hydra", "webdataset",
+    "matplotlib.pyplot",
+])  # fmt: skip
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository of this program, which is not the checkout that is recorded."""
 
 
 def start(checkout: Path, program: str, arguments: Sequence[str], folder: Path, log: Path, ranks: int = 1) -> Program:
@@ -114,7 +109,9 @@ def _run(checkout: str, program: str, arguments: list[str], folder: str, log: st
     os.chdir(folder)
     sys.argv = [program, *arguments]
     if program.endswith(".py"):
-        runpy.run_path(str(Path(checkout) / program), run_name="__main__")
+        path = Path(checkout) / program
+        sys.path.insert(0, str(path.parent))
+        runpy.run_path(str(path), run_name="__main__")
     else:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
 
@@ -136,5 +133,8 @@ def _enter(checkout: str) -> None:
     Figure.savefig = lambda figure, path, **options: (  # type: ignore[method-assign]
         Path(path).touch() if isinstance(path, str | Path) else draw(figure, path, **options)
     )
-    sys.path.insert(0, checkout)
+    others = {str(ROOT), str(Path(__file__).parent), ""}
+    sys.path[:] = [checkout, *(path for path in sys.path if path not in others)]
     assert "clipzoo" not in sys.modules, "clipzoo was imported before the checkout was chosen"
+    package = importlib.util.find_spec("clipzoo")
+    assert package is not None and str(package.origin).startswith(checkout), f"{checkout} has no package clipzoo"
