@@ -12,6 +12,9 @@ RENAMED = {
     "clipzoo.logger.Logger": "clipzoo.training.loggers.Logger",
     "clipzoo.optim.AdamW": "clipzoo.training.optimizers.AdamW",
     "clipzoo.optim.Cosine": "clipzoo.training.schedules.Cosine",
+    "clipzoo.studies.gaussian_plane.GaussianPlane": "clipzoo.studies.gaussian.plane.GaussianPlane",
+    "clipzoo.studies.gaussian_process.GaussianProcess": "clipzoo.studies.gaussian.process.GaussianProcess",
+    "clipzoo.studies.gaussian_theorems.GaussianTheorems": "clipzoo.studies.gaussian.theorems.GaussianTheorems",
     "clipzoo.trainer.Trainer": "clipzoo.training.trainer.Trainer",
 }
 """`_target_` in configurations of earlier versions -> the name of the class today."""

@@ -20,6 +20,8 @@ from typing import Any
 ABSENT = "(absent)"
 MESSAGES = "message"
 """Texts of errors may be reworded: they are shown, not counted."""
+DESCRIPTION = "about."
+"""Prefix of configuration keys that describe an experiment and affect nothing."""
 
 
 @dataclass
@@ -38,33 +40,33 @@ def main() -> int:
     parser.add_argument("--complete", action="store_true", help="missing cases are differences")
     options = parser.parse_args()
     reference, current = (json.loads(path.read_text()) for path in (options.reference, options.current))
-    found = compare(reference, current, options.complete)
-    for line in [*(f"note: {note}" for note in found.notes), *found.differences]:
+    comparison = compare(reference, current, options.complete)
+    for line in [*(f"note: {note}" for note in comparison.notes), *comparison.differences]:
         print(line)
-    print(f"{found.cases} cases compared, {len(found.differences)} differences")
-    return int(bool(found.differences))
+    print(f"{comparison.cases} cases compared, {len(comparison.differences)} differences")
+    return int(bool(comparison.differences))
 
 
 def compare(reference: Mapping[str, Any], current: Mapping[str, Any], complete: bool = False) -> Comparison:
     """Compare the cases of both records; class names of the reference are translated by the current record's names."""
-    found = Comparison()
+    comparison = Comparison()
     names = current["renamed"]
     expected, actual = reference["cases"], current["cases"]
     for fact in ("inputs", "environment"):
         if reference[fact] != current[fact]:
-            found.notes.append(f"recorded with different {fact}: {reference[fact]} -> {current[fact]}")
+            comparison.notes.append(f"recorded with different {fact}: {reference[fact]} -> {current[fact]}")
     for key in sorted(expected.keys() & actual.keys()):
-        found.cases += 1
+        comparison.cases += 1
         lines = differences(key, _translated(expected[key], names), actual[key])
         for line in lines:
-            (found.notes if line.startswith(f"{key}: {MESSAGES}: ") else found.differences).append(line)
+            (comparison.notes if line.startswith(f"{key}: {MESSAGES}: ") else comparison.differences).append(line)
     missing = sorted(expected.keys() - actual.keys())
     if complete:
-        found.differences += [f"{key}: missing in the current record" for key in missing]
+        comparison.differences += [f"{key}: missing in the current record" for key in missing]
     else:
-        found.notes += _counted(missing, "not in the current record")
-    found.notes += _counted(sorted(actual.keys() - expected.keys()), "not in the reference")
-    return found
+        comparison.notes += _counted(missing, "not in the current record")
+    comparison.notes += _counted(sorted(actual.keys() - expected.keys()), "not in the reference")
+    return comparison
 
 
 def differences(key: str, expected: Any, actual: Any) -> Iterator[str]:
@@ -86,6 +88,8 @@ def _different(
     """Path and both values of every difference, in the order of the reference."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
+            if key.startswith(DESCRIPTION):
+                continue
             yield from _different(old.get(key, ABSENT), new.get(key, ABSENT), (*path, key))
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (left, right) in enumerate(zip(old, new, strict=True)):

@@ -48,8 +48,8 @@ def test_a_part_computes_the_same_values(reference, records, part):
         done = _run("record.py", checkout, folder, "--parts", part)
         assert done.returncode == 0, done.stdout + done.stderr
     expected, actual = (_part(folder, part) for folder in records)
-    found = compare(expected, actual, complete=True)
-    assert found.cases and not found.differences, "\n".join([*found.notes, *found.differences])
+    comparison = compare(expected, actual, complete=True)
+    assert comparison.cases and not comparison.differences, "\n".join([*comparison.notes, *comparison.differences])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
