@@ -63,5 +63,5 @@ def test_wheel_trains_evaluates_and_reports_outside_the_checkout(environment, tm
     assert results["training"]["steps"] == 3 and "zero_shot/shapes/top1" in results["metrics"]
     call(tmp_path, clipzoo, "evaluate", "run=runs/demo", "eval=demo", "eval.retrieval=[]", "device=cpu")
     assert call(tmp_path, clipzoo, "report", "runs/demo").strip() == "runs/demo/report.md"
-    assert call(tmp_path, clipzoo, "report", "runs").strip() == "runs/report/index.html"
+    assert call(tmp_path, clipzoo, "report", "runs", "--table", "wpse/1").strip() == "runs/report/index.html"
     assert "is finished" in call(tmp_path, clipzoo, "train", *TINY)
