@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,11 +11,46 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from torch import nn
 
+from clipzoo.contracts import Dataset, Logger, Optimizer
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.suite import Suite
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives import compatibility
 from clipzoo.objectives.base import Objective
+from clipzoo.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """The parts of a run, before its dataset is opened and its encoder is built."""
+
+    trainer: Trainer
+    head: Head
+    objective: Objective
+    dataset: Dataset
+    evaluator: Suite
+    optimizer: Optimizer
+    logger: Logger
+
+
+def build_parts(plain: Mapping[str, Any]) -> RunParts:
+    """Build every part but the encoder, which takes longest.
+
+    Raises:
+        ConfigError: a constructor refuses its arguments, or the objective cannot train the head.
+    """
+    parts = RunParts(
+        trainer=part(plain["trainer"]),
+        head=build_head(plain),
+        objective=build_objective(plain),
+        dataset=part(plain["data"]),
+        evaluator=part(plain["eval"]),
+        optimizer=part(plain["optim"]),
+        logger=part(plain["logger"]),
+    )
+    compatibility.require(parts.head, parts.objective)
+    return parts
 
 
 def part(node: Mapping[str, Any]) -> Any:
@@ -45,17 +81,6 @@ def build_objective(plain: Mapping[str, Any]) -> Objective:
     return _seeded(plain, "objective")
 
 
-def build_pair(plain: Mapping[str, Any]) -> tuple[Head, Objective]:
-    """Build head and objective, and log the warnings about the pair.
-
-    Raises:
-        ConfigError: the objective cannot train the head.
-    """
-    head, objective = build_head(plain), build_objective(plain)
-    compatibility.require(head, objective)
-    return head, objective
-
-
 def build_model(plain: Mapping[str, Any], head: Head | None = None) -> Model:
     """Build encoder and head with the initial weights of `seed`; on the meta device under `torch.device("meta")`.
 
@@ -69,7 +94,8 @@ def build_model(plain: Mapping[str, Any], head: Head | None = None) -> Model:
         actual = plain["encoder"].get(width, expected)
         if expected != actual:
             raise ConfigError(f"head.{width} is {expected}, but the encoder's features have {actual}: leave it out")
-    return Model(_seeded(plain, "encoder"), head or build_head(plain))
+    encoder = _seeded(plain, "encoder")
+    return Model(encoder, head or build_head(plain))
 
 
 def _seeded(plain: Mapping[str, Any], name: str) -> Any:

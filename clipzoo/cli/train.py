@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -13,13 +15,15 @@ from omegaconf import DictConfig
 from clipzoo.config import overrides, sweep
 from clipzoo.config.compose import checked, compose
 from clipzoo.config.groups import CONF
-from clipzoo.config.identity import run_folder
 from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.distributed import environment, submitit
 from clipzoo.errors import ConfigError, exit_on_error
-from clipzoo.runs import directory as run
 from clipzoo.runs import record
+from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, is_finished
 from clipzoo.runs.lock import RunLock
+
+if TYPE_CHECKING:
+    from clipzoo.training.parts import Parts
 
 
 def main(arguments: list[str]) -> None:
@@ -73,54 +77,61 @@ def job(config: DictConfig) -> None:
 
 
 def train(config: DictConfig) -> None:
+    """Train the configured run to its end, or report that it is finished."""
     plain = checked(config)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
-    folder = run_folder(plain, experiment)
-    run.check_configuration(folder, plain)
-    if run.is_finished(folder):
-        environment.say(record.summary(folder) + run.evaluation_hint(folder, plain))
+    folder = find_run(plain, experiment)
+    if is_finished(folder):
+        environment.say(record.summary(folder) + evaluation_hint(folder, plain))
         return
 
-    # From here on it may be slow: torch and the trunks' libraries are imported where they are first needed.
-    from clipzoo.build import build_model, build_pair, part
+    # torch and the encoders' libraries are imported only now: everything above is reported at once.
+    from clipzoo.build import build_model, build_parts
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
-    from clipzoo.report.run_page.page import write_report
-    from clipzoo.training import diagnostics
-    from clipzoo.training import loggers as logger
+    from clipzoo.training.loggers import quiet_libraries
     from clipzoo.training.parts import Parts
 
     watchdog = Watchdog()
     preemption = Preemption(watchdog)
-    logger.quiet_libraries()
-    trainer = part(plain["trainer"])
-    head, objective = build_pair(plain)
+    quiet_libraries()
+    parts = build_parts(plain)
+    trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
     world = World.join(trainer.device, trainer.timeout)
     with watchdog.guard(world, trainer.timeout), RunLock(folder) as lock:
-        with run.created(folder, world):
-            data = part(plain["data"])
-            data.open(folder, world)
-            trainer.check(data, plain["seed"], world)
-            suite = part(plain["eval"])
-            suite.open()
-            suite.require(trainer.saving.best_metric)
-            model = build_model(plain, head)
-        world.run_on_first(lambda: run.claim(lock, plain))
-        environment.say(f"{folder}: {data.samples} samples, {trainer.length.global_batch} a step, {world.size} ranks")
-        optimizer, log = part(plain["optim"]), part(plain["logger"])
-        parts = Parts(model, objective, data, optimizer, suite, log, plain["seed"], folder, plain)
-        cost, metrics = trainer.fit(parts, world, preemption)
-
-        def finish() -> None:
-            overrides = list(HydraConfig.get().overrides.task)
-            examples = diagnostics.write_sample_summary(objective, folder / "evaluation" / "samples.json")
-            diagnostics.write_examples(examples, data, folder / "evaluation" / "samples")
-            record.write_results(folder, plain, experiment, overrides, cost, metrics)
-            write_report(folder)
-            log.report(metrics, sorted((folder / "report").glob("*.png")))
-            log.close()
-            environment.say(record.summary(folder))
-
-        world.run_on_first(finish)
+        with created(folder, world):
+            dataset.open(folder, world)
+            trainer.check(dataset, plain["seed"], world)
+            evaluator.open()
+            evaluator.require(trainer.saving.best_metric)
+            model = build_model(plain, parts.head)
+        world.run_on_first(lambda: claim(lock, plain))
+        environment.say(
+            f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"
+        )
+        training = Parts(
+            model, parts.objective, dataset, parts.optimizer, evaluator, parts.logger, plain["seed"], folder, plain
+        )
+        cost, metrics = trainer.fit(training, world, preemption)
+        world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics))
     world.leave()
+
+
+def write_outputs(
+    training: Parts, experiment: str | None, cost: Mapping[str, Any], metrics: Mapping[str, float]
+) -> None:
+    """Write the results and the report of a run that has ended."""
+    from clipzoo.report.run_page.page import write_report
+    from clipzoo.training import diagnostics
+
+    folder = training.folder
+    assert folder is not None
+    extremes = diagnostics.write_sample_summary(training.objective, folder / "evaluation" / "samples.json")
+    diagnostics.write_examples(extremes, training.dataset, folder / "evaluation" / "samples")
+    overrides = list(HydraConfig.get().overrides.task)
+    record.write_results(folder, training.config, experiment, overrides, cost, metrics)
+    write_report(folder)
+    training.logger.report(metrics, sorted((folder / "report").glob("*.png")))
+    training.logger.close()
+    environment.say(record.summary(folder))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import yaml
 
 from clipzoo.config import renamed
-from clipzoo.config.identity import flat, identity
+from clipzoo.config.identity import flat, identity, run_folder
 from clipzoo.errors import ConfigError
 from clipzoo.io import write_whole
 from clipzoo.runs.lock import RunLock
@@ -26,6 +26,16 @@ class Rank(Protocol):
 
     @property
     def is_first(self) -> bool: ...
+
+
+def find_run(plain: Mapping[str, Any], experiment: str | None) -> Path:
+    """Return the run directory of a configuration, which need not exist.
+
+    Raises ConfigError if the directory has a run of another configuration.
+    """
+    folder = run_folder(plain, experiment)
+    check_configuration(folder, plain)
+    return folder
 
 
 def is_finished(folder: Path) -> bool:
@@ -70,7 +80,8 @@ def check_configuration(folder: Path, plain: Mapping[str, Any]) -> None:
     """Raise ConfigError if the directory has a run of another configuration."""
     if not (folder / "config.yaml").exists():
         return
-    before, now = identity(config_of(folder)), identity(plain)
+    stored = config_of(folder)
+    before, now = identity(stored), identity(plain)
     different = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if different:
         shown = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:MOST_DIFFERENCES]]
