@@ -10,13 +10,18 @@ at the same time as there are cores.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from clipzoo.report.render import markdown
+from clipzoo.report.table import Table, text_table
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.record import RunRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "tables"
@@ -80,23 +85,21 @@ def main() -> None:
             for name, overrides in methods.items()
         }
         rows = {name: [future.result() for future in futures] for name, futures in runs.items()}
-    text = markdown(rows)
+    text = markdown(method_table(rows)) + "\n"
     folder = ROOT / "docs" / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"demo_{options.table}.md").write_text(text)
     print(text)
 
 
-def markdown(rows: dict[str, list[dict]]) -> str:
-    """Return a table with one row per method: mean and deviation over seeds; speed and memory of the first seed."""
-    lines = ["| method | " + " | ".join(COLUMNS) + " | samples/s | peak MiB |"]
-    lines.append("| --- |" + " ---: |" * (len(COLUMNS) + 2))
-    for name, results in rows.items():
-        cells = [_cell([result["metrics"][key] for result in results]) for key in COLUMNS.values()]
-        cost = results[0]["training"]
-        cells += [f"{cost['samples_per_second']:.0f}", f"{cost['peak_memory_mib']:.0f}"]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+def method_table(runs: Mapping[str, Sequence[RunRecord]]) -> Table:
+    """A row per method: mean and deviation over seeds; speed and memory of the first seed."""
+    keys = [MetricKey.parse(key) for key in COLUMNS.values()]
+    rows = []
+    for name, records in runs.items():
+        cost = [f"{float(records[0].training[key]):.0f}" for key in ("samples_per_second", "peak_memory_mib")]
+        rows.append([name, *(_cell([record.metrics[key] for record in records]) for key in keys), *cost])
+    return text_table(["method", *COLUMNS, "samples/s", "peak MiB"], rows, left=1)
 
 
 def _cell(values: list[float]) -> str:
@@ -105,7 +108,7 @@ def _cell(values: list[float]) -> str:
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
-def _run(table: str, name: str, overrides: str, seed: int) -> dict:
+def _run(table: str, name: str, overrides: str, seed: int) -> RunRecord:
     folder = "".join(letter if letter.isalnum() else "_" for letter in f"{table}_{name}_{seed}").lower()
     command = [sys.executable, "train.py", "experiment=demo/clip", f"name={folder}", f"runs={RUNS}", f"seed={seed}"]
     print(f"== {name}, seed {seed}", file=sys.stderr, flush=True)
@@ -113,7 +116,7 @@ def _run(table: str, name: str, overrides: str, seed: int) -> dict:
     with (RUNS / f"{folder}.log").open("ab") as log:
         subprocess.run([*command, *overrides.split()], cwd=ROOT, env=environment, stdout=log, stderr=log, check=True)
     print(f"== {name}, seed {seed}: finished", file=sys.stderr, flush=True)
-    return json.loads((RUNS / folder / "results.json").read_text())
+    return RunRecord.read(RUNS / folder)
 
 
 if __name__ == "__main__":

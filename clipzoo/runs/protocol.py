@@ -25,8 +25,8 @@ def protocol(evaluation: Mapping[str, Setting], metrics: Iterable[MetricKey]) ->
         metrics: keys of the measured metrics; tasks without settings are left out.
     """
     places = dict.fromkeys((key.task, key.dataset) for key in metrics)
-    found = {f"{task}/{dataset}": settings(evaluation, task, dataset) for task, dataset in places}
-    return {place: values for place, values in found.items() if values}
+    by_place = {f"{task}/{dataset}": settings(evaluation, task, dataset) for task, dataset in places}
+    return {place: values for place, values in by_place.items() if values}
 
 
 def settings(evaluation: Mapping[str, Setting], task: str, dataset: str) -> dict[str, Setting]:

@@ -1,4 +1,4 @@
-"""The papers' tables joined with runs, and the pages made of them."""
+"""The papers' tables with runs, and their pages."""
 
 from __future__ import annotations
 
@@ -25,54 +25,55 @@ GAUSSIAN = "wpse/CC3M/WPSE Gaussian"
 
 
 def printed(name: str, row: str, plus: float = 0.0) -> dict[str, float]:
-    """Metrics of a run whose table says what the paper says, and so much more."""
-    found = table(name)
-    numbers = {place: number for place, number in found.numbers.items() if place[0].name == row}
-    single = {place[1].groups[0]: number.value for place, number in numbers.items() if len(place[1].groups or ()) == 1}
-    return {str(key): value + plus for group, value in single.items() for key in group}
+    """The published numbers of a row, increased by `plus`, as metrics of a run."""
+    metrics = {}
+    for (paper_row, column), number in table(name).numbers.items():
+        if paper_row.name == row and len(column.groups or ()) == 1:
+            metrics |= {str(key): number.value + plus for key in column.keys}
+    return metrics
 
 
 def filled(root: Path, name: str) -> FilledTable:
     return fill(table(name), collect(root)[0])
 
 
-def row_of(found: FilledTable, row: str) -> FilledRow:
-    return next(filled_row for filled_row in found.rows if filled_row.row.name == row)
+def row_of(filled_table: FilledTable, row: str) -> FilledRow:
+    return next(filled_row for filled_row in filled_table.rows if filled_row.row.name == row)
 
 
-def column_of(found: FilledTable, label: str) -> PaperColumn:
-    return next(column for column in found.table.columns if column.label == label)
+def column_of(filled_table: FilledTable, label: str) -> PaperColumn:
+    return next(column for column in filled_table.table.columns if column.label == label)
 
 
 def test_a_run_of_the_rows_experiment_fills_it_and_the_difference_is_ours_minus_published(tmp_path):
     write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus=1.5))
-    found = filled(tmp_path, "wpse/1")
-    entry = row_of(found, CLIP)
-    assert entry.ours is not None and not entry.variants
-    for column in found.table.columns:
-        # The paper's average was rounded, and so were the thirteen that ours is the mean of.
-        assert found.difference(entry, column) == pytest.approx(1.5, abs=0.01)
+    filled_table = filled(tmp_path, "wpse/1")
+    row = row_of(filled_table, CLIP)
+    assert row.ours is not None and not row.variants
+    for column in filled_table.table.columns:
+        # The paper's average is rounded, and so are the thirteen numbers that ours is the mean of.
+        assert filled_table.difference(row, column) == pytest.approx(1.5, abs=0.01)
 
 
-def test_a_run_judged_by_another_protocol_is_a_variant_and_says_what_differs(tmp_path):
+def test_a_run_evaluated_by_another_protocol_is_a_variant_that_names_the_difference(tmp_path):
     metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/flowers/mean_per_class": 12.0}
     write_run(tmp_path, "cloob/cc3m_cloob", metrics)
     write_run(tmp_path / "others", "cloob/cc3m_cloob", metrics, "seed=1", "eval.prompts=slip")
-    entry = row_of(filled(tmp_path, "cloob/1"), "cloob/CC3M/CLOOB RN50 (31 epochs)")
-    assert entry.ours is not None and [match.run.seed for match in entry.ours.runs] == [0]
-    # Flowers has one list of prompts, whoever is asked.
-    (variant,) = entry.variants
+    row = row_of(filled(tmp_path, "cloob/1"), "cloob/CC3M/CLOOB RN50 (31 epochs)")
+    assert row.ours is not None and [match.run.seed for match in row.ours.runs] == [0]
+    # Flowers has one list of prompts for all papers.
+    (variant,) = row.variants
     assert variant.label == "eval.prompts of zero_shot/imagenet slip for clip"
 
 
-def test_a_run_judged_on_other_sets_besides_stands_for_its_row(tmp_path):
+def test_a_run_evaluated_on_further_datasets_stands_for_its_row(tmp_path):
     metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/pets/mean_per_class": 12.0}
     folder = write_run(tmp_path, "wpse/cc3m_clip", metrics)
     results = json.loads((folder / "results.json").read_text())
     results["protocol"]["retrieval/coco"] = {"interpolation": "bilinear"}
     (folder / "results.json").write_text(json.dumps(results))
-    entry = row_of(filled(tmp_path, "wpse/1"), CLIP)
-    assert entry.ours is not None and not entry.variants
+    row = row_of(filled(tmp_path, "wpse/1"), CLIP)
+    assert row.ours is not None and not row.variants
     results["protocol"]["zero_shot/pets"]["interpolation"] = "bilinear"
     (folder / "results.json").write_text(json.dumps(results))
     (variant,) = row_of(filled(tmp_path, "wpse/1"), CLIP).variants
@@ -82,25 +83,25 @@ def test_a_run_judged_on_other_sets_besides_stands_for_its_row(tmp_path):
 def test_seeds_are_averaged_with_their_deviation(tmp_path):
     for seed, plus in enumerate((0.0, 1.0, 5.0)):
         write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus), f"seed={seed}")
-    found = filled(tmp_path, "wpse/1")
-    ours = row_of(found, CLIP).measurement(column_of(found, "ImageNet"))
+    filled_table = filled(tmp_path, "wpse/1")
+    ours = row_of(filled_table, CLIP).measurement(column_of(filled_table, "ImageNet"))
     assert ours.mean == pytest.approx(19.94 + 2.0)
     assert ours.deviation == pytest.approx(statistics.stdev([0.0, 1.0, 5.0]))
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "label"),
     [
         ("optim.weight_decay=0.2", "optim.weight_decay 0.2 for 0.5"),
         ("trainer.global_batch=1024", "trainer.global_batch 1024 for 2048"),
         ("head.learnable_temperature=false", "head.learnable_temperature False for True"),
     ],
 )
-def test_a_run_with_another_value_is_a_variant_that_names_it_and_never_the_row(tmp_path, override, said):
+def test_a_run_with_another_value_is_a_variant_that_names_it_and_never_the_row(tmp_path, override, label):
     write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), override)
-    entry = row_of(filled(tmp_path, "wpse/1"), CLIP)
-    assert entry.ours is None
-    assert [variant.label for variant in entry.variants] == [said]
+    row = row_of(filled(tmp_path, "wpse/1"), CLIP)
+    assert row.ours is None
+    assert [variant.label for variant in row.variants] == [label]
 
 
 @pytest.mark.parametrize(
@@ -108,49 +109,49 @@ def test_a_run_with_another_value_is_a_variant_that_names_it_and_never_the_row(t
 )
 def test_places_costs_and_seeds_do_not_make_a_variant(tmp_path, override):
     write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), override)
-    entry = row_of(filled(tmp_path, "wpse/1"), CLIP)
-    assert entry.ours is not None and not entry.variants
+    row = row_of(filled(tmp_path, "wpse/1"), CLIP)
+    assert row.ours is not None and not row.variants
 
 
 def test_a_run_on_too_few_pairs_is_a_variant(tmp_path):
     write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), pairs=1_000_000)
-    entry = row_of(filled(tmp_path, "wpse/1"), CLIP)
-    assert entry.ours is None
-    assert "training pairs" in entry.variants[0].label
-    assert entry.variants[0].label.endswith("for 2,300,000 to 3,400,000")
+    row = row_of(filled(tmp_path, "wpse/1"), CLIP)
+    assert row.ours is None
+    assert "training pairs" in row.variants[0].label
+    assert row.variants[0].label.endswith("for 2,300,000 to 3,400,000")
 
 
 def test_a_run_at_another_scale_is_a_variant_without_costs(tmp_path):
     metrics = printed("kme/3", "kme/CC3M/KME-CLIP")
     write_run(tmp_path, "kme/cc3m_kme", metrics, "scale=demo")
-    entry = row_of(filled(tmp_path, "kme/3"), "kme/CC3M/KME-CLIP")
-    assert entry.ours is None and [variant.label for variant in entry.variants] == ["scale=demo"]
+    row = row_of(filled(tmp_path, "kme/3"), "kme/CC3M/KME-CLIP")
+    assert row.ours is None and [variant.label for variant in row.variants] == ["scale=demo"]
     assert not filled(tmp_path, "kme/7").measured
 
 
-def test_of_a_search_the_best_point_by_the_papers_measure_stands_and_the_points_are_counted(tmp_path):
+def test_the_best_point_of_a_search_by_the_papers_criterion_stands_for_the_row(tmp_path):
     for width, plus in ((0.5, 0.0), (0.75, 2.0), (1.0, 1.0)):
         write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN, plus), f"head.kernel.width={width}")
-    found = filled(tmp_path, "wpse/1")
-    entry = row_of(found, GAUSSIAN)
-    assert entry.measurement(column_of(found, "ImageNet")).mean == pytest.approx(21.20 + 2.0)
-    assert "head.kernel.width=0.75" in entry.selected
-    assert "the best of 3 points" in entry.selected and "of 15 that the paper searched" in entry.selected
+    filled_table = filled(tmp_path, "wpse/1")
+    row = row_of(filled_table, GAUSSIAN)
+    assert row.measurement(column_of(filled_table, "ImageNet")).mean == pytest.approx(21.20 + 2.0)
+    assert "head.kernel.width=0.75" in row.selected
+    assert "the best of 3 points" in row.selected and "of 15 that the paper searched" in row.selected
 
 
 def test_a_value_outside_the_search_is_a_variant(tmp_path):
     write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN, 9.0), "head.kernel.width=2.0")
     write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN))
-    entry = row_of(filled(tmp_path, "wpse/1"), GAUSSIAN)
-    assert "the only point run" in entry.selected
-    assert [variant.label for variant in entry.variants] == ["head.kernel.width 2.0 for 0.75"]
+    row = row_of(filled(tmp_path, "wpse/1"), GAUSSIAN)
+    assert "the only point run" in row.selected
+    assert [variant.label for variant in row.variants] == ["head.kernel.width 2.0 for 0.75"]
 
 
 def test_the_same_training_fills_the_row_of_another_paper(tmp_path):
     write_run(tmp_path, "wpse/cc3m_clip", printed("kme/2", "kme/CC3M/CLIP"))
-    entry = row_of(filled(tmp_path, "kme/2"), "kme/CC3M/CLIP")
-    assert entry.ours is not None
-    assert {match.run.row for match in entry.ours.runs} == {CLIP}
+    row = row_of(filled(tmp_path, "kme/2"), "kme/CC3M/CLIP")
+    assert row.ours is not None
+    assert {match.run.row for match in row.ours.runs} == {CLIP}
 
 
 def test_the_rank_sum_test_counts_arrangements():
@@ -160,20 +161,22 @@ def test_the_rank_sum_test_counts_arrangements():
     first, second = [2.1, 3.4, 0.3, 9.9], [5.0, 4.1, 8.8]
     sums = [sum(1 + rank for rank in chosen) for chosen in itertools.combinations(range(7), 4)]
     ordered = sorted(first + second)
-    seen = sum(1 + ordered.index(each) for each in first)
-    assert rank_sum(first, second) == pytest.approx(sum(abs(each - 16) >= abs(seen - 16) for each in sums) / len(sums))
+    rank_of_first = sum(1 + ordered.index(value) for value in first)
+    assert rank_sum(first, second) == pytest.approx(
+        sum(abs(total - 16) >= abs(rank_of_first - 16) for total in sums) / len(sums)
+    )
 
 
 def test_the_normal_approximation_of_many_seeds_is_scipys():
     stats = pytest.importorskip("scipy.stats")
-    first, second = [each * 1.0 for each in range(15)], [each + 4.5 for each in range(15)]
+    first, second = [value * 1.0 for value in range(15)], [value + 4.5 for value in range(15)]
     expected = stats.mannwhitneyu(first, second, method="asymptotic", use_continuity=True).pvalue
     assert rank_sum(first, second) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    """Rows with five seeds, a variant, a row at demo scale with evaluations on the way, and a run that is not done."""
+    """Rows with five seeds, a variant, a row at scale=demo with evaluations during training, an unfinished run."""
     runs = tmp_path_factory.mktemp("runs")
     for seed in range(5):
         for row, experiment in (("CLIP", "cloob/cc3m_clip"), ("CLOOB", "cloob/cc3m_cloob")):
@@ -189,7 +192,7 @@ def page(tmp_path_factory) -> Path:
 
 
 class _Reader(html.parser.HTMLParser):
-    """Everything that the page would load, and whether its tags are closed in order."""
+    """Collects every address that the page would load, and checks that tags are closed in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,15 +215,15 @@ def test_the_page_needs_no_other_file(page):
     reader = _Reader()
     reader.feed(text)
     assert not reader.open
-    assert any(each.startswith("data:image/png;base64,") for each in reader.loads)
-    assert all(each.startswith(("data:", "#")) for each in reader.loads)
+    assert any(address.startswith("data:image/png;base64,") for address in reader.loads)
+    assert all(address.startswith(("data:", "#")) for address in reader.loads)
     assert "<script" not in text and "@import" not in text and "url(" not in text
     anchors = set(re.findall(r'id="([^"]+)"', text))
-    assert {each[1:] for each in reader.loads if each.startswith("#")} <= anchors
+    assert {address[1:] for address in reader.loads if address.startswith("#")} <= anchors
 
 
 @pytest.mark.medium
-def test_the_page_says_what_is_missing_and_how_it_is_made(page):
+def test_the_page_lists_missing_rows_with_their_commands(page):
     text = page.read_text()
     assert "python train.py -m experiment=cloob/cc3m_cloob_128 seed=0,1,2,3,4" in text
     assert "255 H100 hours, 5 runs" in text
@@ -255,7 +258,7 @@ def test_latex_rows_have_as_many_cells_as_columns_and_nothing_unescaped(page):
 
 
 @pytest.mark.medium
-def test_runs_at_another_scale_stand_beside_each_other(page):
+def test_runs_at_another_scale_are_compared_with_each_other(page):
     text = (page.parent / "tables.md").read_text()
     assert "## At scale=demo" in text
     assert re.search(r"\| KME-CLIP \| KME-CLIP \| 60\.00 \| ", text)

@@ -1,4 +1,4 @@
-"""The numbers that the papers state, as their experiments compose them."""
+"""Hyperparameters stated by the papers, in the composed experiments."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def test_an_experiment_has_the_numbers_of_its_paper(name):
     plain = composed(name)
     for node, numbers in PUBLISHED[name].items():
-        found: dict[str, Any] = reduce(lambda inner, key: inner[key], node.split("."), plain)
+        part: dict[str, Any] = reduce(lambda inner, key: inner[key], node.split("."), plain)
         for key, number in numbers.items():
             expected = pytest.approx(number, rel=1e-12) if isinstance(number, float) else number
-            assert found[key] == expected, f"{node}.{key}"
+            assert part[key] == expected, f"{node}.{key}"

@@ -1,4 +1,4 @@
-"""The table of all sets beside a paper's row."""
+"""Results on all datasets beside the published numbers of a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tables(metrics: dict[str, float], missing: dict[str, str], row: str | None) 
     return {table.title: markdown(table).splitlines() for table in result_tables(parsed(metrics), missing, row)}
 
 
-def test_each_set_stands_beside_the_papers_number_with_the_papers_metric():
+def test_each_dataset_has_the_papers_number_in_the_papers_metric():
     lines = tables(METRICS, {}, "wpse/CC3M/CLIP")["Zero-shot"]
     assert "| ImageNet | 20.00 ± 0.25 | 19.94 | +0.06 | wpse/1 |" in lines
     # Mean per class, as the paper has it.
@@ -29,20 +29,20 @@ def test_each_set_stands_beside_the_papers_number_with_the_papers_metric():
     assert "| average of 13 |  | 25.03 |  | wpse/1 |" in lines
 
 
-def test_recall_of_one_caption_at_a_time_is_not_taken_for_the_standard_one():
+def test_paired_recall_is_not_confused_with_standard_recall():
     lines = tables(METRICS, {}, "kme/CC3M/KME-CLIP")["Image to text"]
     assert "| MSCOCO @1 | 4.00 | 14.14 | -10.14 | kme/1 |" in lines
     assert "| MSCOCO @1, standard | 5.00 |  |  |  |" in lines
 
 
-def test_a_missing_set_is_named_as_missing_where_the_paper_has_a_number_and_where_not():
+def test_a_missing_dataset_is_named_with_and_without_a_published_number():
     shown = tables(METRICS, {"dtd": "get it", "gtsrb": "get it"}, "wpse/CC3M/CLIP")
     lines = shown["Zero-shot"]
     assert "| DTD | missing | 13.56 |  | wpse/1 |" in lines
     assert "| GTSRB | missing |  |  |  |" in lines
 
 
-def test_without_a_row_the_papers_sets_stand_alone_and_other_sets_need_no_such_table():
+def test_without_a_row_there_are_no_published_numbers_and_without_a_papers_dataset_no_tables():
     lines = tables(METRICS, {}, None)["Zero-shot"]
     assert "paper" not in lines[0] and "| ImageNet | 20.00 ± 0.25 |" in lines
     assert not tables({"zero_shot/shapes/top1": 3.0, "step": 5}, {}, None)

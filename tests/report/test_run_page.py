@@ -1,4 +1,4 @@
-"""The page of a run, from the files that runs write."""
+"""The page of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, write
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run's folder: real evaluation, invented curves."""
+    """A run directory with a real evaluation and invented curves."""
     folder = tmp_path_factory.mktemp("runs") / "small"
     sets = tmp_path_factory.mktemp("sets")
     write_sets(sets)
@@ -54,16 +54,16 @@ def run(tmp_path_factory) -> Path:
 
 
 @pytest.mark.medium
-def test_every_picture_of_the_page_is_there_and_can_be_opened(run):
+def test_every_picture_of_the_page_exists_and_can_be_opened(run):
     page = (run / "report.md").read_text()
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page)
-    assert {Path(each).stem for each in pictures} == {
+    assert {Path(path).stem for path in pictures} == {
         "training", "evaluations", "confusion_colours", "mistakes_colours", "retrieval_things",
     }  # fmt: skip
-    for each in pictures:
-        with Image.open(run / each) as picture:
+    for path in pictures:
+        with Image.open(run / path) as picture:
             assert min(picture.size) > 200
-            # A drawing, not an empty sheet.
+            # Not an empty image.
             assert np.asarray(picture.convert("L")).std() > 5
 
 
@@ -109,13 +109,13 @@ def test_a_line_cut_short_by_a_kill_is_left_out(run):
 
 
 @pytest.mark.medium
-def test_unknown_numbers_become_panels_and_constants_and_text_do_not(run):
+def test_unknown_numbers_have_a_panel_but_constants_and_text_have_none(run):
     figure = figures.training_curves(TrainingLog.read(run).training)
     titles = [axes.get_title("left") for axes in figure.axes if axes.get_visible()]
     assert titles == ["loss", "learning rate", "surprise"]
 
 
-def test_a_deviation_stands_beside_its_mean():
+def test_a_deviation_follows_its_mean():
     metrics = parsed({"zero_shot/a/top1": 12.345, "zero_shot/a/top1_std": 0.5, "zero_shot/b/top1": 1.0})
     text = markdown(zero_shot_table(metrics))
     assert "| a | 12.35 ± 0.50 |" in text or "| a | 12.34 ± 0.50 |" in text
@@ -139,7 +139,7 @@ def test_a_model_without_mistakes_shows_none(tmp_path):
     assert "confusion_colours" in page and "mistakes_colours" not in page and "predicted as" not in page
 
 
-def test_sets_that_were_missing_stand_on_the_page_with_the_way_to_get_them(tmp_path):
+def test_missing_datasets_are_listed_with_the_command_to_get_them(tmp_path):
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / "missing.json").write_text(
         json.dumps({"pets": "pets is not there. To get it: python ..."})

@@ -27,13 +27,13 @@ def results(point: sweep.Point, value: float) -> None:
 @pytest.fixture
 def points(tmp_path) -> list[sweep.Point]:
     """Two widths of a kernel, two seeds; one run is not finished."""
-    found = sweep.points(
+    sweep_points = sweep.points(
         [SHARDS, f"runs={tmp_path}", "encoder=tiny", "head=wpse", "head.kernel.width=0.5,0.75", "seed=0,1"]
     )
-    for point, value in zip(found, (40.0, 44.0, 43.0, None), strict=True):
+    for point, value in zip(sweep_points, (40.0, 44.0, 43.0, None), strict=True):
         if value is not None:
             results(point, value)
-    return found
+    return sweep_points
 
 
 def test_seeds_are_averaged_and_the_best_row_is_bold(points):
@@ -52,27 +52,27 @@ def test_seeds_are_averaged_and_the_best_row_is_bold(points):
     ]
 
 
-def test_the_loss_stands_in_where_nothing_was_evaluated(points):
+def test_the_loss_replaces_the_metric_of_runs_without_evaluation(points):
     assert [row.mean for row in sweep_rows(points, "loss")] == [42.0, 43.0]
 
 
-def test_a_metric_that_is_not_there_is_named_with_those_that_are(points):
+def test_an_unknown_metric_is_refused_with_the_known_ones(points):
     with pytest.raises(ConfigError, match=f"no metric top1 .it has: {METRIC}, loss"):
         sweep_rows(points, "top1")
 
 
 def test_a_sweep_without_a_finished_point_has_no_table(tmp_path):
-    found = sweep.points([SHARDS, f"runs={tmp_path}", "seed=0,1"])
+    sweep_points = sweep.points([SHARDS, f"runs={tmp_path}", "seed=0,1"])
     with pytest.raises(ConfigError, match="no point of the sweep is finished"):
-        sweep_table(sweep_rows(found, METRIC), METRIC)
+        sweep_table(sweep_rows(sweep_points, METRIC), METRIC)
 
 
 @pytest.mark.parametrize("overrides", [["head.kernel.width=0.5,0.75"], ["head/kernel=gaussian,imq", "seed=0,1"], []])
 def test_a_plot_is_drawn_for_numbers_words_and_a_single_point(tmp_path, overrides):
-    found = sweep.points([SHARDS, f"runs={tmp_path}", "encoder=tiny", "head=wpse", *overrides])
-    for place, point in enumerate(found):
-        results(point, 40.0 + place)
-    sweep_plot(sweep_rows(found, METRIC), METRIC, tmp_path / "plots" / "sweep.png")
+    sweep_points = sweep.points([SHARDS, f"runs={tmp_path}", "encoder=tiny", "head=wpse", *overrides])
+    for number, point in enumerate(sweep_points):
+        results(point, 40.0 + number)
+    sweep_plot(sweep_rows(sweep_points, METRIC), METRIC, tmp_path / "plots" / "sweep.png")
     with Image.open(tmp_path / "plots" / "sweep.png") as picture:
         assert picture.size == (900, 600)
 

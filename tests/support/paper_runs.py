@@ -1,4 +1,4 @@
-"""Folders of runs as training leaves them, with numbers made by hand."""
+"""Run directories as training leaves them, with given metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_run(
     pairs: int | None = None,
     evaluations: int = 0,
 ) -> Path:
-    """A finished run of `experiment` with these results; evaluations: so many during training, each a bit better."""
+    """Write a finished run of `experiment`. evaluations: number of evaluations during training, of rising metrics."""
     overrides = (f"experiment={experiment}", *overrides)
     plain = composed_once(*overrides)
     folder = root / run_name(plain, experiment)
@@ -39,7 +39,7 @@ def write_run(
         for turn in range(1, evaluations + 1):
             step = steps * turn // evaluations
             epoch = step * trainer["global_batch"] / pairs
-            found = {key: value * (turn / evaluations) ** 0.5 for key, value in metrics.items()}
+            improved = {key: value * (turn / evaluations) ** 0.5 for key, value in metrics.items()}
             lines.write(json.dumps({"step": step, "epoch": epoch, "loss": 3.0 / turn}) + "\n")
-            lines.write(json.dumps({"step": step, "event": "evaluation", **found}) + "\n")
+            lines.write(json.dumps({"step": step, "event": "evaluation", **improved}) + "\n")
     return folder

@@ -57,8 +57,8 @@ def sweep_rows(points: Sequence[Point], metric: str) -> list[SweepRow]:
         swept = tuple((key, value) for key, value in point.swept.items() if key != "seed")
         values.setdefault(swept, []).append(_value(point.folder, metric))
     return [
-        SweepRow(dict(swept), tuple(value for value in found if value is not None), len(found))
-        for swept, found in values.items()
+        SweepRow(dict(swept), tuple(value for value in results if value is not None), len(results))
+        for swept, results in values.items()
     ]
 
 

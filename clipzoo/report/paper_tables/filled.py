@@ -145,29 +145,29 @@ def fill(table: PaperTable, runs: Sequence[Run]) -> FilledTable:
     return FilledTable(table, tuple(_filled(row, runs) for row in table.rows))
 
 
-def grouped(found: Sequence[Match]) -> list[SeedGroup]:
+def grouped(candidates: Sequence[Match]) -> list[SeedGroup]:
     """Group matches that differ in their seeds alone."""
     groups: dict[str, list[Match]] = {}
-    for match in found:
+    for match in candidates:
         groups.setdefault(match.describe(), []).append(match)
     return [SeedGroup(label, tuple(group)) for label, group in groups.items()]
 
 
 def _filled(row: PaperRow, runs: Sequence[Run]) -> FilledRow:
-    found = matches(runs, row.name)
-    ours, selected = _selected(row, [match for match in found if match.is_row])
-    variants = tuple(grouped([match for match in found if not match.is_row]))
+    candidates = matches(runs, row.name)
+    ours, selected = _selected(row, [match for match in candidates if match.is_row])
+    variants = tuple(grouped([match for match in candidates if not match.is_row]))
     reason = layout()["without_experiment"].get(row.name)
     return FilledRow(row, experiments().get(row.name), ours, variants, selected, reason)
 
 
-def _selected(row: PaperRow, found: Sequence[Match]) -> tuple[SeedGroup | None, str | None]:
+def _selected(row: PaperRow, candidates: Sequence[Match]) -> tuple[SeedGroup | None, str | None]:
     """The runs that stand for the row; of a search's points, those of the best one by the paper's criterion."""
     search = search_of(row.name)
-    if not found or search is None:
-        return (SeedGroup("", tuple(found)), None) if found else (None, None)
+    if not candidates or search is None:
+        return (SeedGroup("", tuple(candidates)), None) if candidates else (None, None)
     points: dict[str, list[Match]] = {}
-    for match in found:
+    for match in candidates:
         points.setdefault(_point_name(match.point), []).append(match)
     groups = {name: SeedGroup(name, tuple(group)) for name, group in points.items()}
     scores = {name: score.mean for name, group in groups.items() if (score := group.measurement(search.select))}
