@@ -23,7 +23,7 @@ HEADS = [
     "kme head.image_points=3 head.text_points=caption",
     "cloob head.hopfield=false",
 ]
-"""Every YAML as it stands, found by being there, and the variants of the ablations: a name and its overrides."""
+"""Every file of conf/head, and the variants of the ablations: a name and its overrides."""
 IMAGE_WIDTH, TEXT_WIDTH, EMBED_WIDTH = 12, 10, 8
 IMAGE_TOKENS, TEXT_TOKENS = 5, 6
 
@@ -74,12 +74,15 @@ def rows(features: Features, chosen: slice) -> Features:
 
 
 def every_answer(similarity: Similarity) -> Tensor:
-    """A scalar, the mean over anchors of all that objectives ask a Similarity for."""
+    """The mean over anchors of everything that objectives ask of a Similarity, a scalar."""
     scores = [*similarity.directions]
     scores += [make() for make in (similarity.within_image, similarity.within_text) if make is not None]
     terms = [
-        each.log_sum_exp() + each.log_sum_exp(exclude_positive=True) - each.positives() + each.dense().square().mean(1)
-        for each in scores
+        score.log_sum_exp()
+        + score.log_sum_exp(exclude_positive=True)
+        - score.positives()
+        + score.dense().square().mean(1)
+        for score in scores
     ]
     return torch.stack(terms).mean()
 
@@ -88,14 +91,14 @@ def assert_same_values_and_gradients(head: Head, ours: Tensor, oracle: Tensor, t
     """Two computations of [n, k] from the head's parameters agree, with their gradients under a random upstream."""
     torch.testing.assert_close(ours, oracle, rtol=tolerance, atol=tolerance)
     upstream = _normal(*ours.shape, seed=9)
-    parameters = {key: each for key, each in head.named_parameters() if each.requires_grad}
-    for key, left, right in zip(
+    parameters = {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}
+    for name, left, right in zip(
         parameters,
         torch.autograd.grad(ours, list(parameters.values()), upstream, retain_graph=True),
         torch.autograd.grad(oracle, list(parameters.values()), upstream, retain_graph=True),
         strict=True,
     ):
-        torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance, msg=key)
+        torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance, msg=name)
 
 
 def _normal(*shape: int, seed: int) -> Tensor:

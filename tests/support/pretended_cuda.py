@@ -39,7 +39,7 @@ _waits: list[str] = []
 
 @contextmanager
 def pretended() -> Iterator[list[str]]:
-    """-> what the host waited for so far, each as "ops/packing.py pack", the place in the package."""
+    """Yield a list that grows by a place in the package, as "ops/packing.py pack", whenever the host waits."""
     # Autograd asks each node's device for its stream; torch's own fake tensors do this where there is no GPU.
     torch._C._ensureCUDADeviceGuardSet()
     own = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -102,11 +102,12 @@ class _Launch:
 
     def __getitem__(self, grid: Any) -> Any:
         def launch(*arguments: Any, **constants: Any) -> None:
-            tensors = [each for each in arguments if isinstance(each, Tensor)]
-            assert all(isinstance(each, OnCuda) and each.is_contiguous() for each in tensors)
+            tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+            assert all(isinstance(tensor, OnCuda) and tensor.is_contiguous() for tensor in tensors)
             with _disable_current_modes():
                 self._kernel[grid](
-                    *(each.inside if isinstance(each, OnCuda) else each for each in arguments), **constants
+                    *(argument.inside if isinstance(argument, OnCuda) else argument for argument in arguments),
+                    **constants,
                 )
 
         return launch
@@ -120,8 +121,8 @@ class _Pretence(TorchDispatchMode):
 
 
 def _do(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    on_cuda = [each for each in tensors if isinstance(each, OnCuda)]
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    on_cuda = [tensor for tensor in tensors if isinstance(tensor, OnCuda)]
     asked, kind = kwargs.get("device"), operation.overloadpacket
     answers_on_cuda = bool(on_cuda) if asked is None else torch.device(asked).type == "cuda"
     if kind is aten._to_copy:
@@ -130,28 +131,28 @@ def _do(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _check_copy(args[1], isinstance(args[0], OnCuda), args[2] if len(args) > 2 else False)
     elif on_cuda and kind is not aten.lift_fresh:
         # A number as a 0-d tensor may stay on the CPU.
-        stray = [each for each in tensors if not isinstance(each, OnCuda) and each.ndim]
+        stray = [tensor for tensor in tensors if not isinstance(tensor, OnCuda) and tensor.ndim]
         if stray:
             raise RuntimeError(f"{operation} of tensors on cuda:0 and a tensor {tuple(stray[0].shape)} on the CPU")
         if kind in ANSWERS or (kind in (aten.index, aten.index_put, aten.index_put_) and _by_mask(args[1])):
             _note()
     if kind is aten.is_pinned:
         return not on_cuda
-    plain_args, plain = tree_map(lambda each: each.inside if isinstance(each, OnCuda) else each, (args, kwargs))
+    plain_args, plain = tree_map(lambda leaf: leaf.inside if isinstance(leaf, OnCuda) else leaf, (args, kwargs))
     if answers_on_cuda and asked is not None:
         plain["device"] = torch.device("cpu")
     plain.pop("pin_memory", None)
     if kind is aten._pin_memory:
         return plain_args[0].clone()
     if operation is aten.mm.dtype:  # CPUs have none
-        result = torch.mm(*(each.to(plain_args[2]) for each in plain_args[:2]))
+        result = torch.mm(*(matrix.to(plain_args[2]) for matrix in plain_args[:2]))
     else:
         result = operation(*plain_args, **plain)
     if kind is aten.copy_:
         return args[0]
     if not answers_on_cuda or kind is aten._local_scalar_dense:
         return result
-    result = tree_map(lambda each: OnCuda(each) if isinstance(each, Tensor) else each, result)
+    result = tree_map(lambda leaf: OnCuda(leaf) if isinstance(leaf, Tensor) else leaf, result)
     return return_and_correct_aliasing(operation, args, kwargs, result) if on_cuda else result
 
 
@@ -161,7 +162,7 @@ def _check_copy(source: Tensor, to_cuda: bool, non_blocking: bool) -> None:
 
 
 def _by_mask(indices: Any) -> bool:
-    return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices)
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _note() -> None:
@@ -179,7 +180,7 @@ def _walk_back(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         for node in _from_the_end([tensor.grad_fn for tensor in tensors]):
             facts = node._input_metadata
             gradients = [pending.pop((node, index), None) for index in range(len(facts))]
-            if all(each is None for each in gradients):
+            if all(gradient is None for gradient in gradients):
                 continue
             if hasattr(node, "variable"):
                 own, new = node.variable.grad, gradients[0].detach()
@@ -187,22 +188,22 @@ def _walk_back(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> None:
                 continue
             if isinstance(node, BackwardCFunction):
                 gradients = [
-                    torch.zeros(fact.shape, dtype=fact.dtype, device=fact.device) if each is None else each
-                    for each, fact in zip(gradients, facts, strict=True)
+                    torch.zeros(fact.shape, dtype=fact.dtype, device=fact.device) if gradient is None else gradient
+                    for gradient, fact in zip(gradients, facts, strict=True)
                 ]
                 # Arguments that are no tensors have no gradient; in our functions they come last.
                 found = node.apply(*gradients)[: len(node.next_functions)]
             else:
                 found = node(*gradients)
                 found = found if isinstance(found, tuple) else (found,)
-            for (following, index), each in zip(node.next_functions, found, strict=True):
-                if following is None or each is None:
+            for (following, index), gradient in zip(node.next_functions, found, strict=True):
+                if following is None or gradient is None:
                     continue
                 fact = following._input_metadata[index]
-                assert each.device == fact.device, f"{node} gives a gradient on {each.device} for {fact.device}"
-                each = each.sum_to_size(fact.shape).to(fact.dtype)
+                assert gradient.device == fact.device, f"{node} gives a gradient on {gradient.device} for {fact.device}"
+                gradient = gradient.sum_to_size(fact.shape).to(fact.dtype)
                 before = pending.get((following, index))
-                pending[following, index] = each if before is None else before + each
+                pending[following, index] = gradient if before is None else before + gradient
 
 
 def _from_the_end(roots: list[Any]) -> list[Any]:
@@ -214,7 +215,7 @@ def _from_the_end(roots: list[Any]) -> list[Any]:
         seen.add(root)
         while stack:
             node, rest = stack[-1]
-            following = next((each for each, _ in rest if each is not None and each not in seen), None)
+            following = next((other for other, _ in rest if other is not None and other not in seen), None)
             if following is None:
                 order.append(node)
                 stack.pop()
