@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -20,24 +21,9 @@ from clipzoo.training.settings import Computation
 from clipzoo.types import Features
 from tests.support.paths import ROOT
 
-EXAMPLE = """
-import torch, clipzoo
-from clipzoo.heads.clip import ClipHead
-from clipzoo.objectives.infonce import InfoNCE
-
-class Towers(clipzoo.Encoder):
-    def __init__(self):
-        super().__init__()
-        self.image_layer, self.text_layer = torch.nn.Linear(20, 32), torch.nn.Embedding(50, 32)
-    def image(self, image): return clipzoo.Features(self.image_layer(image))
-    def text(self, text): return clipzoo.Features(self.text_layer(text).mean(dim=1))
-
-head = ClipHead(32, 32, 16, temperature=0.07, max_scale=100.0, learnable_temperature=True)
-dataset = clipzoo.InMemoryDataset(torch.randn(1000, 20), torch.randint(50, (1000, 8)))
-result = clipzoo.train(clipzoo.Model(Towers(), head), InfoNCE(0.5, 0.5), dataset, batch=100, epochs=20)
-print(f"loss {result.history[0]['loss']:.2f} -> {result.history[-1]['loss']:.2f}")
-"""
-"""A training without a configuration, as the README may show it."""
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+EXAMPLE = next(block for block in BLOCKS if "clipzoo.train(" in block)
+"""The training without a configuration that the README shows."""
 
 
 class Towers(Encoder):
