@@ -1,6 +1,6 @@
 """What the papers say of all their rows, held against every experiment, and what their ablations change.
 
-test_published_numbers.py checks the full recipe of one row of each method.
+tests/report/paper_tables/test_published.py checks the full recipe of one row of each method.
 """
 
 from __future__ import annotations

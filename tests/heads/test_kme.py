@@ -8,7 +8,6 @@ from decimal import Decimal, localcontext
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads import kme
@@ -23,6 +22,7 @@ from tests.support.heads import (
     text_features,
     trimmed,
 )
+from tests.support.largest_tensor import LargestTensor
 
 
 @pytest.mark.parametrize("points", ["all", "caption"])
@@ -136,19 +136,6 @@ def test_gamma_starts_at_clips_scale_and_its_steps_are_those_of_the_paper():
     assert head.gamma.item() == pytest.approx(1 / (2 * 0.07))
     (slope,) = torch.autograd.grad(head.gamma, head.raw_gamma)
     assert slope.item() == pytest.approx(1, abs=1e-3)
-
-
-class LargestTensor(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation returns."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        output = func(*args, **(kwargs or {}))
-        for each in output if isinstance(output, tuple | list) else (output,):
-            if isinstance(each, Tensor):
-                self.elements = max(self.elements, each.numel())
-        return output
 
 
 @pytest.mark.parametrize("block", [1, 100, 700])
