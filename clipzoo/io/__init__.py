@@ -1,0 +1,33 @@
+"""The one place that writes files, and the one that reads files which may be damaged. Needs neither torch nor numpy."""
+
+from clipzoo.io.reading import (
+    DamagedFileError,
+    DamageLog,
+    read_json,
+    read_json_lines,
+    read_lines,
+    read_text,
+    read_yaml,
+    require_fields,
+    require_numbers,
+)
+from clipzoo.io.writing import WriteError, explained, make_folder, whole, write_error, write_json, write_whole
+
+__all__ = [
+    "DamageLog",
+    "DamagedFileError",
+    "WriteError",
+    "explained",
+    "make_folder",
+    "read_json",
+    "read_json_lines",
+    "read_lines",
+    "read_text",
+    "read_yaml",
+    "require_fields",
+    "require_numbers",
+    "whole",
+    "write_error",
+    "write_json",
+    "write_whole",
+]

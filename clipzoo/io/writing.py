@@ -1,0 +1,113 @@
+"""Writing files completely or not at all, and one message for a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from clipzoo.errors import TrainingError
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+"""Errors of file systems that cannot flush a folder."""
+
+
+class WriteError(TrainingError):
+    """A file cannot be written. The message names the file, the cause, the free space and the remedy."""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file atomically and durably; see `whole`."""
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write `content` as JSON atomically and durably; see `whole`."""
+    write_whole(path, json.dumps(content, indent=1))
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to, which takes the name `path` once its content is on the disk.
+
+    A reader sees the old file or the new one, never a part, whatever is killed or full. Missing folders are made.
+
+    Raises:
+        WriteError: the file cannot be written; an earlier file is unchanged.
+    """
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, path)
+            _flush_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, unless it exists. Raises WriteError."""
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn an error of the operating system while `path` is written into a WriteError."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: Exception) -> WriteError:
+    """Describe an error while `path` was written: the cause, the free space, and the remedy."""
+    number = error.errno if isinstance(error, OSError) else None
+    cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    bytes_free, files_free = _free(path.parent)
+    if number in NO_SPACE and files_free == 0:
+        cause, remedy = "the disk has no free inodes", "Remove files, then run the same command again"
+    elif number in NO_SPACE:
+        remedy = "Free some space, then run the same command again"
+    else:
+        remedy = "Make the folder writable, or choose another one"
+    free = "" if bytes_free is None else f" ({_megabytes(bytes_free)} free on its disk)"
+    return WriteError(f"could not write {path}: {cause}{free}. {remedy}")
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _free(folder: Path) -> tuple[int | None, int | None]:
+    """Return the free bytes and inodes of the disk of a folder that need not exist; None where unknown."""
+    for parent in (folder, *folder.parents):
+        try:
+            facts = os.statvfs(parent)
+        except OSError:
+            continue
+        return facts.f_bavail * facts.f_frsize, facts.f_favail if facts.f_files else None
+    return None, None
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
