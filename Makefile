@@ -5,6 +5,8 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.clipzoo-installed
 export OMP_NUM_THREADS ?= 1
+# Tests and the demo start many processes, which would compile the package again and again.
+unexport PYTHONDONTWRITEBYTECODE
 # Workers of pytest. The tests of a file share fixtures and run on one worker; tests/conftest.py says which file starts first.
 JOBS ?= 2
 PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -41,7 +43,7 @@ test: $(STAMP)  ## the test suite (about five minutes on two cores)
 	@$(PARALLEL) -m "not slow and not slurm"
 
 test-fast: $(STAMP)  ## the quick tests of every part of the package (under a minute on two cores)
-	@$(PARALLEL) -m "not medium and not slow and not slurm" --durations 5 --durations-min 1.5
+	@$(PARALLEL) -m "not medium and not slow and not slurm" --durations 5 --durations-min 1.2
 
 test-all: $(STAMP)  ## the test suite with its slow tests
 	@$(PARALLEL) -m "not slurm"

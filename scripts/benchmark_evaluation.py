@@ -47,7 +47,7 @@ def main() -> None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(result, indent=1))
     print(json.dumps(result, indent=1))
-    differing = sum(each["differing"] for each in agreement.values())
+    differing = sum(result["differing"] for result in agreement.values())
     sys.exit(f"{differing} numbers differ" if differing else 0)
 
 
@@ -61,17 +61,17 @@ def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, An
     data = open_tar_dataset(folder.parent, name)
     peer = Behind(model)
     ours = _ours(model, data, options, model.tokenizer)
-    theirs = {
+    peers = {
         "CLIP_benchmark": _clip_benchmark(peer, folder, model.transform, model.tokenizer, options),
         "open_clip": _open_clip(peer, data, model.transform, model.tokenizer, options),
     }
     differing = 0
-    for numbers in theirs.values():
+    for numbers in peers.values():
         # Theirs are means in float32 of zeros and ones.
         differing += sum(abs(value - ours[key]) > 1e-4 for key, value in numbers.items())
-    compared = sum(len(numbers) for numbers in theirs.values())
+    compared = sum(len(numbers) for numbers in peers.values())
     print(f"{name}: {compared} numbers compared, {differing} differ", file=sys.stderr, flush=True)
-    return {"clipzoo": ours, **theirs, "compared": compared, "differing": differing}
+    return {"clipzoo": ours, **peers, "compared": compared, "differing": differing}
 
 
 def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
@@ -122,7 +122,7 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "CLIP_benchmark": lambda name: _clip_benchmark(peer, options.root / name, transform, tokenizer, options),
         "open_clip": lambda name: _open_clip(peer, open_tar_dataset(options.root, name), transform, tokenizer, options),
     }
-    seconds: dict[str, dict[str, list[float]]] = {name: {each: [] for each in programs} for name in options.sets}
+    seconds: dict[str, dict[str, list[float]]] = {name: {program: [] for program in programs} for name in options.sets}
     for turn in range(options.rounds):
         for name in options.sets:
             for program, run in programs.items():
@@ -131,9 +131,11 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
                 seconds[name][program].append(time.perf_counter() - begin)
             shown = ", ".join(f"{program} {values[-1]:.2f} s" for program, values in seconds[name].items())
             print(f"round {turn}, {name}: {shown}", file=sys.stderr, flush=True)
-    medians = {name: {each: statistics.median(found) for each, found in by.items()} for name, by in seconds.items()}
+    medians = {
+        name: {program: statistics.median(values) for program, values in by.items()} for name, by in seconds.items()
+    }
     ratios = {
-        name: {each: value / by["clipzoo"] for each, value in by.items() if each != "clipzoo"}
+        name: {program: value / by["clipzoo"] for program, value in by.items() if program != "clipzoo"}
         for name, by in medians.items()
     }
     return {"seconds": seconds, "medians": medians, "times_as_fast": ratios}
@@ -182,17 +184,17 @@ def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, op
         num_workers=options.workers,
     )
     if captions:
-        found = zeroshot_retrieval.evaluate(model, loader, tokenizer, "cpu", amp=False, recall_k_list=list(CUTOFFS))
+        metrics = zeroshot_retrieval.evaluate(model, loader, tokenizer, "cpu", amp=False, recall_k_list=list(CUTOFFS))
         ways = {"image_to_text": "text_retrieval", "text_to_image": "image_retrieval"}
         return {
-            f"{way}/recall_at_{cut}": 100 * found[f"{theirs}_recall@{cut}"]
-            for way, theirs in ways.items()
+            f"{way}/recall_at_{cut}": 100 * metrics[f"{peer_name}_recall@{cut}"]
+            for way, peer_name in ways.items()
             for cut in CUTOFFS
         }
-    # Their evaluate() asks the loader's data set for its classes.
+    # Its evaluate() reads the classes from the loader's dataset.
     loader.dataset.classes = data.classes
-    found = zeroshot_classification.evaluate(model, loader, tokenizer, data.classes, data.templates, "cpu", amp=False)
-    numbers = {"top1": found["acc1"], "top5": found["acc5"], "mean_per_class": found["mean_per_class_recall"]}
+    metrics = zeroshot_classification.evaluate(model, loader, tokenizer, data.classes, data.templates, "cpu", amp=False)
+    numbers = {"top1": metrics["acc1"], "top5": metrics["acc5"], "mean_per_class": metrics["mean_per_class_recall"]}
     return {key: 100 * value for key, value in numbers.items() if key != "top5" or len(data.classes) > 5}
 
 
@@ -207,7 +209,7 @@ def _open_clip(model: Any, data: Any, transform: Any, tokenizer: Any, options: a
     if hasattr(data, "captions"):
         shown: Any = Shown(data.images, transform)
         pictures: Any = DataLoader(shown, batch_size=options.batch, num_workers=options.workers)
-        images = torch.cat([model.encode_image(each) for each in pictures])
+        images = torch.cat([model.encode_image(picture) for picture in pictures])
         texts = torch.cat(
             [
                 model.encode_text(tokenizer(data.captions[start : start + options.batch]))
@@ -216,13 +218,13 @@ def _open_clip(model: Any, data: Any, transform: Any, tokenizer: Any, options: a
         )
         owner = torch.tensor(data.caption_image)
         galleries = owner.argsort(stable=True).view(len(data.images), -1).mT
-        found = [get_clip_metrics(images, texts[gallery], 1.0) for gallery in galleries]
+        metrics = [get_clip_metrics(images, texts[gallery], 1.0) for gallery in galleries]
         return {
             f"paired_image_to_text/recall_at_{cut}": 100
-            * statistics.fmean(each[f"image_to_text_R@{cut}"] for each in found)
+            * statistics.fmean(metric[f"image_to_text_R@{cut}"] for metric in metrics)
             for cut in CUTOFFS
         }
-    templates = [lambda name, each=each: each.replace("{c}", name) for each in data.templates]
+    templates = [lambda name, template=template: template.replace("{c}", name) for template in data.templates]
     weights = open_clip.build_zero_shot_classifier(model, tokenizer, data.class_names, templates, use_tqdm=False)
     labelled: Any = Shown(data.splits["test"], transform, labels=True)
     loader: Any = DataLoader(labelled, batch_size=options.batch, num_workers=options.workers)

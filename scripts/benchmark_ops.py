@@ -187,7 +187,7 @@ def _on_ranks(options: argparse.Namespace, ranks: int, samples: int, width: int)
         multiprocessing.spawn(_rank, (options, ranks, samples, width, meeting.name, queue), nprocs=ranks)
     answers = [queue.get() for _ in range(ranks)]
     return {
-        key: {name: round(statistics.mean(each[key][name] for each in answers), 4) for name in values}
+        key: {name: round(statistics.mean(answer[key][name] for answer in answers), 4) for name in values}
         for key, values in answers[0].items()
     }
 

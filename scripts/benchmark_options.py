@@ -126,7 +126,7 @@ def _optimizer_step(fused: bool) -> Step:
 
 
 def _text_step(causal_flag: bool) -> Step:
-    """Of the text tower at 77 tokens, with the causal flag or with a mask tensor."""
+    """A step of the text tower at 77 tokens, with the causal flag or with a mask tensor."""
     import torch
     from torch.nn import functional
 
@@ -146,7 +146,7 @@ def _text_step(causal_flag: bool) -> Step:
 
 
 def _convolutions_step(channels_last: bool) -> Step:
-    """Of a ResNet-50 on 128 px, batch 8."""
+    """A step of a ResNet-50 on 128 px, batch 8."""
     import torch
 
     from clipzoo.encoders.image import TimmTower
@@ -182,7 +182,7 @@ OPTIONS: dict[str, tuple[Callable[[bool], Step], str, str]] = {
 
 
 def rounding_of_bf16_gather() -> dict[str, float]:
-    """How far InfoNCE and its gradient move when the gathered embeddings are rounded; 1024 pairs of width 512."""
+    """Relative change of InfoNCE and its gradient when gathered embeddings are rounded; 1024 pairs of width 512."""
     import torch
     from torch.nn import functional
 

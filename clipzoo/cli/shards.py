@@ -27,11 +27,11 @@ MAKE = """Pack images and captions into shards.
 A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
 caption, .json all of them (train with data.caption_key=captions).
 """
-INDEX = """Index shards before a run, with many processes, and print the number of samples and the flawed shards.
+INDEX = """Index shards before a run, with many processes, and print the number of samples and the damaged shards.
 
 A run whose shards have no index does the same on its first rank.
 """
-INSPECT = "Summarize shards: samples, flaws, image sizes and caption lengths."
+INSPECT = "Summarize shards: samples, damage, image sizes and caption lengths."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

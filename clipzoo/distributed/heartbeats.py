@@ -26,7 +26,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why all ranks end. rank: the one that reports. code: exit code. lost: ranks that no longer answer."""
+    """Reason for which all ranks end. rank: the reporting rank. code: exit code. lost: ranks that no longer answer."""
 
     rank: int
     code: int

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Compatibility:
-    """Whether an objective can train a head.
+    """Compatibility of an objective with a head.
 
     reasons: why it cannot, with the keys to change. published: True if a paper trains this pair.
     warnings: what is worth knowing about a compatible pair.

@@ -98,8 +98,7 @@ def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:
     if flat(before) == flat(plain["eval"]):
         return ""
     return (
-        "\nIts eval configuration was different. Evaluate it with another one: "
-        f"python scripts/evaluate.py run={folder} eval=..."
+        f"\nIts eval configuration was different. Evaluate it with another one: clipzoo evaluate run={folder} eval=..."
     )
 
 

@@ -59,18 +59,18 @@ def test_a_run_and_a_checkpoint_are_evaluated_each_with_results_of_its_own(run, 
     assert first.keys() == newest.keys() and first != newest
     assert json.loads((run / "step_00000001" / "results.json").read_text())["metrics"] == first
     assert json.loads((run / "evaluation" / "metrics.json").read_text()) == newest
-    # Of a finished run the results are brought up to date.
+    # The results of a finished run are updated.
     (run / "results.json").write_text(json.dumps({"row": None, "metrics": {"zero_shot/other/top1": 5.0}}))
     evaluate([f"run={run}", *settings, "eval.interpolation=bilinear"])
-    found = json.loads((run / "results.json").read_text())
-    assert found["metrics"].keys() == {"zero_shot/other/top1", *newest}
-    # What the new numbers rest on stands beside them: a report tells them from the row's.
-    assert found["protocol"] == {"zero_shot/colours": {"prompts": "slip", "interpolation": "bilinear"}}
+    results = json.loads((run / "results.json").read_text())
+    assert results["metrics"].keys() == {"zero_shot/other/top1", *newest}
+    # The protocol of the new numbers is recorded, so that a report distinguishes them from the row's.
+    assert results["protocol"] == {"zero_shot/colours": {"prompts": "slip", "interpolation": "bilinear"}}
     evaluate([f"run={run}", *settings])
     assert json.loads((run / "results.json").read_text())["metrics"] == {"zero_shot/other/top1": 5.0, **newest}
 
 
-def test_a_run_or_checkpoint_that_is_not_there_is_named(run):
+def test_a_missing_run_or_checkpoint_is_named(run):
     gone = run / "checkpoints" / "step_00000099.pt"
     with pytest.raises(ConfigError, match="step_00000099.pt does not exist"):
         evaluate([f"run={gone}"])
@@ -82,15 +82,15 @@ def test_a_run_or_checkpoint_that_is_not_there_is_named(run):
 
 @pytest.mark.medium
 def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings, tmp_path):
-    plain = config_of("clip", *(each for each in settings if not each.startswith("device")))
+    plain = config_of("clip", *(setting for setting in settings if not setting.startswith("device")))
     expected = part(plain["eval"]).run(clipzoo.load(run), tmp_path / "expected", World())
     clipzoo.export(clipzoo.load(run), tmp_path / "exported")
     output = tmp_path / "judged"
     asked = [*settings, "eval.zero_shot=[colours, food101]", "eval.missing=report", f"output={output}"]
-    found = evaluate([f"model='local-dir:{tmp_path / 'exported'}'", "row=wpse/CC3M/CLIP", *asked])
-    assert found == pytest.approx(expected)
+    metrics = evaluate([f"model='local-dir:{tmp_path / 'exported'}'", "row=wpse/CC3M/CLIP", *asked])
+    assert metrics == pytest.approx(expected)
     results = json.loads((output / "results.json").read_text())
-    assert results["row"] == "wpse/CC3M/CLIP" and results["metrics"] == found
+    assert results["row"] == "wpse/CC3M/CLIP" and results["metrics"] == metrics
     page = (output / "report.md").read_text()
     assert "All datasets beside wpse/CC3M/CLIP" in page and "| Food-101 | missing | 13.05 |" in page
     assert "python scripts/evaluate.py model=" in page
@@ -108,6 +108,6 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
         (["run=a", "row=wpse/CC3M/CLIP"], "a run has a row of its own"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(overrides, expected):
+def test_an_invalid_evaluation_is_refused_before_anything_is_loaded(overrides, expected):
     with pytest.raises(ConfigError, match=expected):
         evaluate(overrides)

@@ -41,7 +41,7 @@ def tokens(points: int, width: int) -> Features:
     ],
     ids=["clip", "wpse", "kme"],
 )
-def test_a_heads_arithmetic_is_what_the_formula_says(head, cost, monkeypatch):
+def test_a_heads_operations_match_the_formula(head, cost, monkeypatch):
     # A CPU keeps KME's first tile for the gradient: of many, as here, and not the only one.
     monkeypatch.setattr(kme_cpu, "_TILE", 16)
     torch.manual_seed(0)

@@ -54,7 +54,8 @@ def test_a_folder_is_packed_indexed_and_inspected(script, tmp_path):
     assert Image.open(tmp_path / "sheet.png").size[0] > 1000
 
 
-def test_scripts_say_what_is_wrong(script, tmp_path):
+@pytest.mark.medium
+def test_scripts_report_invalid_arguments(script, tmp_path):
     write_numbered(tmp_path / "s", [4, 4])
     (tmp_path / "s" / "00001.tar").write_bytes((tmp_path / "s" / "00001.tar").read_bytes()[:5000])
     assert "00001.tar: 2 samples, truncated" in script("index_shards.py", tmp_path / "s")

@@ -126,12 +126,13 @@ def test_every_value_of_a_sweep_is_checked():
     hydra_arguments([SHARDS, "-m", "head.temperature=0.1,0.2", "seed=0,1,2"])
 
 
-def test_a_run_is_named_after_what_shapes_its_result():
+@pytest.mark.medium
+def test_a_runs_name_depends_on_the_keys_that_change_its_result():
     def name(*overrides: str) -> str:
         return run_name(compose([SHARDS, *overrides]), None)
 
     assert name() == name("trainer.log_every=3", "data.workers=7", "logger.wandb=offline")
-    # What a message tells the user to raise, and what another machine has elsewhere, must not begin a run anew.
+    # Limits that messages tell the user to raise, and paths that depend on the machine, must not start a new run.
     assert name() == name("data.max_bad_fraction=0.2", "data.cache_folder=/scratch", "data.index_folder=/mine")
     assert name() == name("encoder.image_tower.checkpoint=true", "data.prefetch=4")
     assert name() != name("seed=1")

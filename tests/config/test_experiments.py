@@ -64,7 +64,7 @@ def test_an_experiment_composes_and_fits_the_schema(name):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("scale", ["small", "demo"])
-@pytest.mark.parametrize("name", [each for each in EXPERIMENTS if "cc12m" not in each and "yfcc" not in each])
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "cc12m" not in name and "yfcc" not in name])
 def test_an_experiment_has_three_sizes(name, scale):
     plain, full = composed(name, f"scale={scale}"), composed(name)
     assert plain["encoder"] == composed("wpse/cc3m_clip", f"scale={scale}")["encoder"]
@@ -79,16 +79,16 @@ def test_a_file_is_short_and_its_head_is_its_command_and_cost(path):
     text = path.read_text()
     assert len(text.splitlines()) <= 15
     if not path.stem.startswith("_"):
-        found = EXPERIMENTS[f"{path.parent.name}/{path.stem}"]
-        assert f"experiment={found.name}" in found.command
-        assert found.hours > 0 and found.runs >= 1
-        several = re.search(r"seed=([\d,]+)", found.command)
-        search = re.search(r"search=(\w+)", found.command)
+        experiment = EXPERIMENTS[f"{path.parent.name}/{path.stem}"]
+        assert f"experiment={experiment.name}" in experiment.command
+        assert experiment.hours > 0 and experiment.runs >= 1
+        several = re.search(r"seed=([\d,]+)", experiment.command)
+        search = re.search(r"search=(\w+)", experiment.command)
         points = len(several[1].split(",")) if several else 1
         for values in axes(search[1]).values() if search else ():
             points *= len(values)
-        assert found.runs >= points
-        assert search is None or search[1] == search_of(found.row).name
+        assert experiment.runs >= points
+        assert search is None or search[1] == search_of(experiment.row).name
 
 
 @pytest.mark.medium
@@ -124,16 +124,17 @@ def test_an_experiments_model_is_built_on_the_meta_device(name):
     check_model(json.dumps({"encoder": plain["encoder"], "head": plain["head"]}))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("search", layout()["searches"])
 def test_a_search_varies_keys_of_its_rows_and_nothing_else(search):
     for row in layout()["searches"][search]["rows"]:
         plain = composed(experiments()[row].name)
         for key, values in axes(search).items():
             group, *rest = key.split(".")
-            found = plain[group]
-            for each in rest:
-                found = found[each]
-            assert found in values, (row, key)
+            value = plain[group]
+            for part in rest:
+                value = value[part]
+            assert value in values, (row, key)
     moved = [f"{key}={values[-1]}".replace(" ", "") for key, values in axes(search).items()]
     name = experiments()[layout()["searches"][search]["rows"][0]].name
     assert set(differences(composed(name, *moved), name, "paper")) == set(axes(search))
@@ -153,5 +154,5 @@ def test_every_metric_of_a_table_is_measured_by_the_papers_evaluation():
                 assert key.protocol in PROTOCOLS[key.task], (name, key)
 
 
-def test_the_page_of_tables_is_what_the_experiments_say():
+def test_the_page_of_tables_matches_the_experiments():
     assert reproduce_page.PAGE.read_text() == reproduce_page.page(), "run: python -m clipzoo.cli.reproduce_page"

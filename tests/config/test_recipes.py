@@ -1,4 +1,4 @@
-"""What the papers say of all their rows, held against every experiment, and what their ablations change.
+"""Settings that a paper states for all its rows, compared with every experiment, and the keys of its ablations.
 
 tests/report/paper_tables/test_published.py checks the full recipe of one row of each method.
 """
@@ -77,7 +77,7 @@ def test_every_experiment_has_its_papers_numbers(prefix):
         ("kme/cc3m_kme_50", {"head.image_points": 50, "head.text_points": "all"}),
     ],
 )
-def test_a_row_changes_what_its_paper_says(name, changed):
+def test_a_row_changes_the_keys_that_its_paper_states(name, changed):
     plain = flat(composed(name))
     assert {key: plain[key] for key in changed} == changed
 

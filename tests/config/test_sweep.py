@@ -15,13 +15,14 @@ from tests.support.processes import run_script
 SHARDS = "data.shards=/x/{00..01}.tar"
 
 
+@pytest.mark.medium
 def test_points_are_all_combinations_the_last_key_fastest():
-    found = sweep.points([SHARDS, "head=wpse", "head/kernel=gaussian,imq", "seed=range(3)"])
-    assert [dict(point.swept) for point in found] == [
+    points = sweep.points([SHARDS, "head=wpse", "head/kernel=gaussian,imq", "seed=range(3)"])
+    assert [dict(point.swept) for point in points] == [
         {"head/kernel": kernel, "seed": str(seed)} for kernel in ("gaussian", "imq") for seed in range(3)
     ]
-    assert all("head=wpse" in point.overrides for point in found)
-    assert len({point.folder for point in found}) == 6
+    assert all("head=wpse" in point.overrides for point in points)
+    assert len({point.folder for point in points}) == 6
 
 
 def test_a_command_line_without_sweeps_is_one_point():
@@ -40,6 +41,7 @@ def test_a_points_run_is_where_train_puts_it():
     assert point.folder == Path("runs") / run_name(plain, None)
 
 
+@pytest.mark.medium
 def test_a_point_that_does_not_exist_is_refused(tmp_path):
     launch = run_script("scripts/launch.py", "--point", "2", SHARDS, "seed=0,1", log=tmp_path / "launch", code=2)
     assert launch.stderr == "clipzoo: --point 2: the sweep has points 0 to 1\n"

@@ -129,6 +129,7 @@ def counted(monkeypatch):
     return Counting
 
 
+@pytest.mark.medium
 def test_a_finished_dataset_is_not_evaluated_again_for_the_same_weights(root, tmp_path, counted):
     model = model_of("clip")
     first = suite_of(root).run(model, tmp_path, World())
@@ -146,6 +147,7 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.medium
 def test_an_interrupted_evaluation_resumes_after_its_finished_datasets(root, tmp_path, counted, monkeypatch):
     model = model_of("clip")
     whole = suite_of(root).run(model, tmp_path / "whole", World())
@@ -161,6 +163,7 @@ def test_an_interrupted_evaluation_resumes_after_its_finished_datasets(root, tmp
     assert counted.reads == reads
 
 
+@pytest.mark.medium
 def test_other_settings_do_not_use_cached_results(root, tmp_path, counted):
     model = model_of("clip")
     suite_of(root).run(model, tmp_path, World())

@@ -69,9 +69,9 @@ def test_an_exported_model_comes_back_with_identical_weights(kind, tmp_path):
     ours = model_of(kind)
     clipzoo.export(ours, tmp_path)
     back = clipzoo.from_open_clip(f"local-dir:{tmp_path}")
-    theirs = back.state_dict()
-    assert theirs.keys() == ours.state_dict().keys()
-    assert all(torch.equal(value, theirs[key]) for key, value in ours.state_dict().items())
+    exported = back.state_dict()
+    assert exported.keys() == ours.state_dict().keys()
+    assert all(torch.equal(value, exported[key]) for key, value in ours.state_dict().items())
     assert back.encoder.image_size == TOWERS[kind][2]
 
 
@@ -98,12 +98,12 @@ def test_a_resnet_whose_pooling_has_an_output_bias_keeps_its_embeddings(tmp_path
         ("RN50", "opnai", "pretrained=opnai is neither a file nor a tag of open_clip's RN50 .its tags: openai"),
     ],
 )
-def test_what_open_clip_does_not_have_is_named(name, pretrained, expected):
+def test_unknown_open_clip_names_are_reported(name, pretrained, expected):
     with pytest.raises(ConfigError, match=expected):
         clipzoo.from_open_clip(name, pretrained)
 
 
-def test_what_open_clip_cannot_hold_is_refused_with_its_reason(tmp_path):
+def test_a_model_without_an_open_clip_form_is_refused_with_its_reason(tmp_path):
     with pytest.raises(ConfigError, match="distinct_pads is true"):
         clipzoo.export(model_of("vit", distinct_pads=True), tmp_path)
     with pytest.raises(ConfigError, match="quick_gelu differs"):

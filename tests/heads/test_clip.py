@@ -53,7 +53,7 @@ def test_projections_start_normal_with_the_inverse_root_of_their_input_width_as_
 
 def test_plain_cosines_learn_the_projections_alone():
     head = build_head("cosine")
-    assert [key for key, each in head.named_parameters() if each.requires_grad] == [
+    assert [key for key, parameter in head.named_parameters() if parameter.requires_grad] == [
         "image_projection",
         "text_projection",
     ]

@@ -31,7 +31,7 @@ def info_loob(anchors: list[Tensor], positives: list[Tensor]) -> Tensor:
     for i, anchor in enumerate(anchors):
         positive = torch.exp(INVERSE_TEMPERATURE * (anchor * positives[i]).sum())
         others = sum(
-            torch.exp(INVERSE_TEMPERATURE * (anchor * each).sum()) for j, each in enumerate(positives) if j != i
+            torch.exp(INVERSE_TEMPERATURE * (anchor * positive).sum()) for j, positive in enumerate(positives) if j != i
         )
         losses.append(-torch.log(positive / others))
     return sum(losses) / len(losses)
@@ -42,18 +42,18 @@ def test_loss_and_gradient_equal_the_transcribed_formulas():
     head = build_head("cloob")
     image, text = embeddings(head)
     x, y = list(image), list(text)
-    u_x, u_y = [retrieved(each, x) for each in x], [retrieved(each, x) for each in y]
-    v_x, v_y = [retrieved(each, y) for each in x], [retrieved(each, y) for each in y]
+    u_x, u_y = [retrieved(query, x) for query in x], [retrieved(query, x) for query in y]
+    v_x, v_y = [retrieved(query, y) for query in x], [retrieved(query, y) for query in y]
     expected = (info_loob(u_x, u_y) + info_loob(v_y, v_x)) / INVERSE_TEMPERATURE
 
     similarity = head(image_features(5), text_features(5))
     loss = (
-        sum((each.log_sum_exp(exclude_positive=True) - each.positives()).mean() for each in similarity.directions)
+        sum((side.log_sum_exp(exclude_positive=True) - side.positives()).mean() for side in similarity.directions)
         / INVERSE_TEMPERATURE
     )
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-    ours, theirs = (torch.autograd.grad(each, list(head.parameters())) for each in (loss, expected))
-    for left, right in zip(ours, theirs, strict=True):
+    gradients, expected_gradients = (torch.autograd.grad(value, list(head.parameters())) for value in (loss, expected))
+    for left, right in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
 
 
@@ -68,7 +68,7 @@ def test_scores_within_a_modality_compare_patterns_retrieved_from_it():
     image, text = embeddings(head)
     similarity = head.similarity(image, text)
     for make, own in ((similarity.within_image, image), (similarity.within_text, text)):
-        patterns = [retrieved(each, list(own)) for each in own]
+        patterns = [retrieved(query, list(own)) for query in own]
         expected = torch.stack([torch.stack([INVERSE_TEMPERATURE * (a * b).sum() for b in patterns]) for a in patterns])
         torch.testing.assert_close(make().dense(), expected, rtol=1e-12, atol=1e-12)
 

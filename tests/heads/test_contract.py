@@ -59,9 +59,9 @@ def test_every_sample_has_one_row_everywhere(name):
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
 def test_gradients_are_finite_for_any_size_of_features_and_reach_every_parameter(name, scale):
     head = build_head(name)
-    image, text = (each.map(lambda tensor: scale * tensor) for each in (image_features(5), text_features(5)))
+    image, text = (features.map(lambda tensor: scale * tensor) for features in (image_features(5), text_features(5)))
     similarity = head(image, text)
-    sum((each.log_sum_exp() - each.positives()).mean() for each in similarity.directions).backward()
+    sum((direction.log_sum_exp() - direction.positives()).mean() for direction in similarity.directions).backward()
     for key, parameter in head.named_parameters():
         assert not parameter.requires_grad or parameter.grad is not None, key
         assert parameter.grad is None or parameter.grad.isfinite().all(), key
@@ -126,7 +126,7 @@ def test_scores_stay_in_the_stated_range_for_any_parameters(name):
             if parameter.dim() == 0 and parameter.requires_grad:
                 parameter.data.fill_(value)
         head.clamp_()
-        image, text = (each.map(lambda tensor: 100 * tensor) for each in (image_features(6), text_features(6)))
+        image, text = (features.map(lambda tensor: 100 * tensor) for features in (image_features(6), text_features(6)))
         low, high = head.score_range
         scores = head.score(head.embed_image(image), head.embed_text(text))
         slack = 1e-9 * (1 + scores.abs().max())
@@ -186,7 +186,7 @@ def two_ranks() -> list[dict]:
 @every_head
 def test_two_ranks_give_the_values_and_gradients_of_one(name, two_ranks):
     (whole,) = [_answers([name])[name]]
-    first, second = (each[name] for each in two_ranks)
+    first, second = (rank[name] for rank in two_ranks)
     for direction in ("image_to_text", "text_to_image"):
         together = torch.cat([first[direction], second[direction]])
         torch.testing.assert_close(together, whole[direction], rtol=1e-10, atol=1e-12)
@@ -214,7 +214,11 @@ def _answers(names: list[str]) -> dict[str, dict]:
             "loss": loss.detach(),
             "image_to_text": similarity.image_to_text.dense().detach(),
             "text_to_image": similarity.text_to_image.dense().detach(),
-            "gradients": {key: world.mean(each.grad) for key, each in head.named_parameters() if each.grad is not None},
+            "gradients": {
+                key: world.mean(parameter.grad)
+                for key, parameter in head.named_parameters()
+                if parameter.grad is not None
+            },
         }
     return answers
 
@@ -271,7 +275,7 @@ def test_bfloat16_features_change_scores_little(name, encoder, batch):
     error = (rounded - exact).abs().max() / (exact.max() - exact.min())
     assert 0 < error < BF16_ERROR
     every_answer(similarity).backward()
-    assert all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
 
 
 @every_head

@@ -62,11 +62,12 @@ def test_one_point_of_weight_one_is_clip_up_to_a_constant(temperature):
         with_weight_one(head.text, text_features(5).pooled),
     )
     clip.image_projection, clip.text_projection = head.image.projection, head.text.projection
-    ours = head.score(head.embed_image(image), head.embed_text(text))
-    theirs = clip.score(clip.embed_image(image), clip.embed_text(text))
-    torch.testing.assert_close(ours + 1 / temperature, theirs, rtol=1e-5, atol=1e-5)  # both scales begin in float32
+    scores = head.score(head.embed_image(image), head.embed_text(text))
+    inner_products = clip.score(clip.embed_image(image), clip.embed_text(text))
+    # Both scales begin in float32.
+    torch.testing.assert_close(scores + 1 / temperature, inner_products, rtol=1e-5, atol=1e-5)
     scale = 2 * head.gamma
-    torch.testing.assert_close(ours + scale, theirs * scale / clip.log_scale.exp(), rtol=0, atol=1e-11)
+    torch.testing.assert_close(scores + scale, inner_products * scale / clip.log_scale.exp(), rtol=0, atol=1e-11)
 
 
 def with_weight_one(side, pooled: Tensor) -> Features:
@@ -82,7 +83,7 @@ def with_weight_one(side, pooled: Tensor) -> Features:
 def test_score_is_right_to_1e_9_for_any_gamma_and_any_weight(gamma, kme_score):
     """Against 130 decimals. Weights reach from e^-200 to 300."""
     tokens, tokens2 = image_features(2).tokens[..., :10], text_features(3).tokens
-    points, points2 = (torch.nn.functional.normalize(each, dim=-1) for each in (tokens, tokens2))
+    points, points2 = (torch.nn.functional.normalize(tensor, dim=-1) for tensor in (tokens, tokens2))
     raw, raw2 = torch.linspace(-200, 300, 10).double().view(2, 5), torch.linspace(5, -30, 18).double().view(3, 6)
     scores = kme_score(points, log_softplus(raw), points2, log_softplus(raw2), torch.tensor(gamma).double())
     with localcontext() as context:
@@ -115,8 +116,8 @@ def test_log_softplus_is_exact_and_has_its_gradient_everywhere(dtype, tolerance)
         context.prec = 250
         exact = [Decimal(a) for a in raw[1:].tolist()]
         softplus = [(1 + a.exp()).ln() for a in exact]
-        expected = [float(each.ln()) for each in softplus]
-        slopes = [float(1 / (1 + (-a).exp()) / each) for a, each in zip(exact, softplus, strict=True)]
+        expected = [float(term.ln()) for term in softplus]
+        slopes = [float(1 / (1 + (-a).exp()) / term) for a, term in zip(exact, softplus, strict=True)]
     torch.testing.assert_close(ours[1:], torch.tensor(expected, dtype=dtype), rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(raw.grad[1:], torch.tensor(slopes, dtype=dtype), rtol=5 * tolerance, atol=tolerance)
     assert ours[0].item() == -1e4 and raw.grad[0].item() == 1
@@ -211,7 +212,7 @@ def test_masked_image_tokens_are_ignored_in_scores_and_probe():
     masked = Features(image.pooled, image.tokens, torch.tensor([[True, True, False, True, False]] * 2))
     cut = Features(image.pooled, image.tokens[:, [0, 1, 3]])
     texts = head.embed_text(text)
-    scores = [head.score(head.embed_image(each), texts) for each in (masked, cut)]
+    scores = [head.score(head.embed_image(features), texts) for features in (masked, cut)]
     torch.testing.assert_close(*scores, rtol=0, atol=1e-13)
     for where in ("before", "after"):
         torch.testing.assert_close(head.probe(masked, where), head.probe(cut, where), rtol=0, atol=1e-13)

@@ -56,7 +56,7 @@ def test_distance_is_exact_under_low_precision_products(bits, error):
     text = image + 0.3 * torch.randn(64, 512, generator=drawn)
     for temperature in (1.0, 0.7):
         head = build_head("distance", f"head.temperature={temperature}").float()
-        left, right = (rounded(each, bits).double() for each in head.factors(image, text))
+        left, right = (rounded(factor, bits).double() for factor in head.factors(image, text))
         exact = -(torch.cdist(image.double(), text.double()) ** 2) / (2 * temperature)
         assert (left @ right.mT - exact).abs().max() < error
 

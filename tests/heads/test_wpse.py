@@ -27,13 +27,13 @@ def oracle(head: WpseHead, image: Features, text: Features, alpha, positive: boo
     """scale * sum_ij w_i w'_j [a1 v_i.u_j + a2 (2 / D) sum_t cos(...) cos(...)], divided by M M' for the mean."""
 
     def points(side, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
-        found = []
+        points = []
         for token in tokens:
             vector = sum(token[i] * side.projection[i] for i in range(len(token)))
             raw = sum(token[i] * side.weight_projection[i, 0] for i in range(len(token)))
             weight = 100 / (1 + torch.exp(-raw / 100)) if positive else 100 * torch.tanh(raw / 100)
-            found.append((weight, vector / (vector * vector).sum().sqrt()))
-        return found
+            points.append((weight, vector / (vector * vector).sum().sqrt()))
+        return points
 
     def kernel(v: Tensor, u: Tensor) -> Tensor:
         waves = torch.zeros((), dtype=torch.float64)
@@ -116,7 +116,7 @@ def test_a_draw_depends_on_seed_mode_and_index_alone():
 
     draws = [draw(build_head("wpse", f"seed={seed}"), training, index)
              for seed in (0, 1) for training in (True, False) for index in (0, 1, 1000)]  # fmt: skip
-    assert len({tuple(each.flatten().tolist()) for each in draws}) == len(draws)
+    assert len({tuple(draw.flatten().tolist()) for draw in draws}) == len(draws)
     torch.manual_seed(77)
     assert torch.equal(draw(build_head("wpse").float(), True, 1000), draws[2])
 

@@ -33,7 +33,7 @@ Matrix = list[list[float]]
 
 @dataclass
 class Transcript:
-    """What the algorithm knows of every (modality, id), as plain numbers."""
+    """State of the algorithm for every (modality, id), as plain numbers."""
 
     numbers: dict[str, Any] = field(default_factory=lambda: defaultdict(dict))
     xi: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -123,10 +123,10 @@ def isogclr_step(
         for i, sample in enumerate(ids):
             temperature = tau.get((anchor, sample), options["temperature"])
             exponents = [(s[i][j] - s[i][i]) / temperature for j in range(size)]
-            terms = [math.exp(each) if j != i else 0.0 for j, each in enumerate(exponents)]
+            terms = [math.exp(exponent) if j != i else 0.0 for j, exponent in enumerate(exponents)]
             mean = sum(terms) / (size - 1)
             u[anchor, sample] = (1 - gamma) * u.get((anchor, sample), mean) + gamma * mean
-            weights = [each / (size - 1) / u[anchor, sample] for each in terms]
+            weights = [term / (size - 1) / u[anchor, sample] for term in terms]
             for j in range(size):
                 gradient[i][j] += weights[j] / size
                 gradient[i][i] -= weights[j] / size
@@ -180,7 +180,7 @@ def test_six_steps_of_isogclr_agree_with_its_algorithm():
     _agree(objective.tau, state.numbers["tau"])
     _agree(objective.tau_momentum, state.numbers["momentum"])
     # The test would not see a missing clip or bound if none were reached.
-    assert {0.1, 0.45} & {round(each, 12) for each in objective.tau.flatten().tolist()}
+    assert {0.1, 0.45} & {round(value, 12) for value in objective.tau.flatten().tolist()}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_zeta_rate_is_zero_in_the_frozen_epochs():
 
 
 def test_zeta_rate_counts_a_training_cut_to_whole_steps_as_its_epochs():
-    """A data set that no batch divides: 30 epochs of 1000 samples make 468 steps of 64, not 468.75."""
+    """A dataset that no batch size divides: 30 epochs of 1000 samples make 468 steps of 64, not 468.75."""
     before, after = (zeta_rate(Progress(step, 468, samples=1000, global_batch=64), 1.0, 5) for step in (234, 235))
     assert before > 5 * after  # the first drop comes with epoch 15, at step 234.4
 
@@ -214,7 +214,7 @@ def _follow(objective: Any, transcribed: Callable, options: dict[str, Any]) -> t
         matrices = [random_cosines(10 * step + direction, BATCH).requires_grad_() for direction in (0, 1)]
         progress = Progress(step, TOTAL_STEPS, SAMPLES, BATCH)
         objective(similarity(*matrices), batch(ids), progress).total.backward()
-        expected = transcribed(state, step, ids, [each.tolist() for each in matrices], options)
+        expected = transcribed(state, step, ids, [matrix.tolist() for matrix in matrices], options)
         for matrix, gradient in zip(matrices, expected, strict=True):
             assert torch.allclose(matrix.grad, torch.tensor(gradient, dtype=torch.float64), rtol=0, atol=1e-10)
     return objective, state

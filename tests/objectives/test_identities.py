@@ -79,7 +79,7 @@ def test_nuclr_without_popularity_is_the_global_contrastive_loss_with_its_positi
         objective.allocate(SAMPLES)
     for step, ids in enumerate(ORDER):
         matrix = random_cosines(step, len(ids)).requires_grad_()
-        losses = [each(similarity(matrix), batch(ids), progress(step)).total for each in (nuclr, sogclr)]
+        losses = [objective(similarity(matrix), batch(ids), progress(step)).total for objective in (nuclr, sogclr)]
         gradients = [torch.autograd.grad(loss, matrix)[0] for loss in losses]
         assert torch.allclose(*gradients, rtol=1e-12, atol=1e-15)
     assert torch.allclose(nuclr.log_u, sogclr.log_u, rtol=1e-13)
@@ -102,13 +102,13 @@ def test_a_constant_on_every_zeta_leaves_the_diamond_variants_gradient_unchanged
         options = {**NUCLR_OPTIONS, "zeta": constant, "positive": "zeta", "frozen_epochs": 0}
         objective = NUCLR(**options).double()
         objective.allocate(SAMPLES)
-        found = []
+        gradients_of_rows = []
         for step, ids in enumerate(ORDER):
             matrix = random_cosines(step, len(ids)).requires_grad_()
-            found.append(
+            gradients_of_rows.append(
                 torch.autograd.grad(objective(similarity(matrix), batch(ids), progress(step)).total, matrix)[0]
             )
-        gradients.append(torch.stack(found))
+        gradients.append(torch.stack(gradients_of_rows))
     for shifted in gradients[1:]:
         assert torch.allclose(gradients[0], shifted, rtol=1e-9, atol=1e-12)
 

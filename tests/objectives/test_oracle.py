@@ -55,7 +55,7 @@ def conditional(a: Matrix, b: Matrix, *_: Matrix) -> complex:
 def joint(a: Matrix, b: Matrix, *_: Matrix) -> complex:
     def one(s: Matrix) -> complex:
         mean_positive = sum(s[i][i] for i in range(N)) / N
-        return -mean_positive + cmath.log(sum(cmath.exp(each) for row in s for each in row) / N**2)
+        return -mean_positive + cmath.log(sum(cmath.exp(score) for row in s for score in row) / N**2)
 
     return (one(a) + one(b)) / 2
 
@@ -98,7 +98,7 @@ def dcl_at_its_floor(a: Matrix, b: Matrix, *_: Matrix) -> complex:
 
 
 def cyclip(a: Matrix, b: Matrix, images: Matrix, texts: Matrix) -> complex:
-    scaled = [[[each * _stored(5.0) for each in row] for row in s] for s in (a, b)]
+    scaled = [[[score * _stored(5.0) for score in row] for row in s] for s in (a, b)]
     total = (_cross_entropy(scaled[0]) + _cross_entropy(scaled[1])) / 2
     for i in range(N):
         for j in range(N):
@@ -130,8 +130,8 @@ def mmd_conditional_without_diagonal(a: Matrix, b: Matrix, *_: Matrix) -> comple
 
 def mmd_joint(a: Matrix, b: Matrix, *_: Matrix) -> complex:
     def one(s: Matrix, rows: list[list[float]], columns: list[list[float]]) -> complex:
-        partition = sum(cmath.exp(each) for row in s for each in row)
-        p = [[cmath.exp(each) / partition for each in row] for row in s]
+        partition = sum(cmath.exp(score) for row in s for score in row)
+        p = [[cmath.exp(score) / partition for score in row] for row in s]
         pairs = [(i, j) for i in range(N) for j in range(N)]
         total = 0j
         for i, j in pairs:
@@ -172,7 +172,7 @@ def test_value_and_gradient_agree_with_the_formula(oracle):
     total = objective(similarity(first, second, (within[0], within[1])), of, progress()).total
     gradients = torch.autograd.grad(total, matrices, materialize_grads=True)
 
-    plain: list[Matrix] = [each.tolist() for each in matrices]
+    plain: list[Matrix] = [matrix.tolist() for matrix in matrices]
     assert abs(total.item() - oracle(*plain).real) < 1e-10
     for matrix, gradient in enumerate(gradients):
         for i in range(N):
@@ -209,18 +209,18 @@ def _stored(scale: float) -> float:
 def _derivative(oracle: Callable, matrices: list[Matrix], matrix: int, i: int, j: int) -> float:
     """By a complex step: exact to rounding, without subtraction."""
     step = 1e-30
-    moved = [[list(row) for row in each] for each in matrices]
+    moved = [[list(row) for row in matrix] for matrix in matrices]
     moved[matrix][i][j] += complex(0, step)
     return oracle(*moved).imag / step
 
 
 def _cross_entropy(s: Matrix) -> complex:
-    return sum(-cmath.log(cmath.exp(s[i][i]) / sum(cmath.exp(each) for each in s[i])) for i in range(N)) / N
+    return sum(-cmath.log(cmath.exp(s[i][i]) / sum(cmath.exp(score) for score in s[i])) for i in range(N)) / N
 
 
 def _bags() -> list[list[float]]:
-    vocabulary = sorted({each for row in TEXTS for each in row} - {0})
-    return [[float(row.count(each)) for each in vocabulary] for row in TEXTS]
+    vocabulary = sorted({token for row in TEXTS for token in row} - {0})
+    return [[float(row.count(token)) for token in vocabulary] for row in TEXTS]
 
 
 def _gaussian(squared: float) -> float:
@@ -235,4 +235,4 @@ def _kernel(samples: list[list[float]], value: Callable[[float], float], median:
     squared = [[math.dist(x, y) ** 2 for y in samples] for x in samples]
     # Of an even number of distances torch takes the lower of the two in the middle.
     unit = sorted(squared[i][j] for i in range(N) for j in range(i))[(N * (N - 1) // 2 - 1) // 2] if median else 1.0
-    return [[value(each / unit) for each in row] for row in squared]
+    return [[value(distance / unit) for distance in row] for row in squared]

@@ -65,8 +65,8 @@ def test_two_ranks_equal_one_for_every_compatible_pair(pairs, alone):
 
 
 def test_the_compared_pairs_have_nonzero_gradients_and_state_updates(alone):
-    """What the comparison above would not see: numbers that are equal because nothing happened."""
-    for pair in [each for each in alone if each.startswith("cosine")]:
+    """Numbers that are equal because nothing happened would pass the comparison above."""
+    for pair in [name for name in alone if name.startswith("cosine")]:
         assert all(value.abs().sum() > 0 for name, value in alone[pair].items() if "gradient" in name), pair
     learned = alone["cosine + nuclr objective.frozen_epochs=0 objective.eta=0.05 objective.temperature=0.2"]
     assert (learned["state zeta"] + 0.05).abs().min() > 1e-6
@@ -86,21 +86,21 @@ def _train(head_config: Plain, objective: Objective) -> Found:
         torch.eye(width, dtype=torch.float64).requires_grad_() for width in (IMAGE_WIDTH, TEXT_WIDTH)
     )
     named = {"image_map": image_map, "text_map": text_map, **dict(head.named_parameters())}
-    named |= {f"objective {name}": each for name, each in objective.named_parameters()}
-    trained = {name: each for name, each in named.items() if each.requires_grad}
-    found, world = {}, World.from_process_group()
+    named |= {f"objective {name}": parameter for name, parameter in objective.named_parameters()}
+    trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+    results, world = {}, World.from_process_group()
     # One step tells all of an objective without state.
     for step in range(STEPS if any(True for _ in objective.buffers()) else 1):
         head.resample(step)
         image, text, of = _local(step, world)
-        similarity = head(image.map(lambda each: each @ image_map), text.map(lambda each: each @ text_map), world)
+        similarity = head(image.map(lambda view: view @ image_map), text.map(lambda view: view @ text_map), world)
         loss = objective(similarity, of, Progress(step, 2 * STEPS, SAMPLES, BATCH))
         gradients = torch.autograd.grad(loss.total, list(trained.values()), materialize_grads=True)
-        found[f"loss {step}"] = world.mean(loss.total)
+        results[f"loss {step}"] = world.mean(loss.total)
         for name, gradient in zip(trained, gradients, strict=True):
-            found[f"gradient {step} {name}"] = world.mean(gradient)
-    found |= {f"state {name}": buffer.clone() for name, buffer in objective.named_buffers() if buffer.numel()}
-    return found
+            results[f"gradient {step} {name}"] = world.mean(gradient)
+    results |= {f"state {name}": buffer.clone() for name, buffer in objective.named_buffers() if buffer.numel()}
+    return results
 
 
 def _overrides(name: str) -> list[str]:

@@ -44,7 +44,7 @@ stateful = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_state_of_twelve_million_samples_fits_in_300_megabytes(make):
     objective = make().to("meta")
     objective.allocate(12_000_000)
-    assert sum(each.numel() * each.element_size() for each in objective.buffers()) < 300e6
+    assert sum(buffer.numel() * buffer.element_size() for buffer in objective.buffers()) < 300e6
 
 
 @stateful
@@ -58,8 +58,8 @@ def test_a_restored_state_continues_bit_for_bit(make):
     second.allocate(SAMPLES)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert _train(second, range(3, 6)) == expected[3:]
-    for ours, theirs in zip(second.buffers(), straight.buffers(), strict=True):
-        assert torch.equal(ours, theirs)
+    for buffer, expected in zip(second.buffers(), straight.buffers(), strict=True):
+        assert torch.equal(buffer, expected)
 
 
 @stateful
@@ -83,7 +83,7 @@ def test_a_sample_not_in_the_batch_keeps_its_state(make):
     _train(objective, range(2))
     before = copy.deepcopy(dict(objective.named_buffers()))
     _train(objective, range(2, 3))
-    others = [each for each in range(SAMPLES) if each not in ORDER[2]]
+    others = [sample for sample in range(SAMPLES) if sample not in ORDER[2]]
     for name, buffer in objective.named_buffers():
         if buffer.shape[-1] == SAMPLES:
             assert torch.equal(buffer[:, others], before[name][:, others])
@@ -195,7 +195,7 @@ def test_nothing_overflows_in_fp32_at_the_smallest_temperature(name):
             matrix = cosines.to(dtype).requires_grad_()
             loss = loss_of(objective, similarity(factor * matrix), at=progress(step, 100, 1_000_000, 6))
             gradients.append(torch.autograd.grad(loss.total, matrix)[0].double())
-            assert loss.total.isfinite() and all(each.isfinite() for each in loss.logs.values())
+            assert loss.total.isfinite() and all(value.isfinite() for value in loss.logs.values())
         scale = gradients[1].abs().max().clamp(min=1.0)
         assert (gradients[0] - gradients[1]).abs().max() < 2e-3 * scale
     for buffer in ours.buffers():

@@ -29,7 +29,7 @@ every_gamma = pytest.mark.parametrize("gamma", GAMMAS)
 def test_fp32_score_and_gradients_are_those_of_float64_sums(shape, gamma, ragged):
     sets = point_sets(shape, gamma, ragged)
     exact, exact_gradients = differentiated(all_pairs, sets)
-    scores, gradients = differentiated(kme_score, tuple(each.float() for each in sets))
+    scores, gradients = differentiated(kme_score, tuple(tensor.float() for tensor in sets))
     torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=1e-5)
     for ours, expected in zip(gradients, exact_gradients, strict=True):
         assert (ours.double() - expected).norm() <= 1e-4 * expected.norm() + 1e-30
@@ -82,13 +82,13 @@ def test_set_without_points_scores_minus_infinity_with_finite_gradients(gamma):
     kept = torch.tensor([0, 1, 3]), torch.arange(1, 6)
     rest = points[kept[0]], log_weights[kept[0]], text[kept[1]], text_weights[kept[1]], scale
     torch.testing.assert_close(scores[kept[0]][:, kept[1]], kme_score(*rest), rtol=1e-12, atol=1e-12)
-    assert all(each.isfinite().all() for each in gradients)
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("gamma", [7.14, 50.0, 1e4])
 def test_shares_of_a_score_add_up_to_one_whatever_its_exponents(gamma):
     """More weight for all points of an image is as much more in its scores, though exponents of 1e4 keep few digits."""
-    sets = [each.float() for each in point_sets((6, 7, 5, 4, 16), gamma, ragged=False)]
+    sets = [tensor.float() for tensor in point_sets((6, 7, 5, 4, 16), gamma, ragged=False)]
     weights = sets[1].requires_grad_()
     (shares,) = torch.autograd.grad(kme_score(*sets).sum(), weights)
     torch.testing.assert_close(shares.sum(dim=1), torch.full((6,), 5.0), rtol=1e-5, atol=0)
@@ -96,10 +96,10 @@ def test_shares_of_a_score_add_up_to_one_whatever_its_exponents(gamma):
 
 @pytest.mark.parametrize("gamma", [7.14, 50.0])
 def test_backward_can_be_called_twice(gamma):
-    sets = [each.requires_grad_() for each in point_sets((3, 4, 5, 2, 6), gamma, ragged=True)]
+    sets = [tensor.requires_grad_() for tensor in point_sets((3, 4, 5, 2, 6), gamma, ragged=True)]
     total = kme_score(*sets).sum()
     first = torch.autograd.grad(total, sets, retain_graph=True)
-    assert all(torch.equal(*each) for each in zip(first, torch.autograd.grad(total, sets), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(first, torch.autograd.grad(total, sets), strict=True))
 
 
 def test_score_of_one_point_of_weight_one_is_the_scaled_cosine_minus_one():
@@ -123,16 +123,16 @@ def test_gradient_of_gamma_is_accurate_for_nearly_coinciding_points():
 
 def test_nan_propagates_to_the_score():
     for broken in range(4):
-        sets = [each.clone() for each in point_sets((3, 4, 5, 2, 6), 7.0, ragged=False)]
+        sets = [tensor.clone() for tensor in point_sets((3, 4, 5, 2, 6), 7.0, ragged=False)]
         sets[broken][0, 0] = math.nan
         assert kme_score(*sets).isnan().any()
 
 
 def test_half_precision_is_scored_in_fp32():
-    sets = tuple(each.bfloat16() for each in point_sets((3, 4, 5, 2, 6), 7.0, ragged=True))
+    sets = tuple(tensor.bfloat16() for tensor in point_sets((3, 4, 5, 2, 6), 7.0, ragged=True))
     scores, gradients = differentiated(kme_score, sets)
     assert scores.dtype == torch.float32 and gradients[0].dtype == torch.bfloat16
-    exact, _ = differentiated(all_pairs, tuple(each.double() for each in sets))
+    exact, _ = differentiated(all_pairs, tuple(tensor.double() for tensor in sets))
     torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=1e-5)
 
 

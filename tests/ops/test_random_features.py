@@ -19,7 +19,7 @@ def test_pooled_waves_and_gradients_equal_the_reference_implementation(monkeypat
     inputs = drawn(*shape)
     exact, exact_gradients = differentiated(random_features_reference.pooled_waves, inputs)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-        pooled, gradients = differentiated(random_features.pooled_waves, tuple(each.to(dtype) for each in inputs))
+        pooled, gradients = differentiated(random_features.pooled_waves, tuple(tensor.to(dtype) for tensor in inputs))
         assert (pooled.double() - exact).norm() <= tolerance * exact.norm()
         for ours, expected in zip(gradients, exact_gradients, strict=True):
             assert (ours.double() - expected).norm() <= 10 * tolerance * expected.norm()
@@ -41,7 +41,7 @@ def drawn(samples: int, points: int, width: int, count: int) -> tuple[Tensor, Te
 
 
 def differentiated(pooled_waves, inputs: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    points, weights = (each.clone().requires_grad_() for each in inputs[:2])
+    points, weights = (tensor.clone().requires_grad_() for tensor in inputs[:2])
     pooled = pooled_waves(points, weights, *inputs[2:])
     upstream = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return pooled.detach(), torch.autograd.grad(pooled, (points, weights), upstream.to(pooled.dtype))

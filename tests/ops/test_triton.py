@@ -46,7 +46,7 @@ def test_interpreted_kme_kernels_give_the_float64_sums_and_gradients(interpreted
 
 def test_interpreted_bf16_kme_kernels_are_within_their_error_bound(interpreted):
     """Rounding both unit points to bf16 moves an exponent by 2 gamma 2^-7 at most, less the more points are summed."""
-    for case in (each for each in interpreted["kme"] if each["precision"] == "medium"):
+    for case in (row for row in interpreted["kme"] if row["precision"] == "medium"):
         assert case["score"] <= 2 * case["gamma"] * 2**-7 + 1e-5, case
         assert max(case["gradients"]) <= min(0.05, 0.01 + case["gamma"] * 1e-3), case
 
@@ -118,7 +118,7 @@ def _interpreted() -> dict[str, list[dict[str, Any]]]:
 def _kme_errors(shape: tuple[int, ...], gamma: float) -> dict[str, Any]:
     sets = point_sets(shape, gamma, ragged=True)
     exact, exact_gradients = differentiated(all_pairs, sets)
-    scores, gradients = differentiated(kme_score, tuple(each.float() for each in sets))
+    scores, gradients = differentiated(kme_score, tuple(tensor.float() for tensor in sets))
     error, largest = float((scores - exact).abs().max()), float(exact.abs().max())
     errors = _relative(gradients, exact_gradients)
     return {"shape": shape, "gamma": gamma, "score": error, "largest": largest, "gradients": errors}
@@ -126,14 +126,16 @@ def _kme_errors(shape: tuple[int, ...], gamma: float) -> dict[str, Any]:
 
 def _vector_errors(samples: int, scale: float) -> dict[str, Any]:
     left, right = factors(samples, scale)
-    found = []
-    for exact_scores, scores in ((slice(None), tiled_scores), (slice(1), lambda *each: [tiled_anchors(*each)])):
+    pairs = []
+    for exact_scores, scores in ((slice(None), tiled_scores), (slice(1), lambda *sides: [tiled_anchors(*sides)])):
         exact, exact_gradients = answered(
-            left, right, lambda *each, part=exact_scores: dense_scores(*each)[part], dense=False
+            left, right, lambda *sides, part=exact_scores: dense_scores(*sides)[part], dense=False
         )
-        ours, gradients = answered(left.float(), right.float(), lambda *each, make=scores: make(*each, 8), dense=False)
-        found.append((float((ours - exact).abs().max()), _relative(gradients, exact_gradients)))
-    answers, errors = zip(*found, strict=True)
+        ours, gradients = answered(
+            left.float(), right.float(), lambda *sides, make=scores: make(*sides, 8), dense=False
+        )
+        pairs.append((float((ours - exact).abs().max()), _relative(gradients, exact_gradients)))
+    answers, errors = zip(*pairs, strict=True)
     return {"samples": samples, "scale": scale, "answers": max(answers), "gradients": sum(errors, [])}
 
 
@@ -142,7 +144,7 @@ def _interpreted_runs() -> list[dict[str, Any]]:
     cases = []
     for gamma in (7.14, 1e3):
         points, log_weights, text, text_weights, scale = (
-            each.float() for each in point_sets((5, 9, 4, 6, 8), gamma, ragged=True)
+            tensor.float() for tensor in point_sets((5, 9, 4, 6, 8), gamma, ragged=True)
         )
         log_weights[2], text_weights[1] = -torch.inf, -torch.inf
         kept, kept_text = torch.tensor([0, 1, 3, 4]), torch.tensor([0, 2, 3])
@@ -151,28 +153,28 @@ def _interpreted_runs() -> list[dict[str, Any]]:
             kme_triton.CHUNK_BYTES = chunk
             scores, *gradients = _values(points, log_weights, text, text_weights, scale)
             assert (scores[2] == -torch.inf).all() and (scores[:, 1] == -torch.inf).all()
-            found = scores[kept][:, kept_text], gradients[0][kept], gradients[1][kept], gradients[2][kept_text]
-            cases.append({"gamma": gamma, "chunk": chunk, "difference": max(_relative(found, expected[:4]))})
+            results = scores[kept][:, kept_text], gradients[0][kept], gradients[1][kept], gradients[2][kept_text]
+            cases.append({"gamma": gamma, "chunk": chunk, "difference": max(_relative(results, expected[:4]))})
     return cases
 
 
 def _broken() -> list[dict[str, Any]]:
-    """Whether a NaN in each input of both operations is in what depends on it."""
+    """A NaN in each input of both operations must appear in the outputs that depend on it."""
     cases = []
     for broken in range(4):
-        sets = [each.float() for each in point_sets((3, 4, 5, 2, 6), 7.0, ragged=False)]
+        sets = [tensor.float() for tensor in point_sets((3, 4, 5, 2, 6), 7.0, ragged=False)]
         sets[broken][0, 0] = torch.nan
         scores = kme_score(*sets)
         cases.append({"shown": bool((scores[0] if broken < 2 else scores[:, 0]).isnan().all())})
     for broken in range(2):
-        sides = [each.detach().float() for each in factors(5, 1.0)]
+        sides = [factor.detach().float() for factor in factors(5, 1.0)]
         sides[broken][1, 0] = torch.nan
         cases.append({"shown": bool(log_sum_exps(*sides, 0, 8)[broken][1].isnan())})
     return cases
 
 
 def _steps_on_a_pretended_gpu() -> list[dict[str, Any]]:
-    """Of whole steps, their numbers beside those on a CPU, and where the host waited."""
+    """Numbers of whole steps beside those on a CPU, and the places where the host waited."""
     pairs = [("kme", "infonce"), ("clip in tiles", "infonce"), ("cloob in tiles", "infoloob")]
     expected = [training_step(*pair, torch.device("cpu"), None) for pair in pairs]
     cases = []
@@ -180,15 +182,15 @@ def _steps_on_a_pretended_gpu() -> list[dict[str, Any]]:
         module.kernels = Launches(module.kernels)  # type: ignore[attr-defined]
     for pair, wanted in zip(pairs, expected, strict=True):
         with pretended() as waits:
-            found = training_step(*pair, DEVICE, None)
-        assert found.keys() == wanted.keys()
-        difference = max(float((numbers(found[name]) - value).abs().max()) for name, value in wanted.items())
+            results = training_step(*pair, DEVICE, None)
+        assert results.keys() == wanted.keys()
+        difference = max(float((numbers(results[name]) - value).abs().max()) for name, value in wanted.items())
         cases.append({"pair": pair, "difference": difference, "waits": list(waits)})
     return cases
 
 
 def _values(*sets: Tensor) -> list[Tensor]:
-    leaves = [each.clone().requires_grad_() for each in sets]
+    leaves = [tensor.clone().requires_grad_() for tensor in sets]
     scores = kme_score(*leaves)
     return [scores.detach(), *torch.autograd.grad(scores.sum(), leaves)]
 

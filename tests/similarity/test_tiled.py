@@ -31,7 +31,7 @@ def test_tiled_answers_and_gradients_are_those_of_the_matrix(samples, scale, til
     left, right = factors(samples, scale)
     exact, exact_gradients = answered(left, right, dense_scores)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-        answers, gradients = answered(left.to(dtype), right.to(dtype), lambda *each: tiled_scores(*each, tile))
+        answers, gradients = answered(left.to(dtype), right.to(dtype), lambda *sides: tiled_scores(*sides, tile))
         torch.testing.assert_close(answers.double(), exact, rtol=tolerance, atol=tolerance * scale)
         for ours, expected in zip(gradients, exact_gradients, strict=True):
             assert (ours.double() - expected).norm() <= 10 * tolerance * expected.norm()
@@ -42,8 +42,8 @@ def test_a_single_pair_has_no_negatives():
     for scores in tiled_scores(left, right, 4):
         torch.testing.assert_close(scores.log_sum_exp(), scores.positives())
         assert scores.log_sum_exp(exclude_positive=True).item() == -math.inf
-    _, gradients = answered(left, right, lambda *each: tiled_scores(*each, 4), exclude=(False,))
-    assert all(each.isfinite().all() for each in gradients)
+    _, gradients = answered(left, right, lambda *sides: tiled_scores(*sides, 4), exclude=(False,))
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_scores_are_tiled_as_soon_as_a_ranks_matrix_takes_128_mebibytes():
@@ -52,8 +52,8 @@ def test_scores_are_tiled_as_soon_as_a_ranks_matrix_takes_128_mebibytes():
 
 def test_anchors_alone_are_the_first_direction():
     left, right = factors(9, 10.0)
-    exact, exact_gradients = answered(left, right, lambda *each: dense_scores(*each)[:1])
-    answers, gradients = answered(left, right, lambda *each: [tiled_anchors(*each, 4)])
+    exact, exact_gradients = answered(left, right, lambda *sides: dense_scores(*sides)[:1])
+    answers, gradients = answered(left, right, lambda *sides: [tiled_anchors(*sides, 4)])
     torch.testing.assert_close(answers, exact)
     torch.testing.assert_close(gradients, exact_gradients)
 
@@ -61,22 +61,22 @@ def test_anchors_alone_are_the_first_direction():
 def test_no_tensor_is_larger_than_a_tile_or_the_vectors():
     left, right = factors(96, 10.0)
     with LargestTensor() as largest:
-        answered(left, right, lambda *each: tiled_scores(*each, 16), dense=False)
+        answered(left, right, lambda *sides: tiled_scores(*sides, 16), dense=False)
     assert largest.elements <= max(16 * 16, 96 * 6)
 
 
 @pytest.mark.parametrize("name", VECTOR_HEADS)
 def test_vector_heads_give_the_same_results_in_tiles(name):
     head = build_head(name)
-    parameters = [each for each in head.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
     expected = every_answer(head(image_features(7), text_features(7)))
     expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
     answer = every_answer(head(image_features(7), text_features(7), tile=3))
     gradients = torch.autograd.grad(answer, parameters, allow_unused=True)
     torch.testing.assert_close(answer, expected, rtol=1e-12, atol=1e-12)
-    for ours, theirs in zip(gradients, expected_gradients, strict=True):
-        assert (ours is None) == (theirs is None)
-        assert ours is None or (ours - theirs).norm() <= 1e-10 * theirs.norm()
+    for gradient, expected in zip(gradients, expected_gradients, strict=True):
+        assert (gradient is None) == (expected is None)
+        assert gradient is None or (gradient - expected).norm() <= 1e-10 * expected.norm()
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,9 @@ def test_two_ranks_equal_one(name, two_ranks):
 @pytest.mark.medium
 def test_transposed_rows_are_the_rows_of_the_transpose(two_ranks):
     whole = torch.arange(36.0).view(6, 6)
-    transposed, gradients = (torch.cat(each) for each in zip(*(rank["transposed"] for rank in two_ranks), strict=True))
+    transposed, gradients = (
+        torch.cat(parts) for parts in zip(*(rank["transposed"] for rank in two_ranks), strict=True)
+    )
     torch.testing.assert_close(transposed, whole.mT)
     # Each entry's gradient comes back to its place: the weight given to it was its own value.
     torch.testing.assert_close(gradients, whole)
@@ -123,26 +125,27 @@ def on_this_rank() -> dict:
     runs = [(name, tile, torch.float64) for name in ("clip", "cloob", "wpse", "kme") for tile in (None, 4)]
     runs.append(("clip", 4, torch.float32))
     world = World.from_process_group()
-    found = {"trained": {run: trained(*run, world) for run in runs}, "transposed": _transposed(world)}
+    results = {"trained": {run: trained(*run, world) for run in runs}, "transposed": _transposed(world)}
     world = replace(world, gather_dtype=torch.bfloat16)
     narrow = [(name, tile) for name in ("clip", "cloob", "distance") for tile in (None, 4)]
-    return found | {"narrow": {run: trained(*run, torch.float64, world) for run in narrow}}
+    return results | {"narrow": {run: trained(*run, torch.float64, world) for run in narrow}}
 
 
 def trained(name: str, tile: int | None, dtype: torch.dtype, world: World = World()) -> dict[str, Tensor]:
     """Loss and gradients of every objective that asks for sums alone, for this rank's share of the samples."""
     count = SAMPLES // world.size
     mine = slice(world.rank * count, (world.rank + 1) * count)
-    found = {}
+    results = {}
     for objective_name in OBJECTIVES:
         head, objective = build_head(name).to(dtype), build_objective(composed(f"+objective={objective_name}"))
-        image, text = (rows(each(SAMPLES), mine).map(lambda t: t.to(dtype)) for each in (image_features, text_features))
+        views = (image_features(SAMPLES), text_features(SAMPLES))
+        image, text = (rows(features, mine).map(lambda t: t.to(dtype)) for features in views)
         batch = Batch(torch.zeros(count, 1), torch.zeros(count, 1), torch.arange(SAMPLES)[mine])
         loss = objective(head(image, text, world, tile), batch, Progress(0, 1, SAMPLES, SAMPLES)).total
-        gradients = torch.autograd.grad(loss, [each for each in head.parameters() if each.requires_grad])
-        found[objective_name] = loss.detach()
-        found |= {f"{objective_name} {index}": each for index, each in enumerate(gradients)}
-    return found
+        gradients = torch.autograd.grad(loss, [parameter for parameter in head.parameters() if parameter.requires_grad])
+        results[objective_name] = loss.detach()
+        results |= {f"{objective_name} {index}": gradient for index, gradient in enumerate(gradients)}
+    return results
 
 
 def _transposed(world: World = World()) -> tuple[Tensor, Tensor]:

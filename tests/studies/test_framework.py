@@ -64,19 +64,19 @@ def test_a_check_is_met_within_its_tolerance_and_not_beyond() -> None:
     assert not Check("", float("nan"), 0.0, 1.0).met
 
 
-def test_the_record_holds_what_was_found(tmp_path: Path) -> None:
+def test_the_record_holds_the_results(tmp_path: Path) -> None:
     study = Example()
     write_findings(tmp_path / "example", study, study.run(), {"draws": 3}, {"clock": 1.4, "processor": 0.6})
     result = read_result(tmp_path / "example")
     assert result is not None
-    assert [each["met"] for each in result["checks"]] == [True, False]
+    assert [check["met"] for check in result["checks"]] == [True, False]
     assert result["settings"] == {"draws": 3}
     assert list(csv.DictReader((tmp_path / "example/rain.csv").open())) == [{"day": "1", "mm": "0"}]
     assert (tmp_path / "example/picture.png").read_bytes().startswith(b"\x89PNG")
     assert not list((tmp_path / "example").glob(".*")), "temporary files are left"
 
 
-def test_the_page_says_what_was_met_what_was_not_and_what_failed(tmp_path: Path) -> None:
+def test_the_page_lists_met_unmet_and_failed_claims(tmp_path: Path) -> None:
     study = Example()
     write_findings(tmp_path / "example", study, study.run(), {}, {"clock": 130.0, "processor": 60.0})
     write_failure(tmp_path / "broken", "ValueError: no | such\nthing")
@@ -110,7 +110,7 @@ def test_a_study_that_fails_says_so_and_does_not_stop_the_others(tmp_path: Path)
         ("folder=/dev/null/studies", "folder=/dev/null/studies cannot be created: Not a directory"),
     ],
 )
-def test_what_to_run_and_where_is_refused_before_anything_is_run(override: str, message: str, capsys) -> None:
+def test_invalid_studies_and_folders_are_refused_before_a_study_runs(override: str, message: str, capsys) -> None:
     with pytest.raises(SystemExit) as left:
         main([override])
     assert left.value.code == 2

@@ -47,7 +47,7 @@ MEETS = {"rates": "", "rank": "inner product", "digits": "proposition 6.1", "mix
 @pytest.mark.medium
 @pytest.mark.parametrize("name", TINY)
 def test_a_tiny_study_comes_to_its_end_and_is_on_the_page(name: str, tmp_path) -> None:
-    assert main([f"study={name}", f"folder={tmp_path}", *(f"study.{each}" for each in TINY[name])]) == 0
+    assert main([f"study={name}", f"folder={tmp_path}", *(f"study.{setting}" for setting in TINY[name])]) == 0
     result = read_result(tmp_path / name)
     assert result is not None and "failed" not in result and result["verdict"]
     page = (tmp_path / "README.md").read_text()
@@ -62,16 +62,16 @@ def test_a_tiny_study_comes_to_its_end_and_is_on_the_page(name: str, tmp_path) -
 
 
 def plane() -> Gaussian:
-    return Gaussian(*(torch.tensor([[each]], dtype=torch.float64) for each in (1.5, 1.0, 1.5)))
+    return Gaussian(*(torch.tensor([[variance]], dtype=torch.float64) for variance in (1.5, 1.0, 1.5)))
 
 
 def test_the_two_dimensional_example_has_the_papers_optima() -> None:
     a, b = plane().one_sided()
-    assert [float(each) for each in (plane().two_sided(), plane().joint(), a, b)] == pytest.approx(
+    assert [float(value) for value in (plane().two_sided(), plane().joint(), a, b)] == pytest.approx(
         [4 / 9, 1 / 3, 0.8, 8 / 15]
     )
     zero = torch.zeros(1, 1, dtype=torch.float64)
-    variances = [float(plane().tilted(each, zero, zero).uu) for each in (plane().two_sided(), plane().joint())]
+    variances = [float(plane().tilted(tilt, zero, zero).uu) for tilt in (plane().two_sided(), plane().joint())]
     assert variances == pytest.approx([2.7, 2.0])
 
 
@@ -87,10 +87,10 @@ def test_marginals_of_u_are_inflated_as_corollary_5_7_says() -> None:
 @pytest.mark.parametrize("problem", ["two-sided", "one-sided", "joint"])
 def test_training_finds_the_optimum_of_each_problem(problem: str) -> None:
     gaussian = with_correlations([0.6, 0.4], 3, 2, seed=0)
-    found = learn(problem, gaussian, 2, samples=4096, batch=256, steps=200, rate=0.1, seed=0)
+    learned = learn(problem, gaussian, 2, samples=4096, batch=256, steps=200, rate=0.1, seed=0)
     a, _, loss = optimum(problem, gaussian, None)
-    assert relative_error(gaussian.whitened(found.a), gaussian.whitened(a)) < 0.1
-    assert found.loss == pytest.approx(loss, abs=0.02)
+    assert relative_error(gaussian.whitened(learned.a), gaussian.whitened(a)) < 0.1
+    assert learned.loss == pytest.approx(loss, abs=0.02)
 
 
 def test_a_matched_sample_has_exactly_the_covariance() -> None:
@@ -117,7 +117,7 @@ def test_conditional_errors_are_expectations_over_the_conditioning_variable() ->
 
 def test_no_width_of_the_process_passes_for_its_neighbour() -> None:
     settings = compose(["study=gaussian_process"], "studies")["study"]
-    process = ProcessWorld(*(settings[each] for each in ("modes", "places", "coefficients", "noise")))
+    process = ProcessWorld(*(settings[key] for key in ("modes", "places", "coefficients", "noise")))
     of_v = [conditional_errors(process.gaussian(), process.gaussian().two_sided(width))[1] for width in range(1, 6)]
     assert min(a - b for a, b in zip(of_v, of_v[1:], strict=False)) > settings["tolerance"]
 
@@ -169,9 +169,9 @@ def test_no_matrix_of_low_rank_and_constant_is_nearer_than_the_closed_form() -> 
         left = torch.linalg.lstsq(right, (planted - constant).mT).solution.mT
         right = torch.linalg.lstsq(left, planted - constant * ones @ ones.mT).solution.mT
     error = planted - left @ right.mT
-    found = float((error - error.mean()).square().mean().sqrt())
-    assert least_error(planted, 3) <= found * (1 + 1e-9)
-    assert found < 1.05 * least_error(planted, 3)
+    reached = float((error - error.mean()).square().mean().sqrt())
+    assert least_error(planted, 3) <= reached * (1 + 1e-9)
+    assert reached < 1.05 * least_error(planted, 3)
 
 
 def flows(**changes) -> Flows:
@@ -198,7 +198,7 @@ def test_two_solvers_of_the_flow_agree() -> None:
     )
 
 
-def test_a_steady_flow_keeps_its_potential_along_a_path() -> None:
+def test_the_potential_of_a_steady_flow_is_constant_along_a_path() -> None:
     steady = flows(turn=0.0)
     coefficients = steady.draw(2, seed=1)
     for own, path in zip(coefficients, steady.trajectories(coefficients), strict=True):

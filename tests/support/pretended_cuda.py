@@ -192,11 +192,11 @@ def _walk_back(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> None:
                     for gradient, fact in zip(gradients, facts, strict=True)
                 ]
                 # Arguments that are no tensors have no gradient; in our functions they come last.
-                found = node.apply(*gradients)[: len(node.next_functions)]
+                results = node.apply(*gradients)[: len(node.next_functions)]
             else:
-                found = node(*gradients)
-                found = found if isinstance(found, tuple) else (found,)
-            for (following, index), gradient in zip(node.next_functions, found, strict=True):
+                results = node(*gradients)
+                results = results if isinstance(results, tuple) else (results,)
+            for (following, index), gradient in zip(node.next_functions, results, strict=True):
                 if following is None or gradient is None:
                     continue
                 fact = following._input_metadata[index]

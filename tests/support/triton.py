@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 SHARED_MEMORY = 227 * 1024
-"""Of a block on sm_90, in bytes."""
+"""Shared memory of a block on sm_90, in bytes."""
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any, interpret: bool) -> Any:
-    """Triton reads TRITON_INTERPRET when it is imported."""
+    """Call the function in a new process: Triton reads TRITON_INTERPRET when it is imported."""
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1" if interpret else "0"
     try:

@@ -33,7 +33,7 @@ def test_the_newest_are_kept_and_the_newest_is_loaded(tmp_path):
     content, path = checkpoint.load_newest(tmp_path) or pytest.fail("none found")
     assert content["step"] == 8 and torch.equal(content["model"]["weight"], state(8)["model"]["weight"])
     assert path.name == "step_00000008.pt"
-    assert sorted(each.name for each in tmp_path.glob("*.json")) == [f"step_0000000{n}.json" for n in (4, 6, 8)]
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == [f"step_0000000{n}.json" for n in (4, 6, 8)]
 
 
 def truncate(path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_broken_newest_one_is_named_and_the_one_before_is_used(tmp_path, caplo
     assert "step_00000004.pt is not used" in caplog.text
 
 
-def test_a_broken_later_one_costs_no_whole_one_its_place(tmp_path):
+def test_a_damaged_newer_checkpoint_does_not_remove_a_valid_one(tmp_path):
     for step in (2, 4, 8):
         path = checkpoint.save(tmp_path, step, state(step), {}, keep=2)
     remove_its_mark(path)
@@ -72,7 +72,7 @@ def test_a_broken_later_one_costs_no_whole_one_its_place(tmp_path):
     assert steps(tmp_path) == [4, 6, 8]
 
 
-def test_what_a_kill_left_half_written_is_cleared_away_by_the_next(tmp_path):
+def test_partial_files_of_a_killed_process_are_removed_by_the_next_one(tmp_path):
     (tmp_path / ".step_00000002.pt.tmp").write_bytes(b"half")
     checkpoint.save(tmp_path, 4, state(4), {}, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000004.json", "step_00000004.pt"]

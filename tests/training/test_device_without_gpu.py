@@ -35,11 +35,11 @@ PAIRS = [
     *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr")),
 ]
 """Every head and every objective."""
-# How many points each sample has decides the sizes of what follows; gamma decides how a tile is computed.
+# Numbers of points set the sizes of later tensors; gamma selects the way in which a tile is computed.
 KME_WAITS = {"ops/packing.py pack", "ops/kme_cpu.py forward", "ops/kme_cpu.py backward"}
-# A sample id that is wrong or there twice must not reach the state.
+# Wrong or repeated sample ids must not reach the state.
 STATE_WAITS = {"objectives/per_sample.py global_ids"}
-# The longest caption of all ranks, and how many different tokens there are.
+# Length of the longest caption of all ranks, and number of different tokens.
 RAW_WAITS = {"objectives/raw_views.py _gathered", "objectives/raw_views.py _entries"}
 WAITS = {
     "kme": KME_WAITS,
@@ -50,7 +50,7 @@ WAITS = {
 
 @pytest.fixture
 def torch_kernels(monkeypatch):
-    """Where Triton's kernels would be launched, the blocks in torch take their place."""
+    """Replace Triton's kernels by the blocks in torch."""
     monkeypatch.setattr(kme, "backend", lambda *_: kme_cpu)
     monkeypatch.setattr(log_sum_exps, "backend", lambda *_: log_sum_exps_cpu)
 
@@ -91,10 +91,10 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         data.open(tmp_path, world)
         parts = Parts(model, objective, data, optim, suite, logger, 0, tmp_path, plain)
         _, metrics = trainer.fit(parts, world, Preemption(Watchdog(), signals=()))
-    assert all(isinstance(each, OnCuda) for each in (*model.state_dict().values(), *objective.buffers()))
+    assert all(isinstance(tensor, OnCuda) for tensor in (*model.state_dict().values(), *objective.buffers()))
     assert {"zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_1"} <= set(metrics)
     moving, logging = {"training/trainer.py fit"}, {"training/loop.py _log", "training/diagnostics.py _uniformity"}
-    saving_and_judging = {each for each in waits if each.startswith(("training/checkpoint.py", "evaluation/"))}
+    saving_and_judging = {wait for wait in waits if wait.startswith(("training/checkpoint.py", "evaluation/"))}
     assert set(waits) - saving_and_judging <= {*moving, *logging, *STATE_WAITS, "model.py text_features"}
 
 
@@ -123,7 +123,7 @@ def test_a_cpu_tensor_among_cuda_tensors_is_an_error_in_the_pretence_too():
         torch.ones(3, device=DEVICE) + torch.ones(3)
 
 
-def test_the_pretence_notes_what_waits():
+def test_the_pretended_device_lists_waits():
     with pretended() as waits:
         assert float(ClipHead(2, 2, 2, 0.5, 100.0, True).to(DEVICE).logs()["temperature"]) == pytest.approx(0.5)
         assert waits == []

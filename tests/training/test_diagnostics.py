@@ -71,8 +71,8 @@ def test_summary_counts_every_sample_seen_and_names_the_extremes(tmp_path):
     assert json.loads((tmp_path / "samples.json").read_text()) == written
     text = written["log_popularity_text"]
     assert text["seen"] == 40 and sum(text["counts"]) == 40
-    assert [each["sample_id"] for each in text["highest"]] == [39, 38, 37]
-    assert [each["sample_id"] for each in text["lowest"]] == [0, 1, 2]
+    assert [sample["sample_id"] for sample in text["highest"]] == [39, 38, 37]
+    assert [sample["sample_id"] for sample in text["lowest"]] == [0, 1, 2]
     assert text["highest"][0]["value"] == pytest.approx(0.39 / NUCLR_OPTIONS["temperature"])
     # All images' popularities are still equal: a histogram of one bar.
     assert max(written["log_popularity_image"]["counts"]) == 40

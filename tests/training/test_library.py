@@ -53,6 +53,7 @@ def train(trained: Model, **changes):
     return clipzoo.train(trained, InfoNCE(0.5, 0.5), dataset(), **arguments)
 
 
+@pytest.mark.medium
 def test_the_example_runs_in_fifteen_lines(tmp_path):
     assert len([line for line in EXAMPLE.splitlines() if line]) <= 15
     run = subprocess.run([sys.executable, "-c", EXAMPLE], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},

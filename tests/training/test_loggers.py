@@ -26,7 +26,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_resumed_run_drops_what_came_after_its_checkpoint_and_lines_cut_short(tmp_path):
+def test_a_resumed_run_drops_lines_after_its_checkpoint_and_truncated_lines(tmp_path):
     first = logger()
     first.open(tmp_path, CONFIG, 0)
     for step in range(1, 6):
@@ -58,10 +58,10 @@ def test_wandb_offline_keeps_one_run_over_resumes_with_config_revision_curves_ta
             log.report({"zero_shot/demo/top1": 40.0}, [picture])
         log.close()
     wandb.teardown()  # its process writes the files in its own time, and whole by its end
-    first, second = (records(each) for each in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")))
+    first, second = (records(path) for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")))
     assert first["run"].run_id == second["run"].run_id == (tmp_path / "wandb_id").read_text()
     assert second["run"].run_group == "sweep-1234"
-    config = {each.key: json.loads(each.value_json) for each in first["run"].config.update}
+    config = {item.key: json.loads(item.value_json) for item in first["run"].config.update}
     assert config["trainer"] == {"global_batch": 8} and "revision" in config
     assert {"loss", "epoch"} <= first["history"]
     assert {"metrics", "report/curves"} <= second["history"]
@@ -129,5 +129,5 @@ def test_tensorboard_has_the_curves_and_the_pictures(tmp_path):
     log.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(each.step, each.value) for each in events.Scalars("loss")] == [(1, 1.5), (2, 1.25)]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1.5), (2, 1.25)]
     assert "report/curves" in events.Tags()["images"]

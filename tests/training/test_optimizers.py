@@ -50,7 +50,7 @@ def test_a_rate_of_whole_epochs_changes_at_their_beginning_only():
     assert rates == sorted(rates, reverse=True)
 
 
-def test_a_warmup_longer_than_the_training_is_all_there_is():
+def test_a_warmup_longer_than_the_training_never_reaches_the_peak():
     assert rate(CLOOB, 9, epochs=1) == pytest.approx(9e-4)
 
 
@@ -64,7 +64,7 @@ def test_matrices_decay_and_biases_norms_and_scales_do_not():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Embedding(3, 4))
     decayed, others = AdamW([0.9, 0.98], 1e-8, 0.5, WPSE).build(model).param_groups
     assert decayed["weight_decay"] == 0.5 and others["weight_decay"] == 0.0
-    assert {id(each) for each in decayed["params"]} == {id(model[0].weight), id(model[3].weight)}
+    assert {id(parameter) for parameter in decayed["params"]} == {id(model[0].weight), id(model[3].weight)}
     assert len(others["params"]) == 5
     assert decayed["betas"] == (0.9, 0.98) and decayed["eps"] == 1e-8 and decayed["lr"] == 5e-4
 
@@ -73,7 +73,7 @@ def test_matrices_decay_and_biases_norms_and_scales_do_not():
 def test_no_temperature_or_gamma_of_a_head_or_an_objective_decays(name):
     head, objective = build_head(name), build_objective("siglip", "objective.initial_scale=10.0")
     groups = AdamW([0.9, 0.98], 1e-8, 0.5, WPSE).build(head, objective).param_groups
-    decay = {id(each): group["weight_decay"] for group in groups for each in group["params"]}
+    decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
     for key, parameter in (*head.named_parameters(), *objective.named_parameters()):
         if parameter.requires_grad:
             assert decay[id(parameter)] == (0.5 if "projection" in key else 0.0), key

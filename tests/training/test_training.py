@@ -80,13 +80,11 @@ def test_a_finished_run_is_not_taken_for_one_of_another_configuration(tiny_shard
 @pytest.mark.medium
 def test_a_finished_run_says_how_to_get_another_evaluation(tiny_shards, finished):
     log = train(tiny_shards, finished, "eval=demo", "trainer.log_every=3")
-    assert (
-        "is finished" in log and "eval configuration was different" in log and "python scripts/evaluate.py run=" in log
-    )
+    assert "is finished" in log and "eval configuration was different" in log and "clipzoo evaluate run=" in log
 
 
 @pytest.mark.medium
-def test_results_name_what_was_run(undisturbed):
+def test_results_name_the_evaluated_model(undisturbed):
     results = json.loads((undisturbed / "run" / "results.json").read_text())
     assert {"experiment", "row", "overrides", "seed", "versions", "revision", "metrics"} <= results.keys()
     assert results["training"]["steps"] == STEPS

@@ -63,10 +63,10 @@ class Checkout:
         settings = [*EVALUATED, "eval.interpolation=bilinear", "eval.probe_validation=0.3", "device=cpu"]
         overrides = [f"run={run.relative_to(self.work)}", "eval=none", *settings]
         program = processes.start(self.path, "scripts/evaluate.py", overrides, self.work, run.with_suffix(".evaluate"))
-        found: dict[str, Any] = {"exit": program.wait()}
-        if found["exit"] != [0]:
-            found["message"] = error_message(program.output)
-        return {**found, **results.metrics(run), "evaluation": results.evaluation(run / "evaluation")}
+        result: dict[str, Any] = {"exit": program.wait()}
+        if result["exit"] != [0]:
+            result["message"] = error_message(program.output)
+        return {**result, **results.metrics(run), "evaluation": results.evaluation(run / "evaluation")}
 
     def load(self, run: Path) -> dict[str, Any]:
         """Outputs of the model that clipzoo.load returns for a run."""
@@ -81,8 +81,8 @@ class Checkout:
         overrides = [f"study={name}", f"folder=studies/{name}", *settings.split()]
         program = processes.start(self.path, "clipzoo.studies", overrides, self.work, self.work / "logs/studies" / name)
         path = self.work / "studies" / name / name / "result.json"
-        found: dict[str, Any] = {"exit": program.wait(), "numbers": results.numbers(path)}
-        return found if path.exists() else {**found, "message": error_message(program.output)}
+        result: dict[str, Any] = {"exit": program.wait(), "numbers": results.numbers(path)}
+        return result if path.exists() else {**result, "message": error_message(program.output)}
 
     def demo(self) -> dict[str, Any]:
         """The demo's results on two threads, by the commands of `make demo`."""

@@ -50,9 +50,9 @@ def main() -> int:
     differences = []
     for case in CASES:
         if re.search(options.only, case.key):
-            found = list(check(case, reference, current))
-            differences += found
-            print("\n".join([f"{case.key}: {len(found)} differences", *found]), flush=True)
+            differing = list(check(case, reference, current))
+            differences += differing
+            print("\n".join([f"{case.key}: {len(differing)} differences", *differing]), flush=True)
     return int(bool(differences))
 
 

@@ -126,11 +126,11 @@ def code_digest(checkout: Path) -> str:
 def environment() -> dict[str, str]:
     """What besides the code decides the last bits: the processor and the versions of packages."""
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    found = {"processor": f"{model[1] if model else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"}
+    versions = {"processor": f"{model[1] if model else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"}
     for package in ("torch", "torchvision", "numpy", "pillow", "simplejpeg", "timm", "open_clip_torch"):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
 def flat_configuration(checkout: Path, name: str, overrides: tuple[str, ...]) -> dict[str, Any]:

@@ -35,15 +35,15 @@ def read(run: Path) -> dict[str, Any]:
 def metrics(run: Path) -> dict[str, Any]:
     """Number of steps, metrics and protocol of results.json; None where the run is not finished."""
     content = json.loads(_text(run / "results.json", "{}"))
-    found = {key: content.get(key) for key in ("metrics", "protocol")}
-    return {**found, "steps": content.get("training", {}).get("steps")}
+    values = {key: content.get(key) for key in ("metrics", "protocol")}
+    return {**values, "steps": content.get("training", {}).get("steps")}
 
 
 def numbers(path: Path) -> dict[str, Any]:
     """The numbers in a JSON file by dotted keys, without timings and texts."""
     content = json.loads(_text(path, "{}"))
-    found = leaves({key: value for key, value in content.items() if key not in TIMINGS})
-    return {key: value for key, value in found if isinstance(value, int | float)}
+    values = leaves({key: value for key, value in content.items() if key not in TIMINGS})
+    return {key: value for key, value in values if isinstance(value, int | float)}
 
 
 def logged(run: Path) -> list[dict[str, Any]]:

@@ -16,10 +16,10 @@ def record(cases: dict, names: dict[str, str] | None = None) -> dict:
 
 
 def test_equal_records_have_no_differences():
-    found = compare(
+    comparison = compare(
         record({"runs/clip": {"exit": [0], "runs": [RUN]}}), record({"runs/clip": {"exit": [0], "runs": [RUN]}})
     )
-    assert (found.cases, found.differences, found.notes) == (1, [], [])
+    assert (comparison.cases, comparison.differences, comparison.notes) == (1, [], [])
 
 
 def test_the_first_different_step_is_named():
@@ -28,9 +28,9 @@ def test_the_first_different_step_is_named():
     logged = current["cases"]["runs/clip"]["runs"][0]["logged"]
     logged[1]["loss"] = math.nextafter(1.0, 2.0)
     logged[1]["norm"] = 4.0
-    found = compare(reference, current)
+    comparison = compare(reference, current)
     expected = "runs/clip: logged step 2 loss: 1.0 -> 1.0000000000000002 (by 2.2e-16) (and 1 more)"
-    assert found.differences == [expected]
+    assert comparison.differences == [expected]
 
 
 def test_absent_values_and_tensors_are_named():
@@ -49,8 +49,8 @@ def test_class_names_are_translated_and_reworded_messages_are_notes():
     reference = record({"configs/a": {"head._target_": "old.Head"}, "runs/b": {"exit": [2], "message": "no"}})
     current = record({"configs/a": {"head._target_": "new.Head"}, "runs/b": {"exit": [2], "message": "not so"}})
     assert compare(reference, current).differences == ["configs/a: head._target_: old.Head -> new.Head"]
-    found = compare(reference, {**current, "renamed": {"old.Head": "new.Head"}})
-    assert found.differences == [] and found.notes == ["runs/b: message: no -> not so"]
+    comparison = compare(reference, {**current, "renamed": {"old.Head": "new.Head"}})
+    assert comparison.differences == [] and comparison.notes == ["runs/b: message: no -> not so"]
 
 
 def test_missing_cases_are_differences_of_a_complete_comparison():

@@ -62,7 +62,7 @@ def _no_samples(indexes: Sequence[ShardIndex]) -> str:
     shown = "; ".join(f"{location}: {shard.flaw or 'no samples'}" for location, shard in shards[:_SHOWN])
     more = f"; and {len(shards) - _SHOWN} more" if len(shards) > _SHOWN else ""
     demo = any("data/demo/" in location for location, _ in shards)
-    hint = ". `python scripts/make_world.py` makes the demo's in data/demo" if demo else ""
+    hint = ". `clipzoo world` makes the demo's in data/demo" if demo else ""
     return f"data.shards: none of the shards holds a sample. {shown}{more}{hint}"
 
 

@@ -111,5 +111,5 @@ def _unprompted(name: str, data: SourceClassification, benchmark: Benchmark) -> 
 def _unknown(root: Path, name: str) -> str:
     others = sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")})
     hint = nearest(name, [*others, *catalogue()]) or "."
-    demo = " `python scripts/make_world.py` generates the demo's." if "demo" in root.parts else ""
+    demo = " `clipzoo world` generates the demo's." if "demo" in root.parts else ""
     return f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint}{demo}"

@@ -166,5 +166,5 @@ def _missing(root: Path, name: str) -> str:
     others = ", ".join(sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")}))
     return (
         f"no evaluation dataset {name} at {root / name} (eval.root={root} has {others or 'none'}); "
-        "`python scripts/make_world.py` generates the demo's in data/demo/downstream"
+        "`clipzoo world` generates the demo's in data/demo/downstream"
     )

@@ -38,7 +38,7 @@ def missing(filled: FilledTable) -> Table:
             cost = row.experiment.cost if row.experiment else row.reason or "no experiment"
             rows.append([*place, Cell(command, code=True), cost])
         elif not row.ours.measured(filled.table.columns):
-            command = f"python scripts/evaluate.py run={row.ours.runs[0].run.folder} eval={filled.table.paper}"
+            command = f"clipzoo evaluate run={row.ours.runs[0].run.folder} eval={filled.table.paper}"
             rows.append([*place, Cell(command, code=True), "evaluation of a trained run"])
     return text_table(["after", "model", "command", "estimated cost"], rows, left=4)
 

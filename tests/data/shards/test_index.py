@@ -172,7 +172,7 @@ def test_mistyped_shards_leave_no_files_behind(tmp_path):
 
 def test_missing_demo_shards_are_reported_with_the_command_that_makes_them(tmp_path):
     (tmp_path / "data" / "demo").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"data/demo/train: missing. `python scripts/make_world.py` makes"):
+    with pytest.raises(ConfigError, match=r"data/demo/train: missing. `clipzoo world` makes"):
         shard_data(str(tmp_path / "data" / "demo" / "train")).open(None, World())
 
 

@@ -138,7 +138,7 @@ def test_scikit_learn_stops_early_with_its_default_tolerance():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         peer = Peer(C=1e4, max_iter=1000).fit(features.double().numpy(), labels.numpy())
-    theirs = objective(features, labels, torch.tensor(peer.coef_.T), torch.tensor(peer.intercept_), 1e4)
+    peer_objective = objective(features, labels, torch.tensor(peer.coef_.T), torch.tensor(peer.intercept_), 1e4)
     ours = LogisticRegression(features, labels, 5).solve(1e4)
-    assert objective(features, labels, ours.weight, ours.bias, 1e4) < 0.9 * theirs
-    assert np.isfinite(theirs)
+    assert objective(features, labels, ours.weight, ours.bias, 1e4) < 0.9 * peer_objective
+    assert np.isfinite(peer_objective)

@@ -122,7 +122,7 @@ def test_a_deviation_follows_its_mean():
     assert "| b | 1.00 |" in text
 
 
-def test_a_cell_cannot_break_its_table():
+def test_special_characters_in_a_cell_do_not_break_the_table():
     assert markdown(text_table(["a"], [["x|y"]], left=1)).splitlines()[-1] == "| x\\|y |"
 
 

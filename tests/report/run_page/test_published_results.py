@@ -42,7 +42,7 @@ def test_a_missing_dataset_is_named_with_and_without_a_published_number():
     assert "| GTSRB | missing |  |  |  |" in lines
 
 
-def test_without_a_row_there_are_no_published_numbers_and_without_a_papers_dataset_no_tables():
+def test_published_numbers_need_a_row_and_tables_need_a_papers_dataset():
     lines = tables(METRICS, {}, None)["Zero-shot"]
     assert "paper" not in lines[0] and "| ImageNet | 20.00 ± 0.25 |" in lines
     assert not tables({"zero_shot/shapes/top1": 3.0, "step": 5}, {}, None)
