@@ -123,7 +123,7 @@ def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics
     from clipzoo.report.run_page.page import write_report
 
     if run.is_finished(folder):
-        RunRecord.read(folder).evaluated(plain["eval"], parsed(metrics)).write(folder)
+        RunRecord.read(folder).evaluated(plain["eval"], parsed(metrics), folder).write(folder)
     elif not (folder / "config.yaml").exists():
         row = plain["row"] if plain["run"] is None else _stored_config(plain["run"])["row"]
         facts = {"row": row, "seed": plain["eval"]["seed"], "eval": plain["eval"]}

@@ -32,6 +32,8 @@ class RunRecord:
         training: steps, seconds, samples per second and other costs of the training, by name.
         protocol: evaluation settings behind the metrics, by task and dataset ("zero_shot/imagenet").
         metrics: results of the evaluation, in percent.
+        not_converged: linear probes whose final fit did not converge ("linear_probe/cifar10/before"). The file has
+            this key only if there are any.
 
     Files of earlier versions may lack fields; these are empty.
     """
@@ -45,25 +47,50 @@ class RunRecord:
     training: Mapping[str, float | str] = field(default_factory=dict)
     protocol: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
     metrics: Mapping[MetricKey, float] = field(default_factory=dict)
+    not_converged: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
         """Read the record of a finished run."""
         content = json.loads((folder / FILE).read_text())
         known = {name: content[name] for name in cls.__dataclass_fields__ if content.get(name) is not None}
-        known["overrides"] = tuple(known.get("overrides", ()))
+        for name in ("overrides", "not_converged"):
+            known[name] = tuple(known.get(name, ()))
         known["metrics"] = parsed(known.get("metrics", {}))
         return cls(**known)
 
     def write(self, folder: Path) -> None:
         """Write results.json, all at once."""
         content = {**self.__dict__, "overrides": list(self.overrides), "metrics": written(self.metrics)}
+        if not self.not_converged:
+            del content["not_converged"]
         write_whole(folder / FILE, json.dumps(content, indent=1))
 
-    def evaluated(self, evaluation: Mapping[str, Setting], metrics: Mapping[MetricKey, float]) -> RunRecord:
-        """Add metrics, and the settings of `eval` they were measured with, in place of earlier values."""
+    def evaluated(
+        self, evaluation: Mapping[str, Setting], metrics: Mapping[MetricKey, float], folder: Path
+    ) -> RunRecord:
+        """Add metrics, and the settings of `eval` they were measured with, in place of earlier values.
+
+        folder: the run directory, in which the evaluation names the probes that did not converge.
+        """
         settings = {**self.protocol, **protocol(evaluation, metrics)}
-        return replace(self, metrics={**self.metrics, **metrics}, protocol=settings)
+        return replace(
+            self,
+            metrics={**self.metrics, **metrics},
+            protocol=settings,
+            not_converged=tuple(probes_not_converged(folder)),
+        )
+
+
+def probes_not_converged(folder: Path) -> list[str]:
+    """Return the linear probes of a run directory whose final fit did not converge, as "linear_probe/cifar10/before"."""
+    searches = sorted((folder / "evaluation" / "linear_probe").glob("*.search.json"))
+    return [
+        f"linear_probe/{path.name.removesuffix('.search.json')}/{projection}"
+        for path in searches
+        for projection, fit in json.loads(path.read_text()).items()
+        if not fit["converged"]
+    ]
 
 
 def write_results(
@@ -86,7 +113,7 @@ def write_results(
     record = RunRecord(
         experiment, plain["row"], tuple(overrides), plain["seed"], versions, revision(), dict(training)
     )  # fmt: skip
-    record.evaluated(plain["eval"], parsed(metrics)).write(folder)
+    record.evaluated(plain["eval"], parsed(metrics), folder).write(folder)
 
 
 def summary(folder: Path) -> str:

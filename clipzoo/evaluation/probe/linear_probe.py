@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from clipzoo.distributed.environment import say
 from clipzoo.evaluation.cache import with_folder
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset
 from clipzoo.evaluation.encoder import BatchEncoder
@@ -49,6 +50,12 @@ class LinearProbe:
         # A large dataset keeps the solving ranks busy for longer than the timeout of collectives.
         world.barrier()
         probes = {projection: result for part in world.gather_object(own) for projection, result in part.items()}
+        for projection, result in probes.items():
+            if not result.converged:
+                say(
+                    f"evaluation: probe of {dataset.name}, {projection} projection: the final fit at C={result.c:.3g} "
+                    f"did not converge in {result.iterations} iterations; its accuracy is approximate"
+                )
         if world.is_first:
             content = {
                 projection: {

@@ -50,7 +50,13 @@ class Minimizer:
             along = self._relative_logits(direction, 0.0)
             searched = self._line_search(logits, along, point, direction, objective, slope)
             if searched is None:
-                return point, objective, iteration, -slope / 2 <= ROUNDING * objective
+                within_rounding = -slope / 2 <= ROUNDING * objective
+                if within_rounding or not history:
+                    return point, objective, iteration, within_rounding
+                # The curvature of earlier steps misleads where the losses have changed by orders of magnitude.
+                history.clear()
+                renewal = iteration + 1
+                continue
             step, objective = searched
             move = step * direction
             point = point + move
@@ -65,12 +71,15 @@ class Minimizer:
     def _line_search(
         self, logits: Tensor, along: Tensor, point: Tensor, direction: Tensor, objective: float, slope: float
     ) -> tuple[float, float] | None:
-        """Return the length of the step and the objective there, by Newton's method; None if no step descends."""
+        """Return the length of a step and the objective there, by Newton's method; None if no step descends.
+
+        If no tested step satisfies the condition on the slope, the lowest of the tested steps is returned.
+        """
         weight, change = point[:-1], direction[:-1]
         square, mixed, own = _dot(change, change), _dot(weight, change), _dot(weight, weight)
         # Near the optimum rounding hides the decrease; as the line is convex, a smaller slope is proof enough.
         highest = objective * (1 + ROUNDING)
-        step = 1.0
+        step, best, lowest = 1.0, 0.0, objective
         for _ in range(20):
             loss, first, second = self._derivatives(logits, along, step)
             value = loss + self._penalty / 2 * (own + 2 * step * mixed + step**2 * square)
@@ -79,11 +88,13 @@ class Minimizer:
             lower = value <= highest
             if lower and abs(first) <= 0.4 * abs(slope):
                 return step, value
+            if value < lowest:
+                best, lowest = step, value
             following = step - first / second
             # Far from the current step the quadratic model is not trusted.
             following = min(max(following, step / 4), 4 * step)
             step = step / 2 if not lower and following >= step else following
-        return (step, value) if value < objective else None
+        return (best, lowest) if lowest < objective else None
 
     def _blocks(self) -> Iterator[slice]:
         for start in range(0, len(self._labels), self._rows):

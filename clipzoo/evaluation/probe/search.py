@@ -27,13 +27,14 @@ STRIDES = (16, 8, 4, 2, 1)
 class Probe:
     """Result of a linear probe.
 
-    metrics: on test, in percent. c: chosen C. search: validation metric by C. converged: of the final fit.
+    metrics: on test, in percent. c: chosen C. search: validation metric by C. converged, iterations: of the final fit.
     """
 
     metrics: dict[str, float]
     c: float
     search: dict[float, float]
     converged: bool
+    iterations: int
 
 
 def probe(
@@ -67,7 +68,7 @@ def probe(
         whole = train.join(validation)
         solution = LogisticRegression(whole.features, whole.labels, classes).solve(best)
         logits = solution.logits(test.features)
-    return Probe(accuracies(logits, test.labels), best, scores, solution.converged)
+    return Probe(accuracies(logits, test.labels), best, scores, solution.converged, solution.iterations)
 
 
 def held_out(labels: Tensor, share: float, seed: int) -> Tensor:
@@ -93,11 +94,15 @@ def held_out(labels: Tensor, share: float, seed: int) -> Tensor:
 def search(
     model: LogisticRegression, validation: LabelledFeatures, classes: int, metric: Metric, name: str
 ) -> dict[float, float]:
-    """Try seven values of C around the best so far in strides of 16, 8, 4, 2, 1 over the grid -> metric by C."""
+    """Try seven values of C around the best so far in strides of 16, 8, 4, 2, 1 -> metric by C.
+
+    Near an end of the grid the seven values are moved into it, as in WPSE's released code.
+    """
     scores: dict[int, float] = {}
     center, printed = len(GRID) // 2, time.perf_counter()
     for stride in STRIDES:
-        for index in sorted({min(max(center + stride * turn, 0), len(GRID) - 1) for turn in range(-3, 4)}):
+        middle = min(max(center, 3 * stride), len(GRID) - 1 - 3 * stride)
+        for index in range(middle - 3 * stride, middle + 3 * stride + 1, stride):
             if index in scores:
                 continue
             logits = model.solve(GRID[index]).logits(validation.features)

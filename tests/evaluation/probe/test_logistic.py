@@ -127,6 +127,30 @@ def test_blocks_of_rows_do_not_change_the_optimum(monkeypatch):
     assert parts.objective == pytest.approx(whole.objective, rel=1e-7)
 
 
+def separable_but_for_flipped_labels(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """160 x 6 features of four distant classes; up to four labels are wrong."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(160) % 4
+    centers = 3 * torch.randn(4, 6, generator=generator)
+    features = centers[labels] + 0.5 * torch.randn(160, 6, generator=generator)
+    for sample in torch.randperm(160, generator=generator)[: seed % 5].tolist():
+        labels[sample] = (labels[sample] + 1 + int(torch.randint(3, (1,), generator=generator))) % 4
+    return features, labels
+
+
+@pytest.mark.parametrize("seeds", [[6, 12, 16], pytest.param(range(24), marks=pytest.mark.slow)])
+def test_a_cold_start_at_a_large_c_reaches_the_optimum_and_reports_its_objective(seeds):
+    # The losses fall by up to ten orders of magnitude, over which no quadratic model of them holds.
+    for seed in seeds:
+        features, labels = separable_but_for_flipped_labels(seed)
+        for c in (1e2, 1e3, 1e4, 1e5, 1e6):
+            solution = LogisticRegression(features, labels, 4).solve(c)
+            ours = objective(features, labels, solution.weight, solution.bias, c)
+            optimum = objective(features, labels, *peer_solution(features, labels, c), c)
+            assert solution.converged and ours <= optimum * (1 + 1e-5), (seed, c)
+            assert solution.objective * c * len(labels) == pytest.approx(ours, rel=1e-4), (seed, c)
+
+
 def test_too_few_iterations_are_reported_as_not_converged():
     features, labels = problem()
     assert not LogisticRegression(features, labels, 5).solve(1e4, limit=3).converged

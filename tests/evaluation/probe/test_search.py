@@ -46,7 +46,25 @@ def test_the_search_finds_a_c_as_good_as_its_neighbours_and_tests_the_refitted_m
     assert result.metrics["top1"] == pytest.approx(top1)
 
 
-def test_each_stride_tries_seven_values_around_the_best_so_far_within_the_grid(monkeypatch):
+class Peak:
+    """A regression whose accuracy on validation falls with the distance of C from one value of the grid."""
+
+    def __init__(self, best: int) -> None:
+        self._best = best
+
+    def solve(self, c: float) -> Peak:
+        self._right = 97 - abs(GRID.index(c) - self._best)
+        return self
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        right = torch.arange(len(features)) < self._right
+        return torch.stack([right.float(), torch.full_like(right, 0.5, dtype=torch.float32)], dim=1)
+
+
+ONE = LabelledFeatures(torch.zeros(97, 1), torch.zeros(97, dtype=torch.int64))
+
+
+def test_each_stride_tries_seven_values_that_are_moved_into_the_grid_at_its_ends(monkeypatch):
     tried = []
 
     def peaked_at_the_edge(self, c, *rest):
@@ -58,8 +76,24 @@ def test_each_stride_tries_seven_values_around_the_best_so_far_within_the_grid(m
     one = LabelledFeatures(torch.tensor([[1.0]]), torch.tensor([0]))
     search(LogisticRegression(torch.randn(4, 1), torch.tensor([0, 1, 0, 1]), 2), one, 2, "top1", "data")
     assert tried[:7] == [0, 16, 32, 48, 64, 80, 96]
-    # Around 96, cut off at the edge; then around 88, the smallest correct value, which remains the center.
-    assert tried[7:] == [72, 88, 76, 84, 92, 82, 86, 90, 94, 85, 87, 89, 91]
+    # The best is 96, then 88, the smallest correct value. In strides of 8 and 4 the seven values end at 96.
+    assert tried[7:] == [56, 72, 88, 76, 84, 92, 82, 86, 90, 94, 85, 87, 89, 91]
+
+
+def test_the_search_tries_the_values_of_wpse_s_released_code():
+    # Its windows, written out: `search_param` of rapids_linear_probe.py.
+    for best in range(97):
+        expected, center = set(), 48
+        for stride in (16, 8, 4, 2, 1):
+            if center - 3 * stride < 0:
+                center = 3 * stride
+            if center + 3 * stride > 96:
+                center = 96 - 3 * stride
+            window = range(center - 3 * stride, center + 3 * stride + 1, stride)
+            expected |= set(window)
+            center = min(window, key=lambda index: (abs(index - best), index))
+        tried = search(Peak(best), ONE, 2, "top1", "data")
+        assert {GRID.index(c) for c in tried} == expected, best
 
 
 def test_a_tenth_of_every_class_is_held_out_as_a_function_of_the_seed():
