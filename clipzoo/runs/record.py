@@ -7,11 +7,12 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from clipzoo.io import write_whole
+from clipzoo.io import DamageLog, read_json, write_whole
 from clipzoo.runs.metric_key import MetricKey, parsed, written
 from clipzoo.runs.protocol import Setting, protocol
 
@@ -83,14 +84,18 @@ class RunRecord:
 
 
 def probes_not_converged(folder: Path) -> list[str]:
-    """Return the linear probes of a run directory whose final fit did not converge, as "linear_probe/cifar10/before"."""
-    searches = sorted((folder / "evaluation" / "linear_probe").glob("*.search.json"))
-    return [
-        f"linear_probe/{path.name.removesuffix('.search.json')}/{projection}"
-        for path in searches
-        for projection, fit in json.loads(path.read_text()).items()
-        if not fit["converged"]
-    ]
+    """Return the linear probes of a run whose final fit did not converge, as "linear_probe/cifar10/before"."""
+    damage = DamageLog()
+    names = []
+    for path in sorted((folder / "evaluation" / "linear_probe").glob("*.search.json")):
+        fits: dict[str, Any] = damage.read(partial(read_json, path), {})
+        place = f"linear_probe/{path.name.removesuffix('.search.json')}"
+        names += [
+            f"{place}/{projection}"
+            for projection, fit in fits.items()
+            if isinstance(fit, Mapping) and fit.get("converged") is False
+        ]
+    return names
 
 
 def write_results(

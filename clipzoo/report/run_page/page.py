@@ -14,7 +14,7 @@ from clipzoo.report.run_page import arrays, results_tables
 from clipzoo.report.run_page.published_results import result_tables
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.metric_key import MetricKey, parsed
-from clipzoo.runs.record import RunRecord, probes_not_converged
+from clipzoo.runs.record import RunRecord
 from clipzoo.runs.training_log import TrainingLog
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def write_report(run: Path) -> Path:
         published=result_tables(metrics, missing, row),
         results=[table(metrics) for table in tables],
         missing=missing,
-        not_converged=probes_not_converged(run),
+        not_converged=record.not_converged if record else (),
         cost=results_tables.cost_table(record.training if record else {}),
         curves=log.training and _save(run, "training", figures.training_curves(log.training)),
         evaluation_curves=evaluated and _save(run, "evaluations", figures.evaluation_curves(log.evaluations)),
