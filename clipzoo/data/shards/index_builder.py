@@ -19,8 +19,8 @@ import numpy as np
 
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index import VERSION, Shard, ShardIndex, load, locations_digest, read_key_bytes, relative_names
-from clipzoo.data.shards.locations import State, states
-from clipzoo.data.shards.scan import Scan, scan_shard, unreadable_shard
+from clipzoo.data.shards.locations import State, is_remote, states
+from clipzoo.data.shards.scan import Scan, scan_descriptor, scan_shard, unreadable_shard
 from clipzoo.errors import ConfigError
 
 _SHARDS_PER_PROCESS = 8
@@ -76,11 +76,16 @@ def _scan_all(locations: Sequence[str], cache: ShardCache, processes: int | None
 
 
 def _scan(cache: ShardCache, location: str) -> Scan:
+    if not is_remote(location):
+        return scan_shard(location)
     try:
-        path = cache.path(location)
+        descriptor = cache.open(location)
     except OSError as error:
         return unreadable_shard(f"unreadable: {error}")
-    return scan_shard(path)
+    try:
+        return scan_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from clipzoo.data.plan.plan import Plan
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index import ShardIndex
 from clipzoo.data.shards.locations import is_remote
+from clipzoo.errors import ConfigError
 
 _THREADS = 4
 
@@ -51,5 +53,5 @@ class Prefetcher:
                 return
             location, size = request
             # The reader of the shard reports the error.
-            with contextlib.suppress(OSError):
-                self._cache.path(location, size=size)
+            with contextlib.suppress(OSError, ConfigError):
+                os.close(self._cache.open(location, size=size))

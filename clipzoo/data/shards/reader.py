@@ -58,7 +58,7 @@ class _OpenShards:
             return self._descriptors[location]
         entry = index.shards[shard]
         try:
-            descriptor = os.open(self._cache.path(location, size=entry.bytes), os.O_RDONLY)
+            descriptor = self._cache.open(location, size=entry.bytes)
         except OSError as error:
             raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
         size = os.fstat(descriptor).st_size

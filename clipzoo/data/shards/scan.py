@@ -54,12 +54,20 @@ def scan_shard(path: str) -> Scan:
     """
     try:
         with open(path, "rb", buffering=0) as file:
-            descriptor = file.fileno()
-            size = os.fstat(descriptor).st_size
-            contents = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
+            return scan_descriptor(file.fileno())
+    except FileNotFoundError:
+        return unreadable_shard("missing")
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        return unreadable_shard("missing" if missing else f"unreadable: {error.strerror}")
+        return unreadable_shard(f"unreadable: {error.strerror}")
+
+
+def scan_descriptor(descriptor: int) -> Scan:
+    """List the samples of an open shard; see `scan_shard`."""
+    try:
+        size = os.fstat(descriptor).st_size
+        contents = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
+    except OSError as error:
+        return unreadable_shard(f"unreadable: {error.strerror}")
     samples, duplicates = _group_by_key(contents.members)
     records = np.zeros(len(samples), RECORD)
     for role in ROLES:

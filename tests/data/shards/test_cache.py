@@ -16,6 +16,7 @@ from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.locations import MISSING, states
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from tests.support.disks import small_disk
 from tests.support.shards import shard_data, write_numbered
 
 
@@ -84,34 +85,94 @@ def test_the_cache_respects_its_size_and_evicts_the_least_recently_used_shards(b
     sizes = [os.path.getsize(bucket / f"{i:05d}.tar") for i in range(3)]
     cache = ShardCache(str(tmp_path / "cache"), (sum(sizes) - 1) / 1e9)
     urls = [f"memory://bucket/{i:05d}.tar" for i in range(3)]
-    first, second = cache.path(urls[0]), cache.path(urls[1])
-    os.utime(first, (1, 1))
-    os.utime(second, (2, 2))
-    assert cache.path(urls[0], size=sizes[0]) == first
-    descriptor = os.open(second, os.O_RDONLY)
-    third = cache.path(urls[2])
-    remaining = [path for path in (first, second, third) if Path(path).exists()]
-    assert remaining == [first, third]
+    opened = [cache.open(urls[0]), cache.open(urls[1])]
+    for age, name in enumerate(("00001", "00000")):
+        (copy,) = (tmp_path / "cache").glob(f"*{name}.tar")
+        os.utime(copy, (10 - age, 10 - age))
+    opened += [cache.open(urls[0], size=sizes[0]), cache.open(urls[2])]
+    remaining = sorted(path.name[-9:] for path in (tmp_path / "cache").glob("*.tar"))
+    assert remaining == ["00000.tar", "00002.tar"]
     # An open shard stays readable.
-    assert os.pread(descriptor, 10**6, 0) == (bucket / "00001.tar").read_bytes()
-    os.close(descriptor)
+    assert os.pread(opened[1], 10**6, 0) == (bucket / "00001.tar").read_bytes()
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def contents(descriptor: int) -> str:
+    """Read and close a file."""
+    with open(descriptor) as file:
+        return file.read()
+
+
+def open_shards(folder: Path, process: int) -> list[str]:
+    """Open six shards ten times in turn, in an order of this process's own, and return the errors."""
+    cache, errors = ShardCache(str(folder), 1e-9), []
+    for turn in range(60):
+        number = (turn * (process + 1) + process) % 6
+        try:
+            if contents(cache.open(f"pipe:printf {number}", size=1)) != str(number):
+                errors.append("another shard")
+        except OSError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_processes_that_share_a_cache_of_one_shard_open_every_shard(tmp_path):
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        errors = pool.starmap(open_shards, [(tmp_path / "cache", process) for process in range(3)])
+    assert errors == [[], [], []]
+    assert len(list((tmp_path / "cache").glob("[!.]*"))) == 1
+
+
+@pytest.mark.medium
+def test_a_cache_smaller_than_a_shard_does_not_change_a_run(tmp_path):
+    folder = write_numbered(tmp_path / "local", [6] * 12)
+    remote = [f"pipe:cat {folder}/{shard:05d}.tar" for shard in range(12)]
+    results = []
+    for shards, changes in ((folder, {}), (remote, {"workers": 4, "cache_gigabytes": 1e-9})):
+        data = shard_data(shards, cache_folder=str(tmp_path / "cache"), shuffle_window=4, **changes)
+        data.open(tmp_path / str(len(results)), World())
+        run = data.batches(seed=0, global_batch=6, world=World(), start_step=0, stop_step=36, trim_text=True)
+        batches = list(run)
+        assert data.counters() == {}
+        results.append(
+            [torch.cat([getattr(batch, part) for batch in batches]) for part in ("sample_id", "image", "text")]
+        )
+    assert all(torch.equal(local, cached) for local, cached in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("command", ["pipe:head -c 3000000 /dev/zero", "memory://bucket/large"])
+def test_a_full_disk_of_the_cache_ends_the_run_with_the_keys_to_change(bucket, tmp_path, command):
+    fsspec.filesystem("memory").pipe("/bucket/large", bytes(3_000_000))
+    message = "cannot be written: the disk is full; free some space, or set data.cache_folder"
+    with small_disk(tmp_path / "disk", size="1m") as disk:
+        with pytest.raises(ConfigError, match=message):
+            ShardCache(str(disk / "cache"), 1.0).open(command)
+        assert not list((disk / "cache").glob("[!.]*")) and not list((disk / "cache").glob("*.part"))
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_and_no_lost_shard(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+        ShardCache(str(tmp_path / "file" / "cache"), 1.0).open("pipe:printf shard")
 
 
 def test_the_cache_in_the_temporary_folder_is_private_to_its_user(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    copy = Path(ShardCache(None, 1.0).path("pipe:printf shard"))
-    assert copy.read_text() == "shard" and copy.parent.stat().st_mode & 0o777 == 0o700
-    copy.parent.rename(tmp_path / "elsewhere")
-    copy.parent.symlink_to(tmp_path / "elsewhere")
+    assert contents(ShardCache(None, 1.0).open("pipe:printf shard")) == "shard"
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="belongs to another user: set data.cache_folder"):
-        ShardCache(None, 1.0).path("pipe:printf shard")
+        ShardCache(None, 1.0).open("pipe:printf shard")
 
 
 def test_concurrent_requests_download_a_shard_once(tmp_path):
     (tmp_path / "s.tar").write_bytes(b"x")
     cache = ShardCache(str(tmp_path / "cache"), 1.0)
     location = f"pipe:echo fetched >> {tmp_path}/log; sleep 0.2; cat {tmp_path}/s.tar"
-    threads = [threading.Thread(target=cache.path, args=(location,), kwargs={"size": 1}) for _ in range(4)]
+    threads = [threading.Thread(target=cache.open, args=(location,), kwargs={"size": 1}) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -123,7 +184,7 @@ def test_a_process_forked_during_a_download_does_not_hold_its_lock(tmp_path):
     started, go_on = tmp_path / "started", tmp_path / "go_on"
     waiting = f"touch {started}; until test -e {go_on}; do sleep 0.01; done"
     cache, location = ShardCache(str(tmp_path / "cache"), 1), f"pipe:{waiting}; printf shard"
-    download = threading.Thread(target=cache.path, args=(location,))
+    download = threading.Thread(target=cache.open, args=(location,))
     download.start()
     while not started.exists():
         time.sleep(0.01)
@@ -131,7 +192,7 @@ def test_a_process_forked_during_a_download_does_not_hold_its_lock(tmp_path):
     forked.start()
     go_on.touch()
     download.join()
-    again = threading.Thread(target=cache.path, args=(location,), kwargs={"size": 5}, daemon=True)
+    again = threading.Thread(target=cache.open, args=(location,), kwargs={"size": 5}, daemon=True)
     again.start()
     again.join(60)
     blocked = again.is_alive()
@@ -142,7 +203,7 @@ def test_a_process_forked_during_a_download_does_not_hold_its_lock(tmp_path):
 def test_an_interrupted_download_leaves_no_complete_looking_file(tmp_path):
     code = (
         "from clipzoo.data.shards.cache import ShardCache; import sys;"
-        "ShardCache(sys.argv[1], 1.0).path('pipe:echo half; sleep 60')"
+        "ShardCache(sys.argv[1], 1.0).open('pipe:echo half; sleep 60')"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "cache")])
     deadline = time.monotonic() + 30
