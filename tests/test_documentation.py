@@ -1,0 +1,83 @@
+"""The commands and Python blocks of README.md and docs/ are accepted by the programs that they name."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import open_clip
+import pytest
+
+from clipzoo.cli import __main__ as commands
+from clipzoo.cli import train
+from clipzoo.cli.evaluate import PLACEHOLDERS
+from clipzoo.config.compose import compose
+from tests.support import runs
+from tests.support.paths import ROOT
+from tests.support.shards import picture
+
+PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "add_a_head.md"})]
+"""tests/heads/test_add_a_head.py runs the page that is left out."""
+CODE = re.compile(r"^```bash\n(.*?)^```|^ {4}(.*?)$", re.M | re.S)
+COMMAND = re.compile(r"^(?:python (?:train\.py|scripts/\w+\.py)|torchrun|sbatch|clipzoo) [^#\n]*", re.M)
+SUBCOMMANDS = {
+    "evaluate": ["evaluate"], "report": ["report"], "launch": ["launch"], "make_world": ["world"],
+    "make_shards": ["shards", "make"], "index_shards": ["shards", "index"], "inspect_shards": ["shards", "inspect"],
+    "convert_set": ["datasets", "convert"], "train": ["train"], "eval": ["evaluate"], "sweep": ["launch"],
+}  # fmt: skip
+"""Subcommand of each script and SLURM file."""
+
+
+def documented() -> list[str]:
+    """Commands of all pages, without their comments, each once."""
+    code = ["".join(parts) for page in PAGES for parts in CODE.findall(page.read_text())]
+    return list(dict.fromkeys(line.strip() for lines in code for line in COMMAND.findall(lines)))
+
+
+def subcommand(command: str) -> list[str]:
+    """Words of `clipzoo`'s command line that stand for the command; the placeholder ... is left out or a shard."""
+    words = [word.replace("=...", "=folder/0.tar") for word in shlex.split(command) if word != "..."]
+    if words[0] == "clipzoo":
+        return words[1:]
+    place, script = next((place, Path(word)) for place, word in enumerate(words) if word.endswith((".py", ".sbatch")))
+    if script.stem not in SUBCOMMANDS:
+        return []
+    return [*SUBCOMMANDS[script.stem], *words[place + 1 :]]
+
+
+@pytest.mark.parametrize("command", documented())
+def test_a_documented_command_is_accepted(command):
+    words = subcommand(command)
+    if not words:
+        assert (ROOT / shlex.split(command)[1]).exists()
+    elif words[0] == "train":
+        train.hydra_arguments(words[1:])
+    elif words[0] == "evaluate":
+        compose(words[1:], "eval", nodes={"encoder": PLACEHOLDERS})
+    elif words[0] != "launch":
+        commands._parser().parse_args(words)
+
+
+@pytest.mark.medium
+def test_the_readmes_library_blocks_run_on_trained_models(tiny_shards, tmp_path, monkeypatch, capsys):
+    for name, encoder in (("demo", "demo"), ("vit_b16", "tiny")):
+        runs.train(
+            tiny_shards,
+            tmp_path / name,
+            f"encoder={encoder}",
+            "objective=infonce",
+            "trainer.steps=2",
+            "trainer.precision=float32",
+        )
+        (tmp_path / "runs").mkdir(exist_ok=True)
+        (tmp_path / name / "run").rename(tmp_path / "runs" / name)
+    (tmp_path / "picture.jpg").write_bytes(picture(0, (40, 36), "JPEG"))
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    script = tmp_path / "blocks.py"
+    script.write_text("\n".join(block for block in blocks if "clipzoo.load" in block))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script))
+    assert "tensor([[" in capsys.readouterr().out
+    assert open_clip.create_model(f"local-dir:{tmp_path / 'exported'}").logit_scale.item() > 0
