@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from clipzoo.build import build_model
+from clipzoo.config.trust import require_trusted
 from clipzoo.contracts import Dataset, Optimizer
 from clipzoo.distributed.device import choose_device
 from clipzoo.distributed.environment import say
@@ -135,19 +136,21 @@ class LoadedModel(Model):
         self.transform = Transform(size, size, evaluation.get("interpolation", "bicubic"))
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
+def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequence[str] = ()) -> LoadedModel:
     """Load the model of a run directory (its newest valid checkpoint) or of one checkpoint file inside a run.
 
-    The run's config.yaml names the classes to build, which may be any importable ones: load only runs that you trust.
+    The run's config.yaml may name parts of this package, and classes of the packages in `trust`: "mypackage".
 
     Raises:
-        ConfigError: there is no such run or checkpoint.
+        ConfigError: there is no such run or checkpoint, or its config.yaml names another class.
     """
+    trust = (trust,) if isinstance(trust, str) else trust
     path = Path(path)
     folder = path.parent.parent if path.suffix == ".pt" else path
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{path} is no run: there is no {folder / 'config.yaml'}")
     config = config_of(folder)
+    require_trusted({part: config[part] for part in ("encoder", "head")}, trust)
     if path == folder:
         newest = checkpoint.load_newest(folder / "checkpoints")
         if newest is None:
@@ -157,7 +160,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
         state = checkpoint.read(path)
     else:
         raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
-    model = build_model(config)
+    model = build_model(config, trust=trust)
     model.load_state_dict(state["model"])
     return LoadedModel(model, config).to(device).eval()
 

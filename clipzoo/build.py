@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from torch import nn
 
+from clipzoo.config.schema import HYDRA_KEYS
+from clipzoo.config.trust import KEY, OWN, is_within, refusal
 from clipzoo.contracts import Dataset, Logger, Optimizer
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.suite import Suite
@@ -19,6 +21,7 @@ from clipzoo.model import Model
 from clipzoo.objectives import compatibility
 from clipzoo.objectives.base import Objective
 from clipzoo.training.trainer import Trainer
+from clipzoo.types import Part
 
 
 @dataclass(frozen=True)
@@ -34,57 +37,87 @@ class RunParts:
     logger: Logger
 
 
-def build_parts(plain: Mapping[str, Any]) -> RunParts:
-    """Build every part but the encoder, which takes longest.
+def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> RunParts:
+    """Build every part but the encoder, which takes longest. trust: as in `part`.
 
     Raises:
         ConfigError: a constructor refuses its arguments, or the objective cannot train the head.
     """
     parts = RunParts(
-        trainer=part(plain["trainer"]),
-        head=build_head(plain),
-        objective=build_objective(plain),
-        dataset=part(plain["data"]),
-        evaluator=part(plain["eval"]),
-        optimizer=part(plain["optim"]),
-        logger=part(plain["logger"]),
+        trainer=part(plain["trainer"], trust),
+        head=build_head(plain, trust),
+        objective=build_objective(plain, trust),
+        dataset=part(plain["data"], trust),
+        evaluator=part(plain["eval"], trust),
+        optimizer=part(plain["optim"], trust),
+        logger=part(plain["logger"], trust),
     )
     compatibility.require(parts.head, parts.objective)
     return parts
 
 
-def part(node: Mapping[str, Any]) -> Any:
-    """Build the object that a `_target_` node describes, from plain values.
+def part(node: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
+    """Build the object that a `_target_` node describes, and the nodes inside it, from plain values.
+
+    This is the only place where a `_target_` becomes a class; strings are taken as they are, never interpolated.
+
+    Args:
+        node: `_target_` and the arguments of the class; `_args_` and `_partial_` as in Hydra.
+        trust: packages and classes that the node may name beside the parts of this package.
 
     Raises:
-        ConfigError: the constructor refuses a value.
+        ConfigError: a class is no part and is not trusted, or its constructor refuses a value.
     """
+    constructor = _constructor(node.get("_target_"), trust)
+    positional = _built(node.get("_args_", []), trust)
+    named = {str(key): _built(value, trust) for key, value in node.items() if key not in HYDRA_KEYS}
+    return partial(constructor, *positional, **named) if node.get("_partial_") else constructor(*positional, **named)
+
+
+def _built(value: Any, trust: Collection[str]) -> Any:
+    """Return the value with every `_target_` node in it built."""
+    if isinstance(value, Mapping):
+        return part(value, trust) if "_target_" in value else {key: _built(value[key], trust) for key in value}
+    return [_built(item, trust) for item in value] if isinstance(value, list) else value
+
+
+def _constructor(target: object, trust: Collection[str]) -> Callable[..., Any]:
+    """Return the class with a dotted name. Raises ConfigError unless it is a part of this package or trusted."""
+    if reason := refusal(target, trust):
+        raise ConfigError(f"_target_={target} {reason}")
+    module, _, name = str(target).rpartition(".")
     try:
-        return instantiate(node, _convert_="all")
-    except InstantiationException as error:
-        # Hydra wraps the errors of constructors; a message meant for the user is raised as it is.
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, ConfigError):
-            cause = cause.__cause__
-        if cause is None:
-            raise
-        raise cause from None
+        constructor = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"_target_={target} cannot be imported: {error}") from error
+    origin = str(getattr(constructor, "__module__", ""))
+    if is_within(module, (OWN,)):
+        is_part = isinstance(constructor, type) and issubclass(constructor, nn.Module | Part)
+        is_allowed = is_part and is_within(origin, (OWN,))
+        reason = f"is no part of {OWN}: it is no head, objective, encoder or other class that a run is built from"
+    else:
+        # A trusted package may import modules that are not trusted.
+        is_allowed = callable(constructor) and is_within(origin, trust)
+        reason = f"comes from {origin}: add {KEY}={origin.partition('.')[0]} if you trust that package"
+    if not is_allowed and target not in trust:
+        raise ConfigError(f"_target_={target} {reason}")
+    return constructor
 
 
-def build_head(plain: Mapping[str, Any]) -> Head:
+def build_head(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Head:
     """Build the head with the initial weights of `seed`."""
-    return _seeded(plain, "head")
+    return _seeded(plain, "head", trust)
 
 
-def build_objective(plain: Mapping[str, Any]) -> Objective:
+def build_objective(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Objective:
     """Build the objective with the initial parameters of `seed`."""
-    return _seeded(plain, "objective")
+    return _seeded(plain, "objective", trust)
 
 
-def build_model(plain: Mapping[str, Any], head: Head | None = None) -> Model:
+def build_model(plain: Mapping[str, Any], head: Head | None = None, trust: Collection[str] = ()) -> Model:
     """Build encoder and head with the initial weights of `seed`; on the meta device under `torch.device("meta")`.
 
-    head: already built; None builds it.
+    head: already built; None builds it. trust: as in `part`.
 
     Raises:
         ConfigError: the head expects features of another width.
@@ -94,14 +127,14 @@ def build_model(plain: Mapping[str, Any], head: Head | None = None) -> Model:
         actual = plain["encoder"].get(width, expected)
         if expected != actual:
             raise ConfigError(f"head.{width} is {expected}, but the encoder's features have {actual}: leave it out")
-    encoder = _seeded(plain, "encoder")
-    return Model(encoder, head or build_head(plain))
+    encoder = _seeded(plain, "encoder", trust)
+    return Model(encoder, head or build_head(plain, trust))
 
 
-def _seeded(plain: Mapping[str, Any], name: str) -> Any:
+def _seeded(plain: Mapping[str, Any], name: str, trust: Collection[str]) -> Any:
     """Build a part whose initial weights depend on the seed alone, not on the order of construction."""
     torch.manual_seed(plain["seed"])
-    return part(plain[name])
+    return part(plain[name], trust)
 
 
 def parameters_of(module: nn.Module) -> int:

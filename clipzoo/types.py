@@ -25,6 +25,10 @@ Count = int
 """Annotation of a whole constructor argument above zero."""
 
 
+class Part:
+    """Base class of the classes that a configuration may name and that are no `torch.nn.Module`."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Two views of the same b samples.

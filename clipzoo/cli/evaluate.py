@@ -8,12 +8,13 @@ torchrun --nproc-per-node 8 --no-python clipzoo evaluate run=runs/demo eval=pape
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.config.compose import compose
+from clipzoo.config.trust import trusted_names
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, nearest
 from clipzoo.runs import directory as run
@@ -41,17 +42,18 @@ def main(arguments: list[str]) -> None:
 def evaluate(overrides: list[str]) -> dict[str, float]:
     """Evaluate the model of `run=` or `model=` on the datasets of `eval=`; update its results and its report."""
     # A mistyped key is reported before torch is imported.
-    plain = _composed(overrides, PLACEHOLDERS)
+    plain, trust = _composed(overrides, PLACEHOLDERS), trusted_names(overrides)
     _check(plain)
-    stored = _stored_config(plain["run"]) if plain["run"] is not None else None
+    if plain["run"] is not None:
+        _stored_config(plain["run"])
     from clipzoo.build import part
     from clipzoo.distributed.world import World
 
     world = World.join(plain["device"], plain["timeout"], key="device")
     try:
-        model = _load(plain)
-        plain = _composed(overrides, (stored or model.config)["encoder"])
-        suite = part(plain["eval"])
+        model = _load(plain, trust)
+        plain = _composed(overrides, model.config["encoder"])
+        suite = part(plain["eval"], trust)
         suite.open()
         folder = _output_folder(plain)
         metrics = suite.run(model.to(world.device), folder / "evaluation", world)
@@ -92,11 +94,11 @@ def _stored_config(path: str) -> dict[str, Any]:
     return config_of(folder)
 
 
-def _load(plain: Mapping[str, Any]) -> LoadedModel:
+def _load(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
     from clipzoo import api
 
     if plain["run"] is not None:
-        return api.load(plain["run"])
+        return api.load(plain["run"], trust=tuple(trust))
     return api.from_open_clip(plain["model"], plain["pretrained"])
 
 

@@ -16,6 +16,7 @@ from clipzoo.config import overrides, sweep
 from clipzoo.config.compose import checked, compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.suggestions import FOREIGN_KEYS
+from clipzoo.config.trust import trusted_names
 from clipzoo.distributed import environment, submitit
 from clipzoo.errors import ConfigError, exit_on_error
 from clipzoo.runs import record
@@ -78,7 +79,8 @@ def job(config: DictConfig) -> None:
 
 def train(config: DictConfig) -> None:
     """Train the configured run to its end, or report that it is finished."""
-    plain = checked(config)
+    trust = trusted_names(HydraConfig.get().overrides.task)
+    plain = checked(config, trust)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     folder = find_run(plain, experiment)
     if is_finished(folder):
@@ -96,7 +98,7 @@ def train(config: DictConfig) -> None:
     watchdog = Watchdog()
     preemption = Preemption(watchdog)
     quiet_libraries()
-    parts = build_parts(plain)
+    parts = build_parts(plain, trust)
     trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
     world = World.join(trainer.device, trainer.timeout)
     with watchdog.guard(world, trainer.timeout), RunLock(folder) as lock:
@@ -105,7 +107,7 @@ def train(config: DictConfig) -> None:
             trainer.check(dataset, plain["seed"], world)
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
-            model = build_model(plain, parts.head)
+            model = build_model(plain, parts.head, trust)
         world.run_on_first(lambda: claim(lock, plain))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import hydra
@@ -18,6 +18,7 @@ from clipzoo.config.groups import CONF, groups, is_group
 from clipzoo.config.identity import flat
 from clipzoo.config.overrides import read
 from clipzoo.config.suggestions import unknown_key, unknown_option
+from clipzoo.config.trust import require_trusted, trusted_names
 from clipzoo.errors import ConfigError
 
 TOP_LEVEL: dict[str, tuple[type, ...]] = {
@@ -27,8 +28,9 @@ TOP_LEVEL: dict[str, tuple[type, ...]] = {
     "row": (str, type(None)),
 }
 """The keys of train.yaml that belong to no group, and their types."""
-NOT_SETTINGS = ("hydra", "about")
-"""Top-level keys that do not belong to a run: `about` holds an experiment's title, command and cost for the report."""
+NOT_SETTINGS = ("hydra", "about", "trust")
+"""Top-level keys that are never stored with a run: `about` holds an experiment's title, command and cost for the
+report; `trust` is read from the command line alone."""
 
 
 def compose(
@@ -37,7 +39,7 @@ def compose(
     """Return the checked configuration of these overrides as plain values.
 
     name: the file in conf to start from, "train", "eval" or "studies". complete: require a value for every key.
-    nodes: plain values to add before interpolations are resolved.
+    nodes: plain values to add before interpolations are resolved; a "${" in them is text.
 
     Raises:
         ConfigError: names every fault.
@@ -57,12 +59,14 @@ def compose(
             raise ConfigError(unknown_key(key, known))
     if nodes:
         OmegaConf.set_struct(config, False)
-        config.update(nodes)
-    return checked(config, complete)
+        config.update(_literal(nodes))
+    return checked(config, trusted_names(lines), complete)
 
 
-def checked(config: DictConfig, complete: bool = True) -> dict[str, Any]:
-    """Return the configuration as plain values with interpolations resolved, without Hydra's settings and `about`.
+def checked(config: DictConfig, trust: Collection[str], complete: bool = True) -> dict[str, Any]:
+    """Return the configuration as plain values with interpolations resolved, without NOT_SETTINGS.
+
+    trust: classes and packages that the command line trusts; see `trusted_names`.
 
     Raises:
         ConfigError: names every unknown key, wrong type and, if `complete`, every missing value.
@@ -74,6 +78,7 @@ def checked(config: DictConfig, complete: bool = True) -> dict[str, Any]:
         raise ConfigError(_first_line(error)) from None
     assert isinstance(container, dict)
     plain = {str(key): value for key, value in container.items() if key not in NOT_SETTINGS}
+    require_trusted(plain, trust)
     faults = [f"{key} has no value: give {key}=..." for key in missing if complete]
     faults += _top_level_faults(plain)
     not_given = tuple(f"{key} must be" for key in missing)
@@ -88,6 +93,15 @@ def _compose(lines: list[str], name: str) -> DictConfig:
         return hydra.compose(name, lines)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(name, lines)
+
+
+def _literal(value: Any) -> Any:
+    """Return plain values with their strings escaped, so that OmegaConf reads no interpolation in them."""
+    if isinstance(value, Mapping):
+        return {key: _literal(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_literal(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _top_level_faults(plain: dict[str, Any]) -> list[str]:

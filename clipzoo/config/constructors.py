@@ -17,8 +17,8 @@ from clipzoo.errors import nearest
 PACKAGE = Path(__file__).resolve().parents[1]
 ANY_KEY = "**"
 """The name under which a constructor's **kwargs stand among its arguments."""
-_WITHOUT_ARGUMENTS = {"object", "ABC", "Protocol", "Generic", "Module"}
-"""Bases from outside the package whose constructors take no arguments."""
+_WITHOUT_ARGUMENTS = {"object", "ABC", "Protocol", "Generic", "Module", "Part"}
+"""Bases whose constructors take no arguments."""
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from clipzoo.data.shards.sources import parse_sources
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.data.workers import iterate
 from clipzoo.errors import ConfigError
-from clipzoo.types import Batch, World
+from clipzoo.types import Batch, Part, World
 
 
-class ShardDataset:
+class ShardDataset(Part):
     """Batches of image-caption pairs from WebDataset shards. Satisfies `contracts.Dataset`.
 
     shards: a path, pattern or URL, a list of them, or a list of {path, weight}; see `sources.parse_sources`.

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clipzoo.types import Part
+
 if TYPE_CHECKING:
     from open_clip.tokenizer import SimpleTokenizer
     from regex import Pattern
@@ -26,7 +28,7 @@ class Tokenizer(Protocol):
     def __call__(self, captions: list[str]) -> Tensor: ...
 
 
-class ClipTokenizer:
+class ClipTokenizer(Part):
     """CLIP's tokenizer with open_clip's vocabulary and merges: captions -> int64 [n, context_length], padded with 0.
 
     A caption that is too long keeps its first tokens and still ends with end-of-text. Text that spells a control

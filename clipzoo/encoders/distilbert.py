@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError
-from clipzoo.types import Features
+from clipzoo.types import Features, Part
 
 
 class DistilBertTower(nn.Module):
@@ -38,7 +38,7 @@ class DistilBertTower(nn.Module):
         return Features(tokens[:, 0], tokens, mask)
 
 
-class DistilBertTokenizer:
+class DistilBertTokenizer(Part):
     """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; truncated captions keep their [SEP].
 
     Control tokens in a caption, such as "[SEP]", are plain text. name: on the hub, or a folder; loaded on first use.

@@ -29,13 +29,13 @@ from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.io import write_whole
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import MetricKey, written
-from clipzoo.types import Progress
+from clipzoo.types import Part, Progress
 
 SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
 """Splits that a task needs."""
 
 
-class Suite:
+class Suite(Part):
     """Evaluates a model on datasets under `root`; finished datasets are cached, so that an evaluation can resume.
 
     Args:

@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Generator, Tensor
 
-from clipzoo.types import Positive
+from clipzoo.types import Part, Positive
 
 
-class Kernel(ABC):
+class Kernel(Part, ABC):
     """k(u, v), a function of |u - v| with k(u, u) = 1."""
 
     @abstractmethod

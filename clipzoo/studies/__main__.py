@@ -14,12 +14,14 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
+from clipzoo.config.trust import trusted_names
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, exit_on_error
 
@@ -37,14 +39,14 @@ def main(arguments: list[str]) -> int:
         plain = compose(arguments, "studies")
         _check(plain)
         name = next((text.removeprefix("study=") for text in arguments if text.startswith("study=")), None)
-        done = run_all(plain) if name is None else run_one(name, plain)
+        done = run_all(plain) if name is None else run_one(name, plain, trusted_names(arguments))
     except KeyboardInterrupt:
         say("clipzoo: interrupted; earlier results of the unfinished studies are unchanged")
         return INTERRUPTED
     return 0 if done else 1
 
 
-def run_one(name: str, plain: dict[str, Any]) -> bool:
+def run_one(name: str, plain: dict[str, Any], trust: Collection[str]) -> bool:
     """Run one study in this process and write its folder. Returns False if it failed."""
     import torch
 
@@ -53,7 +55,7 @@ def run_one(name: str, plain: dict[str, Any]) -> bool:
     from clipzoo.studies.framework.record import write_failure, write_findings
 
     folder = Path(plain["folder"])
-    study = part(plain["study"])
+    study = part(plain["study"], trust)
     # The matrices are small: a second thread costs more than it gains, and another study may use the core.
     torch.set_num_threads(1)
     say(f"{name}: {study.title}; settings: conf/study/{name}.yaml, results: {folder / name}")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipzoo.errors import ConfigError
-from clipzoo.types import Count
+from clipzoo.types import Count, Part
 
 START = (0.75, 0.75)
 Complex = NDArray[np.complex128]
@@ -23,7 +23,7 @@ Real = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Flows:
+class Flows(Part):
     """A random flow on the unit torus with K = (2 largest + 1)^2 wave vectors.
 
     largest: wave numbers run from -largest to largest.

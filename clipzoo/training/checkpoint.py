@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from clipzoo.errors import TrainingError
+from clipzoo.errors import ConfigError, TrainingError
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +86,16 @@ def load_newest(folder: Path) -> tuple[dict[str, Any], Path] | None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's content, on the CPU."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+    """Return a checkpoint's content, on the CPU.
+
+    Raises:
+        ConfigError: the file is no checkpoint, or holds objects other than weights and plain values.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    # torch reports a file of another kind as UnpicklingError, RuntimeError, EOFError and others.
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path} is no checkpoint of weights and plain values: {_first_sentence(error)}") from error
 
 
 def _remove_old(path: Path, keep: int) -> None:
@@ -123,6 +132,10 @@ def _fault(path: Path) -> str | None:
     if _sha256(path) != expected["sha256"]:
         return f"its SHA-256 differs from the one in {mark.name}"
     return None
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].partition(". ")[0] or type(error).__name__
 
 
 def _mark(path: Path) -> Path:

@@ -16,6 +16,7 @@ from clipzoo.distributed import environment
 from clipzoo.errors import TrainingError
 from clipzoo.io import write_whole
 from clipzoo.runs.record import revision
+from clipzoo.types import Part
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ Write = Callable[[int, Mapping[str, Any]], None]
 Report = Callable[[Mapping[str, float], Sequence[Path]], None]
 
 
-class Logger:
+class Logger(Part):
     """Writes metrics.jsonl, the source of truth, and copies to W&B and TensorBoard. Opened on the first rank only.
 
     wandb: "online", "offline" (upload later with `wandb sync`) or "off". project, entity, group: W&B's names; without a

@@ -9,11 +9,11 @@ from torch import nn
 
 from clipzoo.errors import ConfigError
 from clipzoo.training.schedules import Cosine
-from clipzoo.types import Positive, Progress
+from clipzoo.types import Part, Positive, Progress
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(Part):
     """torch's fused AdamW, without weight decay for parameters of fewer than two dimensions (biases, norms, scales)."""
 
     betas: list[float]

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 from clipzoo.errors import ConfigError
-from clipzoo.types import Positive, Progress
+from clipzoo.types import Part, Positive, Progress
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Part):
     """Linear warmup from `start` to `peak`, then half a cosine down to `end`.
 
     warmup_epochs or warmup_steps: length of the warmup; the other is null.

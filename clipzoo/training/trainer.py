@@ -20,10 +20,10 @@ from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Length, Sa
 from clipzoo.training.state import TrainingState
 from clipzoo.training.step import TrainStep
 from clipzoo.training.throughput import Throughput
-from clipzoo.types import Count, Positive
+from clipzoo.types import Count, Part, Positive
 
 
-class Trainer:
+class Trainer(Part):
     """Trains the parts of a run to the end, from the newest checkpoint if there is one.
 
     global_batch: samples of a step, over all ranks. epochs or steps: the length; the other is null.

@@ -9,6 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from clipzoo.types import Part
+
 Row = Mapping[str, Any]
 """One row of a table: strings and numbers by column."""
 
@@ -68,7 +70,7 @@ class Findings:
     drawings: Mapping[str, Drawing] = field(default_factory=dict)
 
 
-class Study(ABC):
+class Study(Part, ABC):
     """One experiment of a paper, at a size that two CPU cores can run. The constructor's arguments are its settings.
 
     title: heading on the page. source: paper and section. question: the question and the method, in a few sentences.

@@ -1,0 +1,11 @@
+"""Classes of a user's own package, named by configurations in tests."""
+
+from __future__ import annotations
+
+from subprocess import Popen as Popen
+
+from clipzoo.heads.clip import ClipHead
+
+
+class OwnHead(ClipHead):
+    """A head that is no class of clipzoo."""
