@@ -16,11 +16,10 @@ from clipzoo.types import Batch, World
 
 
 class LoadedBatch(NamedTuple):
-    """A batch and its faults, or the message of a ConfigError, which the training process raises."""
+    """A batch and its faults."""
 
-    batch: Batch | None
+    batch: Batch
     faults: list[Fault]
-    error: str | None
 
 
 class RankBatches(Dataset[LoadedBatch]):
@@ -36,10 +35,7 @@ class RankBatches(Dataset[LoadedBatch]):
         captions: list[str] = []
         faults: list[Fault] = []
         for position, (sample_id, epoch) in enumerate(zip(ids.tolist(), epochs.tolist(), strict=True)):
-            try:
-                sample = self._reader.read(sample_id, epoch)
-            except ConfigError as error:
-                return LoadedBatch(None, faults, str(error))
+            sample = self._reader.read(sample_id, epoch)
             if images is None:
                 images = torch.empty(len(ids), *sample.image.shape, dtype=torch.uint8)
             images[position] = sample.image
@@ -49,7 +45,7 @@ class RankBatches(Dataset[LoadedBatch]):
         text = self._tokenizer(captions)
         if self._trim:
             text = trim_padding(text, self._tokenizer.end_token)
-        return LoadedBatch(Batch(images, text, torch.from_numpy(ids.copy())), faults, None)
+        return LoadedBatch(Batch(images, text, torch.from_numpy(ids.copy())), faults)
 
 
 def rank_rows(global_batch: int, world: World) -> slice:

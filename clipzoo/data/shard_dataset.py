@@ -138,14 +138,13 @@ class ShardDataset(Part):
         dataset = RankBatches(plan, self._reader(seed), self._tokenizer, rows, trim_text)
         # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
-        items = iterate(dataset, range(start_step, stop_step), self._workers, self._prefetch)
+        steps = range(start_step, stop_step)
+        items = iterate(dataset, steps, self._workers, self._prefetch, world.timeout, "data.workers")
         # Starts its threads after the fork: a process forked among threads inherits the locks that they hold.
         prefetcher = Prefetcher(plan, self._indexes, self._cache)
         prefetcher.advance(start_step)
         try:
-            for step, (batch, faults, error) in enumerate(items, start_step):
-                if batch is None:
-                    raise ConfigError(str(error))
+            for step, (batch, faults) in enumerate(items, start_step):
                 self._faults.record(len(batch), faults)
                 prefetcher.advance(step)
                 yield batch

@@ -20,12 +20,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
+from clipzoo.data.children import map_in_children
 from clipzoo.demo_world import parts as world_parts
 from clipzoo.demo_world.parts import Part, WorldParameters
 from clipzoo.errors import ConfigError
@@ -90,12 +90,12 @@ def _write(parts: list[Part], folder: Path, processes: int) -> Iterator[Part]:
             part.write(folder)
             yield part
         return
-    # Spawned: a fork of a process that has used torch's threads may hang.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(part.write, folder): part for part in parts}
-        for future in as_completed(futures):
-            future.result()
-            yield futures[future]
+    yield from map_in_children(partial(_write_part, folder), parts, processes, chunk=1)
+
+
+def _write_part(folder: Path, part: Part) -> Part:
+    part.write(folder)
+    return part
 
 
 def _recipe(parameters: WorldParameters) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ class World:
 
     rank: 0 .. size - 1. size: number of ranks. local_rank: rank within the node. device: where this rank computes.
     gather_dtype: precision in which embeddings travel between ranks during training; None for that of the embedding.
+    timeout: seconds that a rank waits for others, or for a batch of its loader processes.
     """
 
     rank: int = 0
@@ -35,6 +36,7 @@ class World:
     local_rank: int = 0
     device: torch.device = torch.device("cpu")
     gather_dtype: torch.dtype | None = None
+    timeout: float = 1800.0
     _counter: CollectiveCounter = field(default_factory=CollectiveCounter, repr=False, compare=False)
     _rendezvous: Rendezvous | None = field(default=None, repr=False, compare=False)
 
@@ -50,10 +52,10 @@ class World:
         chosen = choose_device(device, key)
         launch = environment.read()
         if launch.world_size == 1:
-            return cls(local_rank=launch.local_rank, device=chosen)
+            return cls(local_rank=launch.local_rank, device=chosen, timeout=timeout)
         if not dist.is_initialized():
             _initialise(chosen, timeout, launch)
-        return cls.from_process_group(chosen)
+        return replace(cls.from_process_group(chosen), timeout=timeout)
 
     @classmethod
     def from_process_group(cls, device: torch.device | None = None) -> World:

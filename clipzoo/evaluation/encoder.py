@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -13,9 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from clipzoo.data.tokenizer import Tokenizer, trim_padding
+from clipzoo.data.workers import iterate
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.datasets.dataset import LabelledImages
@@ -26,6 +27,8 @@ from clipzoo.model import Model
 from clipzoo.types import Embedding, Features, PointSet, concatenate, gather_embedding, map_embedding
 
 SECONDS_BETWEEN_LINES = 10
+PREFETCH = 2
+"""Batches that each worker prepares ahead."""
 Precision = Literal["bf16", "fp16", "float32"]
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
 
@@ -61,14 +64,9 @@ class BatchEncoder:
         image. name: of the work, for progress messages.
         """
         batches = _own_batches(len(images), self.batch_size, self.world)
-        loader = DataLoader(
-            _Transformed(images, Transform(self.image_size, resize, self.interpolation)),
-            batch_sampler=batches,
-            num_workers=min(self.workers, len(batches)),
-            worker_init_fn=_ignore_signals,
-            pin_memory=model.device.type == "cuda",
-        )
-        loaded = iter(loader)
+        dataset = _ImageBatches(images, Transform(self.image_size, resize, self.interpolation), batches)
+        workers = min(self.workers, len(batches))
+        loaded = iterate(dataset, range(len(batches)), workers, PREFETCH, self.world.timeout, "eval.workers")
 
         def encode(_: Sequence[int]) -> list[Embedding]:
             pixels, labels = next(loaded)
@@ -77,7 +75,8 @@ class BatchEncoder:
             return _in_full_precision(model, lambda: compute(features, labels.to(model.device)))
 
         gathered = gathered_batches(len(images), self.batch_size, encode, self.world)
-        yield from _with_progress(gathered, len(images), name)
+        with closing(loaded):
+            yield from _with_progress(gathered, len(images), name)
 
     def embed_captions(self, model: Model, captions: Sequence[str], draws: int) -> list[Embedding]:
         """Embed captions on this rank alone: for each draw of random features one row per caption."""
@@ -155,17 +154,13 @@ def _with_progress(batches: Iterator[list[Embedding]], total: int, name: str) ->
         yield batch
 
 
-class _Transformed(Dataset[tuple[Tensor, int]]):
-    def __init__(self, images: LabelledImages, transform: Transform) -> None:
-        self._images = images
-        self._transform = transform
+class _ImageBatches(Dataset[tuple[Tensor, Tensor]]):
+    """Item k: images (uint8 [b, 3, S, S]) and labels (int64 [b]) of batch k."""
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, label = self._images[index]
-        return self._transform(image), label
+    def __init__(self, images: LabelledImages, transform: Transform, batches: list[list[int]]) -> None:
+        self._images, self._transform, self._batches = images, transform, batches
 
-
-def _ignore_signals(_: int) -> None:
-    """Leave a scheduler's signals to the parent process, with which workers end."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        samples = [self._images[index] for index in self._batches[number]]
+        labels = torch.tensor([label for _, label in samples])
+        return torch.stack([self._transform(image) for image, _ in samples]), labels

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.training import checkpoint
 from tests.support.evaluation_sets import config_of, model_of, write_sets
+from tests.support.processes import start_script
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +114,20 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
 def test_an_invalid_evaluation_is_refused_before_anything_is_loaded(overrides, expected):
     with pytest.raises(ConfigError, match=expected):
         evaluate(overrides)
+
+
+@pytest.mark.medium
+def test_an_image_that_cannot_be_decoded_ends_the_command_with_its_name_and_without_worker_processes(
+    run, settings, root, tmp_path
+):
+    shutil.copytree(root, tmp_path / "sets")
+    (shard,) = (tmp_path / "sets" / "colours" / "test").glob("*.tar")
+    with tarfile.open(shard) as archive:
+        image = next(member for member in archive if member.name.endswith(("png", "webp", "jpg")))
+    with shard.open("r+b") as file:
+        file.seek(image.offset_data)
+        file.write(bytes(image.size))
+    changes = [f"eval.root={tmp_path / 'sets'}", "eval.workers=2"]
+    process = start_script("scripts/evaluate.py", f"run={run}", *settings, *changes, log=tmp_path / "log")
+    assert process.wait(60) == 2, process.stderr
+    assert "cannot be decoded" in process.stderr and "Traceback" not in process.stderr

@@ -13,7 +13,7 @@ import torch
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from tests.support.processes import context
+from tests.support.processes import context, is_alive, wait_until_gone
 from tests.support.shards import shard_data, write_numbered
 
 COUNTS = [7, 1, 12, 5, 9, 6]
@@ -171,20 +171,6 @@ def start(folder, rest):
     return process, workers
 
 
-def alive(pid):
-    try:
-        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_gone(pids, seconds):
-    deadline = time.monotonic() + seconds
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not any(alive(pid) for pid in pids)
-
-
 @pytest.mark.medium
 def test_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(folder):
     process, workers = start(folder, "time.sleep(600)")
@@ -192,7 +178,7 @@ def test_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(folder):
         for pid in workers:
             os.kill(pid, number)
     time.sleep(0.3)
-    assert all(alive(pid) for pid in workers)
+    assert all(is_alive(pid) for pid in workers)
     process.kill()
     assert wait_until_gone(workers, 120)
     process.communicate()

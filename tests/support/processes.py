@@ -12,7 +12,7 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,28 @@ def run_script(script: str, *arguments: object, log: Path, code: int = 0) -> Pro
     process = start_script(script, *map(str, arguments), log=log)
     assert process.wait() == code, process.stdout + process.stderr
     return process
+
+
+def children(pid: int) -> list[int]:
+    """Return the process ids of the children that a process has, other than those that have ended."""
+    listed = [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+    return sorted(child for child in listed if is_alive(child))
+
+
+def is_alive(pid: int) -> bool:
+    """Return True if the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: Iterable[int], seconds: float) -> bool:
+    """Return True as soon as none of the processes is alive, False after `seconds`."""
+    end = time.monotonic() + seconds
+    while any(map(is_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(is_alive, pids))
 
 
 def kill_running() -> None:

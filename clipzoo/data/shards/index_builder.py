@@ -7,16 +7,15 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from clipzoo.data.children import map_in_children
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index import VERSION, Shard, ShardIndex, load, locations_digest, read_key_bytes, relative_names
 from clipzoo.data.shards.locations import State, is_remote, states
@@ -70,9 +69,7 @@ def _scan_all(locations: Sequence[str], cache: ShardCache, processes: int | None
     if count < 2:
         yield from map(scan, locations)
         return
-    # Spawned, not forked: this process may already use CUDA, NCCL and their threads.
-    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
-        yield from pool.map(scan, locations, chunksize=4)
+    yield from map_in_children(scan, locations, count, chunk=4)
 
 
 def _scan(cache: ShardCache, location: str) -> Scan:

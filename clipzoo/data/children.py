@@ -1,0 +1,57 @@
+"""Child processes that end with the process that started them. Imports no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from clipzoo.errors import TrainingError
+
+PR_SET_PDEATHSIG = 1
+SCHEDULER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+
+def bind_to_parent() -> None:
+    """Call first in a child process: the kernel kills it as soon as its parent ends, in whatever way.
+
+    Schedulers signal every process of a job: only the parent reacts to these signals.
+    """
+    for number in SCHEDULER_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        os._exit(1)  # the parent ended before the line above
+
+
+def map_in_children(
+    function: Callable[[Argument], Result], arguments: Iterable[Argument], processes: int, chunk: int
+) -> Iterator[Result]:
+    """Yield `function(argument)` in order, computed by child processes, which end with the generator.
+
+    chunk: arguments that a process takes at a time.
+
+    Raises:
+        TrainingError: a process was killed.
+    """
+    others = set(multiprocessing.active_children())
+    # Spawned, not forked: this process may already use CUDA, NCCL and their threads.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawn, initializer=bind_to_parent) as pool:
+        try:
+            yield from pool.map(function, arguments, chunksize=chunk)
+        except BrokenProcessPool:
+            raise TrainingError("a child process was killed (out of memory?): use fewer processes") from None
+        except BaseException:
+            # The pool would wait for the arguments that its processes have begun.
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()
+            raise

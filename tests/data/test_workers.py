@@ -1,0 +1,114 @@
+"""Loader processes that are killed, hang or run out of shared memory: one message, and none of them is left."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from clipzoo.data.workers import iterate
+from clipzoo.errors import ConfigError, TrainingError
+from tests.support.processes import Process, children, wait_until_gone
+
+CLONE_NEWNS = 0x00020000
+
+
+class Tensors(Dataset):
+    """Item k is `size` bytes with the value k. seconds: time that an item takes. fault: step with an error."""
+
+    def __init__(self, size: int = 8, seconds: float = 0.0, fault: int = -1) -> None:
+        self._size, self._seconds, self._fault = size, seconds, fault
+
+    def __getitem__(self, step: int) -> tuple[torch.Tensor, int]:
+        time.sleep(self._seconds)
+        if step == self._fault:
+            raise ConfigError("data.shards cannot be used")
+        return torch.full((self._size,), step, dtype=torch.uint8), step
+
+
+def items(dataset: Dataset, workers: int = 2, timeout: float = 60.0):
+    return iterate(dataset, range(100), workers, 2, timeout, "data.workers")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_items_come_in_order_and_the_workers_end_with_them(workers):
+    before = children(os.getpid())
+    assert [step for _, step in items(Tensors(), workers)] == list(range(100))
+    assert children(os.getpid()) == before
+
+
+def test_a_killed_worker_is_named_with_its_signal_and_a_remedy():
+    before = set(children(os.getpid()))
+    iterator = items(Tensors(seconds=0.05))
+    next(iterator)
+    killed = min(set(children(os.getpid())) - before)
+    os.kill(killed, signal.SIGKILL)
+    with pytest.raises(TrainingError, match=rf"loader process {killed} was killed by SIGKILL \(out of memory\?\): low"):
+        list(iterator)
+    assert set(children(os.getpid())) == before
+
+
+def test_workers_that_hang_are_named_after_the_timeout():
+    before = set(children(os.getpid()))
+    iterator = items(Tensors(seconds=0.01), timeout=1.0)
+    next(iterator)
+    stopped = min(set(children(os.getpid())) - before)
+    os.kill(stopped, signal.SIGSTOP)
+    message = f"not delivered a batch for 1 seconds .*{stopped} is stopped.*data.workers=0"
+    with pytest.raises(TrainingError, match=message):
+        list(iterator)
+    assert set(children(os.getpid())) == before
+
+
+def test_an_error_of_the_dataset_is_raised_where_its_item_would_come():
+    before = children(os.getpid())
+    iterator = items(Tensors(fault=3))
+    assert [next(iterator)[1] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ConfigError, match="^data.shards cannot be used$"):
+        next(iterator)
+    assert children(os.getpid()) == before
+
+
+def test_a_worker_that_is_busy_ends_with_its_killed_parent(tmp_path):
+    process = Process(_wait_for_an_item, log=tmp_path / "parent")
+    process.wait_for("started")
+    workers = children(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    assert wait_until_gone(workers, 10)
+
+
+def _wait_for_an_item() -> None:
+    iterator = items(Tensors(seconds=600))
+    print("started", flush=True)
+    next(iterator)
+
+
+def test_full_shared_memory_is_named_with_its_size_and_a_remedy(tmp_path):
+    process = Process(_read_with_little_shared_memory, log=tmp_path / "reader")
+    code = process.wait(60)
+    if code == 77:
+        pytest.skip(f"no small /dev/shm can be mounted: {process.stderr.strip()}")
+    assert code == 0, process.stderr
+    assert "cannot pass 4.0 MB through /dev/shm, which has" in process.stdout and "of 2.1 MB free" in process.stdout
+    assert "enlarge it (docker run --shm-size=8g), lower data.workers, or set data.workers=0" in process.stdout
+    assert "Traceback" not in process.stderr
+
+
+def _read_with_little_shared_memory() -> None:
+    """Print the error of loading 4 MB through a /dev/shm of 2 MiB, in a mount namespace of this process."""
+    ctypes.CDLL(None).unshare(CLONE_NEWNS)
+    for command in ("mount --make-rprivate /", "mount -t tmpfs -o size=2m tmpfs /dev/shm"):
+        if subprocess.run(command.split()).returncode or not Path("/dev/shm").is_dir():
+            raise SystemExit(77)
+    try:
+        next(items(Tensors(size=4_000_000)))
+    except TrainingError as error:
+        print(error)
