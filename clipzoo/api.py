@@ -157,7 +157,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequ
             raise ConfigError(f"{folder / 'checkpoints'} holds no valid checkpoint: train first")
         state = newest[0]
     elif path.exists():
-        state = checkpoint.read(path)
+        state = checkpoint.read(path, "model")
     else:
         raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
     model = build_model(config, trust=trust)

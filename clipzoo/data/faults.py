@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
 
+from clipzoo import io
 from clipzoo.errors import ConfigError
 
 _NAMED_PER_KIND = 10_000
@@ -53,7 +52,7 @@ class FaultLog:
         self._seen = self._bad = 0
         self._named: dict[str, set[tuple[int, str]]] = {}
         self._examples: list[str] = []
-        self._file: TextIO | None = None
+        self._file: io.JsonLines | None = None
         self._path: Path | None = None
 
     def write_to(self, path: Path) -> None:
@@ -61,15 +60,11 @@ class FaultLog:
         if path == self._path:
             return
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        previous = path.read_text() if path.exists() else ""
-        for line in previous.splitlines():
-            if line.endswith("}"):
-                entry = json.loads(line)
-                self._named.setdefault(entry["kind"], set()).add((entry["sample_id"], entry["shard"]))
-        self._file = open(path, "a")  # noqa: SIM115 - open until the end of the run
-        if previous and not previous.endswith("\n"):
-            self._file.write("\n")  # the previous process stopped within a line
+        for entry in io.read_json_lines(path):
+            kind, sample_id, shard = entry.get("kind"), entry.get("sample_id"), entry.get("shard")
+            if isinstance(kind, str) and isinstance(sample_id, int) and isinstance(shard, str):
+                self._named.setdefault(kind, set()).add((sample_id, shard))
+        self._file = io.JsonLines(path)
 
     def record(self, seen: int, faults: Iterable[Fault]) -> None:
         """Record the faults of a batch of `seen` samples. Raises ConfigError if too many samples were replaced."""
@@ -96,5 +91,4 @@ class FaultLog:
         if self._file is None or place in named or len(named) >= _NAMED_PER_KIND:
             return
         named.add(place)
-        self._file.write(json.dumps(asdict(fault)) + "\n")
-        self._file.flush()
+        self._file.append(asdict(fault))

@@ -11,11 +11,23 @@ from clipzoo.io.reading import (
     require_fields,
     require_numbers,
 )
-from clipzoo.io.writing import WriteError, explained, make_folder, whole, write_error, write_json, write_whole
+from clipzoo.io.writing import (
+    NO_SPACE,
+    JsonLines,
+    WriteError,
+    explained,
+    make_folder,
+    whole,
+    write_error,
+    write_json,
+    write_whole,
+)
 
 __all__ = [
+    "NO_SPACE",
     "DamageLog",
     "DamagedFileError",
+    "JsonLines",
     "WriteError",
     "explained",
     "make_folder",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from clipzoo.errors import TrainingError
 
@@ -22,8 +23,8 @@ class WriteError(TrainingError):
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file atomically and durably; see `whole`."""
-    with whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    with whole(path) as file:
+        file.write(text.encode("utf-8", errors="backslashreplace"))
 
 
 def write_json(path: Path, content: object) -> None:
@@ -32,24 +33,55 @@ def write_json(path: Path, content: object) -> None:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, which takes the name `path` once its content is on the disk.
+def whole(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a temporary file to write to, which takes the name `path` once its content is on the disk.
 
     A reader sees the old file or the new one, never a part, whatever is killed or full. Missing folders are made.
 
     Raises:
         WriteError: the file cannot be written; an earlier file is unchanged.
     """
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            yield temporary
-            _flush(temporary)
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, path)
             _flush_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+class JsonLines:
+    """Appends mappings to a file, one line of JSON for each. A line that a kill has left unfinished is ended first.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        make_folder(path.parent)
+        with explained(path):
+            # Without a buffer: after an error nothing is left that closing would try to write again.
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until `close`
+            if self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n":
+                self._write(b"\n")
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one line."""
+        with explained(self.path):
+            self._write(json.dumps(row).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, content: bytes) -> None:
+        while content:
+            content = content[self._file.write(content) :]
 
 
 def make_folder(folder: Path) -> None:
@@ -80,11 +112,6 @@ def write_error(path: Path, error: Exception) -> WriteError:
         remedy = "Make the folder writable, or choose another one"
     free = "" if bytes_free is None else f" ({_megabytes(bytes_free)} free on its disk)"
     return WriteError(f"could not write {path}: {cause}{free}. {remedy}")
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _flush_folder(folder: Path) -> None:

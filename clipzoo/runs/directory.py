@@ -11,12 +11,16 @@ from typing import Any, Protocol
 
 import yaml
 
+from clipzoo import io
 from clipzoo.config import renamed
 from clipzoo.config.identity import flat, identity, run_folder
 from clipzoo.errors import ConfigError
-from clipzoo.io import write_whole
 from clipzoo.runs.lock import RunLock
 
+CONFIG = "config.yaml"
+PARTS = ("encoder", "head", "objective", "data", "optim", "trainer")
+"""Nodes that the configuration of every run has."""
+CONFIG_REMEDY = "restore it from a copy, or give another name=... to train anew"
 MOST_DIFFERENCES = 6
 """Number of differing keys that a message names."""
 
@@ -43,13 +47,22 @@ def is_finished(folder: Path) -> bool:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a run, with today's names of classes."""
-    return renamed.current(yaml.safe_load((folder / "config.yaml").read_text()))
+    """Return the configuration of a run, with today's names of classes.
+
+    Raises:
+        DamagedFileError: its config.yaml is missing or damaged.
+    """
+    path = folder / CONFIG
+    config = io.read_yaml(path, CONFIG_REMEDY)
+    io.require_fields(path, config, {"seed": int, **dict.fromkeys(PARTS, dict)}, CONFIG_REMEDY)
+    for part in PARTS:
+        io.require_fields(path, config[part], {"_target_": str}, CONFIG_REMEDY)
+    return renamed.current(config)
 
 
 @contextmanager
 def created(folder: Path, rank: Rank) -> Iterator[None]:
-    """Make the run directory; if the start of the run fails with a ConfigError, remove the directory again.
+    """Make the run directory; if the start fails with a ConfigError or a full disk, remove the directory again.
 
     Only the first rank does so, and only a directory that did not exist before is removed.
     """
@@ -58,7 +71,7 @@ def created(folder: Path, rank: Rank) -> Iterator[None]:
         _make(folder)
     try:
         yield
-    except ConfigError:
+    except (ConfigError, io.WriteError):
         if is_new and rank.is_first:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -69,16 +82,18 @@ def claim(lock: RunLock, plain: Mapping[str, Any]) -> None:
 
     Raises ConfigError if another process holds the lock, or if the directory has a run of another configuration.
     """
-    lock.folder.mkdir(parents=True, exist_ok=True)
+    io.make_folder(lock.folder)
     lock.acquire()
     # Not before: the process that held the lock may have written another configuration.
     check_configuration(lock.folder, plain)
-    write_whole(lock.folder / "config.yaml", yaml.safe_dump(dict(plain), sort_keys=False))
+    path, text = lock.folder / CONFIG, yaml.safe_dump(dict(plain), sort_keys=False)
+    if not path.exists() or path.read_bytes() != text.encode():
+        io.write_whole(path, text)
 
 
 def check_configuration(folder: Path, plain: Mapping[str, Any]) -> None:
     """Raise ConfigError if the directory has a run of another configuration."""
-    if not (folder / "config.yaml").exists():
+    if not (folder / CONFIG).exists():
         return
     stored = config_of(folder)
     before, now = identity(stored), identity(plain)
@@ -94,7 +109,7 @@ def check_configuration(folder: Path, plain: Mapping[str, Any]) -> None:
 
 def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:
     """Hint shown when a finished run is requested with a different eval configuration; empty if it is the same."""
-    before = config_of(folder)["eval"] if (folder / "config.yaml").exists() else plain["eval"]
+    before = config_of(folder).get("eval") if (folder / CONFIG).exists() else plain["eval"]
     if flat(before) == flat(plain["eval"]):
         return ""
     return (
@@ -106,6 +121,8 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if error.errno in io.NO_SPACE:
+            raise io.write_error(folder, error) from None
         raise ConfigError(
             f"the run directory {folder} cannot be made ({error.strerror}): give another runs=..."
         ) from None

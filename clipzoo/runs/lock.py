@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
+from clipzoo import io
 from clipzoo.errors import ConfigError
 
 PATIENCE = 20.0
@@ -35,11 +36,13 @@ class RunLock:
         """Take the lock. Raises ConfigError if another process holds it for longer than `patience` seconds."""
         if self._descriptor is not None:
             return
-        descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        path = self.folder / ".lock"
+        with io.explained(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         end = time.monotonic() + patience
         waiting = False
         while not _lock(descriptor):
-            owner = os.pread(descriptor, 1000, 0).decode().strip() or "another process"
+            owner = os.pread(descriptor, 1000, 0).decode(errors="replace").strip() or "another process"
             if time.monotonic() > end:
                 os.close(descriptor)
                 raise ConfigError(
@@ -50,9 +53,10 @@ class RunLock:
                 waiting = True
             time.sleep(0.2)
         self._descriptor = descriptor
-        os.ftruncate(descriptor, 0)
         owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}\n"
-        os.pwrite(descriptor, owner.encode(), 0)
+        with io.explained(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, owner.encode(), 0)
 
     def release(self) -> None:
         """Release the lock, if it is held."""

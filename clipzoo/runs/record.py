@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,11 +11,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from clipzoo.io import DamageLog, read_json, write_whole
+from clipzoo import io
 from clipzoo.runs.metric_key import MetricKey, parsed, written
 from clipzoo.runs.protocol import Setting, protocol
 
 FILE = "results.json"
+REMEDY = "remove it and run the training command again, which writes it from the newest checkpoint"
+FIELDS = {
+    "experiment": str, "row": str, "overrides": list, "seed": int, "versions": dict, "revision": str,
+    "training": dict, "protocol": dict, "metrics": dict, "not_converged": list,
+}  # fmt: skip
+"""Types of the values in results.json; all but the metrics may be absent."""
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
 
 
@@ -52,12 +57,16 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        """Read the record of a finished run."""
-        content = json.loads((folder / FILE).read_text())
-        known = {name: content[name] for name in cls.__dataclass_fields__ if content.get(name) is not None}
+        """Read the record of a finished run. Raises DamagedFileError."""
+        path = folder / FILE
+        content = io.read_json(path, REMEDY)
+        known = {name: content[name] for name in FIELDS if content.get(name) is not None}
+        io.require_fields(path, known, {name: FIELDS[name] for name in {**known, "metrics": 0}}, REMEDY)
+        io.require_numbers(path, known["metrics"], REMEDY)
+        io.require_fields(path, known.get("protocol", {}), dict.fromkeys(known.get("protocol", {}), dict), REMEDY)
         for name in ("overrides", "not_converged"):
             known[name] = tuple(known.get(name, ()))
-        known["metrics"] = parsed(known.get("metrics", {}))
+        known["metrics"] = parsed(known["metrics"])
         return cls(**known)
 
     def write(self, folder: Path) -> None:
@@ -65,7 +74,7 @@ class RunRecord:
         content = {**self.__dict__, "overrides": list(self.overrides), "metrics": written(self.metrics)}
         if not self.not_converged:
             del content["not_converged"]
-        write_whole(folder / FILE, json.dumps(content, indent=1))
+        io.write_json(folder / FILE, content)
 
     def evaluated(
         self, evaluation: Mapping[str, Setting], metrics: Mapping[MetricKey, float], folder: Path
@@ -85,10 +94,10 @@ class RunRecord:
 
 def probes_not_converged(folder: Path) -> list[str]:
     """Return the linear probes of a run whose final fit did not converge, as "linear_probe/cifar10/before"."""
-    damage = DamageLog()
+    damage = io.DamageLog()
     names = []
     for path in sorted((folder / "evaluation" / "linear_probe").glob("*.search.json")):
-        fits: dict[str, Any] = damage.read(partial(read_json, path), {})
+        fits: dict[str, Any] = damage.read(partial(io.read_json, path), {})
         place = f"linear_probe/{path.name.removesuffix('.search.json')}"
         names += [
             f"{place}/{projection}"
@@ -124,7 +133,7 @@ def write_results(
 def summary(folder: Path) -> str:
     """Describe a finished run for the terminal: its steps, its metrics, its report."""
     record = RunRecord.read(folder)
-    lines = [f"{folder} is finished after {record.training['steps']} steps; pass name=NEW to train again."]
+    lines = [f"{folder} is finished after {record.training.get('steps', 'all')} steps; pass name=NEW to train again."]
     lines += [f"  {key:<52} {value:8.2f}" for key, value in written(record.metrics).items()]
     if (folder / "report.md").exists():
         lines.append(f"report: {folder / 'report.md'}")

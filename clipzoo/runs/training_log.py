@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from clipzoo import io
 
 Line = dict[str, float | str]
 
@@ -18,17 +19,15 @@ class TrainingLog:
 
     @classmethod
     def read(cls, folder: Path) -> TrainingLog:
-        """Read the log of a run directory; it is empty without one. A line cut short by a kill is skipped."""
-        path = folder / "metrics.jsonl"
+        """Read the log of a run directory; it is empty without one. Damaged lines and values are left out."""
         training: list[Line] = []
         evaluations: list[Line] = []
-        for text in path.read_text().splitlines() if path.exists() else ():
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
+        for row in io.read_json_lines(folder / "metrics.jsonl"):
+            line: Line = {name: value for name, value in row.items() if isinstance(value, int | float)}
+            if "step" not in line:
                 continue
-            if line.get("event") == "evaluation":
-                evaluations.append(line)
-            elif "event" not in line:
+            if row.get("event") == "evaluation":
+                evaluations.append({**line, "event": "evaluation"})
+            elif "event" not in row:
                 training.append(line)
         return cls(tuple(training), tuple(evaluations))

@@ -1,27 +1,29 @@
 """Checkpoints that are written completely or not at all.
 
 A checkpoint is `step_00001234.pt` and, written after it, `step_00001234.json` with its size and SHA-256, which marks it
-as complete. Both are written under a temporary name, flushed to the disk and renamed: after a kill or on a full disk,
-previous checkpoints remain valid. Weights are loaded with `weights_only`, so nothing in the file is executed.
+as complete. After a kill or on a full disk, previous checkpoints remain valid (`clipzoo.io.whole`). Weights are loaded
+with `weights_only`, so nothing in the file is executed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 import torch
 
-from clipzoo.errors import ConfigError, TrainingError
+from clipzoo import io
 
 log = logging.getLogger(__name__)
+
+REMEDY = "give another checkpoint of the run"
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, Any], keep: int) -> Path:
@@ -30,19 +32,15 @@ def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, 
     facts: small values for the .json file.
 
     Raises:
-        TrainingError: the file cannot be written.
+        WriteError: the file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:08d}.pt"
     try:
-        _write_atomically(path, lambda temporary: torch.save(state, temporary))
-        mark = {"step": step, "bytes": path.stat().st_size, "sha256": _sha256(path), **facts}
-        _write_atomically(_mark(path), lambda temporary: temporary.write_text(json.dumps(mark, indent=1)))
-    except (OSError, RuntimeError) as error:
-        # torch reports a full disk as an opaque RuntimeError.
-        raise TrainingError(
-            f"could not write the checkpoint {path} ({error}): is the disk full? Earlier checkpoints are untouched"
-        ) from error
+        with io.whole(path) as file:
+            _save(state, file)
+        io.write_json(_mark(path), {"step": step, "bytes": path.stat().st_size, "sha256": _sha256(path), **facts})
+    except io.WriteError as error:
+        raise io.WriteError(f"{error}. Earlier checkpoints are untouched") from error
     _remove_old(path, keep)
     return path
 
@@ -79,23 +77,59 @@ def newest(folder: Path) -> Path | None:
     return None
 
 
+def value_of_best(folder: Path) -> float | None:
+    """Return the value of the metric in the mark of the best checkpoint; None without one, or if it is damaged."""
+    damage = io.DamageLog()
+    values = [damage.read(partial(_value, mark), None) for mark in sorted(folder.glob("*.json"))]
+    return max((value for value in values if value is not None), default=None)
+
+
 def load_newest(folder: Path) -> tuple[dict[str, Any], Path] | None:
     """Return the content of the newest valid checkpoint, on the CPU, and its path."""
     path = newest(folder)
     return None if path is None else (read(path), path)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's content, on the CPU.
+def read(path: Path, *parts: str) -> dict[str, Any]:
+    """Return a checkpoint's content, on the CPU. parts: names that must be in it.
 
     Raises:
-        ConfigError: the file is no checkpoint, or holds objects other than weights and plain values.
+        DamagedFileError: the file is no checkpoint, or holds objects other than weights and plain values.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     # torch reports a file of another kind as UnpicklingError, RuntimeError, EOFError and others.
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path} is no checkpoint of weights and plain values: {_first_sentence(error)}") from error
+    except (OSError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        fault = f"is no checkpoint of weights and plain values ({_first_sentence(error)})"
+        raise io.DamagedFileError(path, fault, REMEDY) from error
+    if not isinstance(content, dict) or not content.keys() >= set(parts):
+        raise io.DamagedFileError(path, f"holds no {' and '.join(parts) or 'mapping'}", REMEDY)
+    return content
+
+
+def _save(state: Mapping[str, Any], file: IO[bytes]) -> None:
+    """Call torch.save, and raise the system's error for a full disk where torch has an opaque RuntimeError."""
+    errors: list[OSError] = []
+
+    def write(content: bytes) -> int:
+        try:
+            return file.write(content)
+        except OSError as error:
+            errors.append(error)
+            raise
+
+    try:
+        torch.save(state, SimpleNamespace(write=write, flush=file.flush))
+    except RuntimeError:
+        if errors:
+            raise errors[0] from None
+        raise
+
+
+def _value(mark: Path) -> float | None:
+    content = io.read_json(mark, "the next evaluation writes it again")
+    io.require_fields(mark, content, {"value": (int, float)})
+    return content["value"]
 
 
 def _remove_old(path: Path, keep: int) -> None:
@@ -124,9 +158,10 @@ def _fault(path: Path) -> str | None:
     if not mark.exists():
         return f"it is incomplete (there is no {mark.name})"
     try:
-        expected = json.loads(mark.read_text())
-    except json.JSONDecodeError:
-        return f"{mark.name} is not JSON"
+        expected = io.read_json(mark)
+        io.require_fields(mark, expected, {"bytes": int, "sha256": str})
+    except io.DamagedFileError as error:
+        return f"{mark.name} {error.fault}"
     if path.stat().st_size != expected["bytes"]:
         return f"it has {path.stat().st_size} bytes, {mark.name} says {expected['bytes']}"
     if _sha256(path) != expected["sha256"]:
@@ -140,23 +175,6 @@ def _first_sentence(error: Exception) -> str:
 
 def _mark(path: Path) -> Path:
     return path.with_suffix(".json")
-
-
-def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write to a temporary file, which takes the final name once it is on the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _sha256(path: Path) -> str:

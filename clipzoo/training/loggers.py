@@ -10,11 +10,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
+from clipzoo import io
 from clipzoo.distributed import environment
-from clipzoo.errors import TrainingError
-from clipzoo.io import write_whole
 from clipzoo.runs.record import revision
 from clipzoo.types import Part
 
@@ -46,7 +45,7 @@ class Logger(Part):
         group = group or os.environ.get("CLIPZOO_SWEEP")
         self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}
         self._tensorboard = tensorboard
-        self._file: TextIO | None = None
+        self._file: io.JsonLines | None = None
         self._writers: list[Write] = []
         self._reporters: list[Report] = []
         self._closers: list[Callable[[], None]] = []
@@ -60,8 +59,9 @@ class Logger(Part):
             return
         path = folder / "metrics.jsonl"
         if path.exists():
-            write_whole(path, "".join(_lines_until(path, step)))
-        self._file = path.open("a", buffering=1)
+            rows = [row for row in io.read_json_lines(path) if _is_before(row, step)]
+            io.write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+        self._file = io.JsonLines(path)
         if self._wandb_mode != "off":
             self._guarded(lambda: self._open_wandb(folder, config))
         if self._tensorboard:
@@ -71,14 +71,11 @@ class Logger(Part):
         """Record the values of one step.
 
         Raises:
-            TrainingError: metrics.jsonl cannot be written.
+            WriteError: metrics.jsonl cannot be written.
         """
         if self._file is None:
             return
-        try:
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
-        except OSError as error:
-            raise TrainingError(f"could not write {self._file.name} ({error}): is the disk full?") from error
+        self._file.append({"step": step, **values})
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
         for writer in list(self._writers):
             self._guarded(partial(writer, step, numbers), writer)
@@ -113,7 +110,7 @@ class Logger(Part):
         timeouts: dict[str, Any] = {name: value for name, value in WANDB_TIMEOUTS.items() if name in known}
         path = folder / "wandb_id"
         if not path.exists():
-            path.write_text(uuid.uuid4().hex[:8])
+            io.write_whole(path, uuid.uuid4().hex[:8])
         mode: Any = self._wandb_mode
         run = wandb.init(
             id=path.read_text(), name=folder.name, resume="allow", mode=mode, dir=str(folder),
@@ -153,17 +150,10 @@ class Logger(Part):
         self._closers.append(writer.close)
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
-    """Return the lines up to `step`, without truncated lines and without its evaluation, which is made again."""
-    lines = []
-    for line in path.read_text().splitlines():
-        try:
-            content = json.loads(line)
-            if content["step"] < step or (content["step"] == step and "event" not in content):
-                lines.append(line + "\n")
-        except (json.JSONDecodeError, KeyError):
-            continue
-    return lines
+def _is_before(row: Mapping[str, Any], step: int) -> bool:
+    """Return True for a line of a step before `step` or of this one, but not for its evaluation, which is repeated."""
+    number = row.get("step")
+    return isinstance(number, int) and (number < step or (number == step and "event" not in row))
 
 
 def quiet_libraries() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,8 +67,8 @@ class TrainingState:
         if self._folder is None:
             return
         best = self._folder / "best"
-        marks = self._world.run_on_first(lambda: [path.read_text() for path in best.glob("*.json")])
-        if all(json.loads(mark)["value"] < metrics[name] for mark in marks):
+        value = self._world.run_on_first(lambda: checkpoint.value_of_best(best))
+        if value is None or value < metrics[name]:
             self._write(best, step, {"metric": name, "value": metrics[name]}, keep=1)
             self._report(f"best so far: {name} {metrics[name]:.2f} after step {step}, saved in {best}")
 
@@ -95,7 +94,7 @@ class TrainingState:
             return 0
         if not path.exists():
             raise ConfigError(f"rank {self._world.rank} cannot see {path}: runs=... must be a folder of all nodes")
-        state = checkpoint.read(path)
+        state = checkpoint.read(path, "step", "data", "spent", *self._parts)
         if state["data"] != self._data:
             raise ConfigError(
                 f"{path} was trained on another dataset ({state['data']}, now {self._data}): data.shards has changed; "

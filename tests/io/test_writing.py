@@ -14,8 +14,8 @@ from tests.support.disks import fill, small_disk, use_all_inodes
 
 def test_a_file_takes_its_name_when_it_is_complete_and_missing_folders_are_made(tmp_path):
     path = tmp_path / "a" / "b" / "results.json"
-    with io.whole(path) as temporary:
-        temporary.write_text("new")
+    with io.whole(path) as file:
+        file.write(b"new")
         assert not path.exists()
     assert path.read_text() == "new" and list(path.parent.iterdir()) == [path]
 
@@ -23,8 +23,8 @@ def test_a_file_takes_its_name_when_it_is_complete_and_missing_folders_are_made(
 def test_an_error_in_between_leaves_the_old_file_and_no_temporary_one(tmp_path):
     path = tmp_path / "results.json"
     io.write_whole(path, "old")
-    with pytest.raises(LookupError), io.whole(path) as temporary:
-        temporary.write_text("half")
+    with pytest.raises(LookupError), io.whole(path) as file:
+        file.write(b"half")
         raise LookupError
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 

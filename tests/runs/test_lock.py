@@ -9,6 +9,7 @@ import pytest
 
 from clipzoo import io
 from clipzoo.errors import ConfigError
+from clipzoo.runs import directory
 from clipzoo.runs.lock import RunLock
 
 HOLDER = """
@@ -79,6 +80,8 @@ def test_a_run_of_another_configuration_is_refused_after_waiting_for_its_lock(tm
         lock.acquire()
         waiting = subprocess.Popen([sys.executable, "-c", CLAIM, tmp_path], stderr=subprocess.PIPE, text=True)
         assert waiting.stderr is not None and "waiting" in waiting.stderr.readline()
-        io.write_whole(tmp_path / "config.yaml", "seed: 1\n")
+        parts = "".join(f"{part}: {{_target_: a.Class}}\n" for part in directory.PARTS)
+        io.write_whole(tmp_path / "config.yaml", f"seed: 1\n{parts}")
     with waiting:
-        assert "holds a run of another configuration (seed 1 -> 2)" in waiting.stderr.read()
+        message = waiting.stderr.read()
+    assert "holds a run of another configuration" in message and "seed 1 -> 2" in message

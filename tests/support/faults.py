@@ -15,7 +15,7 @@ FACTORS = {"nan": float("nan"), "huge": 1e9}
 
 
 def _kill_at_rename(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "os.rename" and str(arguments[0]).endswith(os.environ["KILLED_AT_RENAME"]):
+    if event == "os.rename" and str(arguments[1]).endswith(os.environ["KILLED_AT_RENAME"]):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -29,7 +29,7 @@ class Faults:
     FAULT="KIND:STEP:RANK": in this step on this rank the loss is "nan" or "huge", or the rank "raises", "hangs" or
     is "killed" by SIGKILL.
     PAUSE: seconds added to every step.
-    KILLED_AT_RENAME: SIGKILL ends the process when it is about to rename a file whose path ends so.
+    KILLED_AT_RENAME: SIGKILL ends the process when it is about to rename a file to a path that ends so.
     """
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import resource
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from clipzoo.errors import TrainingError
+from clipzoo.io import DamagedFileError
 from clipzoo.training import checkpoint
+from tests.support import damage
 
 
 def state(step: int) -> dict:
@@ -50,11 +52,17 @@ def remove_its_mark(path: Path) -> None:
     path.with_suffix(".json").unlink()
 
 
-def cut_its_mark(path: Path) -> None:
-    path.with_suffix(".json").write_text('{"step": 4, "by')
+def empty_its_mark(path: Path) -> None:
+    path.with_suffix(".json").write_text("{}")
 
 
-@pytest.mark.parametrize("harm", [truncate, flip_a_bit, remove_its_mark, cut_its_mark])
+def damage_its_mark(kind: Callable[[Path], None]) -> Callable[[Path], None]:
+    return lambda path: kind(path.with_suffix(".json"))
+
+
+@pytest.mark.parametrize(
+    "harm", [truncate, flip_a_bit, remove_its_mark, empty_its_mark, *map(damage_its_mark, damage.KINDS)]
+)
 def test_a_broken_newest_one_is_named_and_the_one_before_is_used(tmp_path, caplog, harm):
     for step in (2, 4):
         path = checkpoint.save(tmp_path, step, state(step), {}, keep=2)
@@ -73,7 +81,8 @@ def test_a_damaged_newer_checkpoint_does_not_remove_a_valid_one(tmp_path):
 
 
 def test_partial_files_of_a_killed_process_are_removed_by_the_next_one(tmp_path):
-    (tmp_path / ".step_00000002.pt.tmp").write_bytes(b"half")
+    (tmp_path / ".step_00000002.pt.4321.tmp").write_bytes(b"half")
+    (tmp_path / ".step_00000002.pt.tmp").write_bytes(b"half, of an earlier version")
     checkpoint.save(tmp_path, 4, state(4), {}, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000004.json", "step_00000004.pt"]
 
@@ -83,12 +92,28 @@ def test_a_full_disk_is_named_and_leaves_the_last_one_untouched(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(TrainingError, match="step_00000004.pt .* is the disk full. Earlier checkpoints are unt"):
+        with pytest.raises(TrainingError, match="04.pt: File too large .* Earlier checkpoints are untouched"):
             checkpoint.save(tmp_path, 4, state(4), {}, keep=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000002.json", "step_00000002.pt"]
     assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002.pt"
+
+
+@pytest.mark.parametrize("kind", damage.KINDS)
+def test_a_damaged_mark_of_the_best_checkpoint_counts_as_none(tmp_path, kind):
+    checkpoint.save(tmp_path, 2, state(2), {"value": 3.5}, keep=1)
+    assert checkpoint.value_of_best(tmp_path) == 3.5
+    kind(tmp_path / "step_00000002.json")
+    assert checkpoint.value_of_best(tmp_path) is None
+
+
+@pytest.mark.parametrize("kind", damage.KINDS)
+def test_a_damaged_checkpoint_that_is_read_by_its_name_is_one_message(tmp_path, kind):
+    path = checkpoint.save(tmp_path, 2, state(2), {}, keep=1)
+    kind(path)
+    with pytest.raises(DamagedFileError, match="step_00000002.pt is .*: give another checkpoint of the run"):
+        checkpoint.read(path)
 
 
 def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
@@ -98,7 +123,7 @@ def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
 
     path = tmp_path / "step_00000002.pt"
     torch.save({"step": 2, "model": Harmful()}, path)
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(DamagedFileError, match="step_00000002.pt is no checkpoint of weights and plain values"):
         checkpoint.read(path)
     assert not (tmp_path / "harmed").exists()
 

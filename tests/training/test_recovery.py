@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from clipzoo.training import checkpoint
+from tests.support.disks import fill, small_disk
 from tests.support.runs import STEPS, assert_close, assert_equal, log_of_end, start, train, weights
 
 pytestmark = pytest.mark.medium
@@ -59,46 +58,32 @@ def test_two_signals_save_one_checkpoint_from_which_the_run_resumes_bit_for_bit(
 
 def test_a_kill_in_the_middle_of_a_checkpoint_leaves_the_one_before_in_use(tiny_shards, undisturbed, tmp_path):
     folder = tmp_path / "run" / "checkpoints"
-    (rank,) = start(tiny_shards, tmp_path, killed_at_rename=".step_00000004.pt.tmp")
+    (rank,) = start(tiny_shards, tmp_path, killed_at_rename="step_00000004.pt")
     log_of_end(rank, -signal.SIGKILL)
-    assert (folder / ".step_00000004.pt.tmp").exists() and not (folder / "step_00000004.json").exists()
+    assert list(folder.glob(".step_00000004.pt.*.tmp")) and not (folder / "step_00000004.json").exists()
     assert "resuming from step 2" in train(tiny_shards, tmp_path)
     assert_equal(weights(tmp_path), weights(undisturbed))
     assert not list(folder.glob(".*"))
 
 
 @pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
-    """A disk of 100 MiB."""
-    if os.getuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", folder], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small disk can be mounted: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+def disk(tmp_path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", size="100m") as folder:
+        yield folder
 
 
-def test_a_full_disk_stops_the_run_and_training_resumes_from_the_last_good_checkpoint(
-    tiny_shards, undisturbed, small_disk
-):
-    first, second = start(tiny_shards, small_disk, ranks=2, pause=0.5)
+def test_a_full_disk_stops_the_run_and_training_resumes_from_the_last_good_checkpoint(tiny_shards, undisturbed, disk):
+    first, second = start(tiny_shards, disk, ranks=2, pause=0.5)
     first.wait_for("step 2/")
-    while not (small_disk / "run" / "checkpoints" / "step_00000002.json").exists():
+    while not (disk / "run" / "checkpoints" / "step_00000002.json").exists():
         time.sleep(0.01)
-    free = shutil.disk_usage(small_disk).free
-    with (small_disk / "filler").open("wb") as filler:
-        os.posix_fallocate(filler.fileno(), 0, free - 1_000_000)
+    filler = fill(disk, leave=1_000_000)
     logs = log_of_end(first, 1) + log_of_end(second, 1)
-    assert "could not write the checkpoint" in logs and "is the disk full? Earlier checkpoints are untouched" in logs
-    weights(small_disk, 2)
-    (small_disk / "filler").unlink()
-    assert "resuming from step 2" in train(tiny_shards, small_disk, "trainer.keep=1")
-    assert_close(weights(small_disk), weights(undisturbed))
+    assert "step_00000004.pt: No space left on device" in logs and "Earlier checkpoints are untouched" in logs
+    weights(disk, 2)
+    filler.unlink()
+    assert "resuming from step 2" in train(tiny_shards, disk, "trainer.keep=1")
+    assert_close(weights(disk), weights(undisturbed))
 
 
 def test_a_corrupted_newest_checkpoint_is_named_and_the_one_before_is_used(tiny_shards, undisturbed, tmp_path):
