@@ -8,9 +8,11 @@ D random features.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TypeVar, final
 
 import torch
@@ -225,10 +227,18 @@ class Progress:
 
     @property
     def epoch(self) -> float:
-        """Epochs done, as a fraction."""
+        """Epochs done, as a fraction, for display."""
         return self.step * self.global_batch / self.samples
 
-    @property
-    def total_epochs(self) -> float:
-        """Epochs of the whole training, as a fraction."""
-        return self.total_steps * self.global_batch / self.samples
+    def steps(self, epochs: float) -> Fraction:
+        """Return the exact length of so many epochs in steps."""
+        return decimal(epochs) * self.samples / self.global_batch
+
+    def completed(self, epochs: float = 1) -> int:
+        """Return how many periods of so many epochs are done."""
+        return math.floor(self.step / self.steps(epochs))
+
+
+def decimal(number: float) -> Fraction:
+    """Return the number as it is written: 0.1 is a tenth, and not the binary fraction next to it."""
+    return Fraction(str(number))

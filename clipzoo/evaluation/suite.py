@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from math import floor
 from pathlib import Path
 from typing import Literal
 
@@ -126,7 +125,7 @@ class Suite(Part):
     def due(self, before: Progress, now: Progress) -> bool:
         """Return True if training has passed a multiple of every_epochs between two points."""
         every = self._every_epochs
-        return every is not None and floor(now.epoch / every) > floor(before.epoch / every)
+        return every is not None and now.completed(every) > before.completed(every)
 
     @torch.no_grad()
     def run(self, model: Model, output: Path, world: World) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -132,7 +133,7 @@ def zeta_rate(progress: Progress, eta: float, frozen_epochs: int) -> float:
 
     It changes at epoch boundaries, as in the released code. zeta is constant in a training shorter than the freeze.
     """
-    epoch, epochs = math.floor(progress.epoch), math.ceil(progress.total_epochs - 1e-9)
+    epoch, epochs = progress.completed(), math.ceil(progress.total_steps / progress.steps(1))
     if epoch < frozen_epochs:
         return 0.0
     fraction = min(1.0, (epoch - frozen_epochs) / max(1, epochs - 1 - frozen_epochs))
@@ -143,5 +144,4 @@ def zeta_rate(progress: Progress, eta: float, frozen_epochs: int) -> float:
 
 
 def _begins_epoch(progress: Progress) -> bool:
-    before = (progress.step - 1) * progress.global_batch / progress.samples
-    return progress.step > 0 and math.floor(progress.epoch) > math.floor(before)
+    return progress.step > 0 and progress.completed() > replace(progress, step=progress.step - 1).completed()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ class CallbackEvaluator:
     def due(self, before: Progress, now: Progress) -> bool:
         if self._function is None or self._every_epochs is None:
             return False
-        return floor(before.epoch / self._every_epochs) < floor(now.epoch / self._every_epochs)
+        return before.completed(self._every_epochs) < now.completed(self._every_epochs)
 
     @torch.no_grad()
     def run(self, model: Model, output: Path, world: World) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from clipzoo.errors import ConfigError
 from clipzoo.types import Part, Positive, Progress
@@ -35,17 +36,16 @@ class Cosine(Part):
 
     def __call__(self, progress: Progress) -> float:
         """Return the learning rate of the step that follows `progress.step` steps."""
-        steps_per_epoch = progress.samples / progress.global_batch
-        warmup = self.warmup_steps if self.warmup_epochs is None else round(self.warmup_epochs * steps_per_epoch)
+        warmup = self.warmup_steps if self.warmup_epochs is None else round(progress.steps(self.warmup_epochs))
         warmup = min(warmup or 0, progress.total_steps)
         if progress.step < warmup:
             return self.start + (self.peak - self.start) * progress.step / warmup
-        step: float = progress.step
+        # Exact fractions: rounded, a step that begins a cycle or an epoch would count as the end of the one before.
+        step = Fraction(progress.step)
         if self.per_epoch:
-            step = max(warmup, math.floor(step / steps_per_epoch) * steps_per_epoch)
-        period = float(progress.total_steps - warmup)
-        position = step - warmup
+            step = max(Fraction(warmup), progress.steps(progress.completed()))
+        position, period = step - warmup, Fraction(progress.total_steps - warmup)
         if self.restart_epochs is not None:
-            period = min(period, self.restart_epochs * steps_per_epoch)
+            period = min(period, progress.steps(self.restart_epochs))
             position %= period
         return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * position / max(period, 1))) / 2

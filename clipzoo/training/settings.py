@@ -10,6 +10,7 @@ import torch
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.similarity.tiled import automatic_tile
+from clipzoo.types import decimal
 
 Precision = Literal["bf16", "fp16", "float32", "float64"]
 HeadProducts = Literal["float32", "tf32", "bf16"]
@@ -39,7 +40,7 @@ class Length:
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
-        return int(self.epochs * samples / self.global_batch)
+        return int(decimal(self.epochs) * samples / self.global_batch)
 
     def check(self, samples: int, world: World) -> None:
         """Raise ConfigError if ranks cannot share a batch or the training has no step."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from torch import nn
 
 from clipzoo.errors import ConfigError
+from clipzoo.training.callback import CallbackEvaluator
 from clipzoo.training.optimizers import AdamW
 from clipzoo.training.schedules import Cosine
+from clipzoo.training.settings import Length
 from clipzoo.types import Progress
 from scripts.compatibility import build_head, build_objective, config_names
 
@@ -41,6 +44,41 @@ def test_restarts_begin_the_cosine_anew_every_seven_epochs_after_the_warmup():
         assert rate(CLOOB, 20 + 70 * cycle) == pytest.approx(1e-3)
         assert rate(CLOOB, 20 + 70 * cycle + 35) == pytest.approx(5e-4)
         assert rate(CLOOB, 20 + 70 * cycle + 69) < 1e-6
+
+
+def test_a_cycle_begins_at_the_step_that_completes_its_epochs_also_if_epochs_are_no_whole_steps():
+    # 1000 samples in steps of 30: 700 steps are exactly 21 epochs, and 1000 / 30 is rounded in binary.
+    assert Cosine(1e-3, 0.0, 0.0, None, 20, 7.0, False)(Progress(720, 1033, 1000, 30)) == 1e-3
+    for samples in range(50, 70):
+        for batch in range(3, 13):
+            for epochs in (0.7, 1.0, 3.0):
+                schedule = Cosine(1e-3, 0.0, 0.0, None, 0, epochs, False)
+                step = round(epochs * 10) * samples  # 10 * batch cycles
+                assert schedule(Progress(step, 10**6, samples, batch)) == 1e-3
+
+
+def test_a_rate_of_whole_epochs_follows_the_epochs_that_are_complete():
+    for samples in range(50, 70):
+        for batch in range(3, 13):
+            schedule, total = Cosine(1e-3, 0.0, 0.0, None, 0, None, True), samples * 4 // batch
+            for step in range(total):
+                first = step * batch // samples * samples / batch
+                expected = 1e-3 * math.cos(math.pi * first / total / 2) ** 2
+                assert schedule(Progress(step, total, samples, batch)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_number_of_steps_is_that_of_the_epochs_as_they_are_written():
+    # In binary .29 * 100 is 28.999999999999996.
+    assert Length(2, 0.29, None).total_steps(200) == 29
+    for hundredths in range(1, 300):
+        assert Length(2, hundredths / 100, None).total_steps(200) == hundredths
+
+
+def test_an_evaluation_is_due_at_the_step_that_completes_its_period():
+    evaluator = CallbackEvaluator(lambda model: {}, 0.1)
+    points = [Progress(step, 300, 200, 2) for step in range(301)]
+    due = [now.step for before, now in pairwise(points) if evaluator.due(before, now)]
+    assert due == list(range(10, 301, 10))
 
 
 def test_a_rate_of_whole_epochs_changes_at_their_beginning_only():
