@@ -7,12 +7,13 @@ next step is under way, but always before a checkpoint is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import TrainingError
@@ -95,6 +96,33 @@ class DivergenceCheck:
             f"step {pending.step} diverged (losses of the ranks: {losses}; gradient norm {norm:g}; "
             f"trainer.loss_limit={self._limit:g}).{samples} Lower optim.schedule.peak or set trainer.clip_gradient=1.0"
         )
+
+
+def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
+    """Check weights that are about to be saved, in one pass on their device.
+
+    modules: by the names of the message. step: number of steps done. Parameters must be finite. Buffers may be
+    infinite, as masks and the state of samples that were never seen are, but not NaN.
+
+    Raises:
+        TrainingError: a tensor is not finite; its name is in the message.
+    """
+    for name, module in modules.items():
+        if _largest(module.parameters()).isfinite() and not _largest(module.buffers()).isnan():
+            continue
+        broken = [key for key, value in module.named_parameters() if not value.isfinite().all()]
+        broken += [key for key, value in module.named_buffers() if value.isnan().any()]
+        more = f" and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
+        raise TrainingError(
+            f"{name} {broken[0]}{more} held NaN or infinite values after step {step} and was not saved; the last "
+            "checkpoint is untouched. Lower optim.schedule.peak or set trainer.clip_gradient=1.0"
+        )
+
+
+def _largest(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the largest magnitude of all floating-point tensors, 0-d; NaN if one of them holds NaN."""
+    values = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    return nn.utils.get_total_norm(values, math.inf)
 
 
 class _HostCopy:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import nn
+
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.training import checkpoint
+from clipzoo.training.divergence import require_finite_weights
 from clipzoo.training.throughput import Throughput
 
 
@@ -28,7 +31,9 @@ class TrainingState:
     The newest checkpoints are in <folder>/checkpoints, the best one in <folder>/best.
 
     folder: run directory; None: nothing is saved or restored.
-    parts: by their names in the checkpoint. data: facts of the dataset, which a resumed run must find unchanged.
+    modules: by their names in the checkpoint; saved only while their weights are finite.
+    parts: the other parts, by their names in the checkpoint.
+    data: facts of the dataset, which a resumed run must find unchanged.
     keep: number of newest checkpoints. background: training continues while a checkpoint is written.
     report: called with one line for the terminal.
     """
@@ -36,6 +41,7 @@ class TrainingState:
     def __init__(
         self,
         folder: Path | None,
+        modules: Mapping[str, nn.Module],
         parts: Mapping[str, Stateful],
         data: Mapping[str, Any],
         throughput: Throughput,
@@ -45,12 +51,17 @@ class TrainingState:
         report: Callable[[str], None],
     ) -> None:
         self._folder, self._keep, self._world, self._report = folder, keep, world, report
-        self._parts, self._data, self._throughput = parts, dict(data), throughput
+        self._modules, self._parts = modules, {**modules, **parts}
+        self._data, self._throughput = dict(data), throughput
         self._writer = checkpoint.CheckpointWriter(background)
         self._saved_step: int | None = None
 
     def save(self, step: int) -> None:
-        """Save the state after `step` steps, unless it has been saved."""
+        """Save the state after `step` steps, unless it has been saved.
+
+        Raises:
+            TrainingError: weights are not finite, or the file cannot be written; on all ranks.
+        """
         if self._folder is not None and step != self._saved_step:
             self._write(self._folder / "checkpoints", step, {}, self._keep)
             self._saved_step = step
@@ -109,6 +120,7 @@ class TrainingState:
 
     def _write(self, folder: Path, step: int, facts: Mapping[str, Any], keep: int) -> None:
         def write() -> None:
+            require_finite_weights(self._modules, step)
             parts = {name: part.state_dict() for name, part in self._parts.items()}
             state = {"step": step, "data": self._data, "spent": self._throughput.state(step), **parts}
             self._writer.save(folder, step, state, facts, keep)

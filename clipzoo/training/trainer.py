@@ -88,7 +88,8 @@ def fit(
     scaler = torch.amp.GradScaler(world.device.type, enabled=computation.precision == "fp16")
     state = TrainingState(
         parts.folder,
-        {"model": model, "objective": objective, "optimizer": optimizer, "scaler": scaler},
+        {"model": model, "objective": objective},
+        {"optimizer": optimizer, "scaler": scaler},
         {"samples": dataset.samples, "fingerprint": dataset.fingerprint},
         throughput,
         saving.keep,

@@ -11,7 +11,7 @@ import torch
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import TrainingError
-from clipzoo.training.divergence import DivergenceCheck
+from clipzoo.training.divergence import DivergenceCheck, require_finite_weights
 
 IDS = torch.tensor([3, 1, 4])
 
@@ -58,6 +58,26 @@ def test_a_request_to_stop_is_known_once_its_step_is_settled_and_stays():
     assert divergence.stop
     divergence.settle()
     assert divergence.stop
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_check_before_saving_names_a_parameter_that_is_not_finite(value):
+    layers = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    require_finite_weights({"model": layers}, 7)
+    layers[1].weight.data[1] = value
+    with pytest.raises(
+        TrainingError, match=r"^model 1\.weight held NaN or infinite values after step 7 and was not saved"
+    ):
+        require_finite_weights({"model": layers}, 7)
+
+
+def test_the_check_before_saving_allows_infinite_buffers_but_no_nan_in_them():
+    layers = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    layers.register_buffer("mask", torch.tensor([0.0, -math.inf, math.inf]))
+    require_finite_weights({"objective": layers, "empty": torch.nn.Identity()}, 1)
+    layers[0].running_var[0] = math.nan
+    with pytest.raises(TrainingError, match=r"^objective 0\.running_var held NaN"):
+        require_finite_weights({"objective": layers}, 1)
 
 
 def test_the_fused_optimizer_skips_a_diverged_step():

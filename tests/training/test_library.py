@@ -111,6 +111,17 @@ def test_faults_are_named():
         train(model(), computation=Computation(loss_limit=1e-3))
 
 
+def test_weights_that_are_not_finite_are_not_saved_and_the_earlier_checkpoint_is_used(tmp_path):
+    expected = train(model(), steps=3, folder=tmp_path, save_every=1).model.state_dict()
+    # The same length and seed, so that the training goes on from step 3 with an absurd learning rate.
+    with pytest.raises(TrainingError, match=r"model encoder\.\S+ and \d+ more tensors held NaN or infinite values .*4"):
+        train(model(), steps=6, folder=tmp_path, save_every=1, learning_rate=1e39)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*.pt"))
+    assert names[-1] == "step_00000003.pt"
+    saved = torch.load(tmp_path / "checkpoints" / names[-1], weights_only=True)["model"]
+    assert all(torch.equal(saved[name], value) for name, value in expected.items())
+
+
 def test_training_leaves_signal_handlers_and_matmul_precision_as_they_were():
     import signal
 
