@@ -48,4 +48,4 @@ class Cosine(Part):
         if self.restart_epochs is not None:
             period = min(period, progress.steps(self.restart_epochs))
             position %= period
-        return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * position / max(period, 1))) / 2
+        return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * position / max(period, Fraction(1)))) / 2
