@@ -8,6 +8,7 @@ from clipzoo.io.reading import (
     read_lines,
     read_text,
     read_yaml,
+    readable,
     require_fields,
     require_numbers,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "read_lines",
     "read_text",
     "read_yaml",
+    "readable",
     "require_fields",
     "require_numbers",
     "whole",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from clipzoo.errors import ConfigError
 
@@ -48,6 +49,18 @@ class DamageLog:
                 log.warning("%s", error)
                 self.faults.append(error)
             return default
+
+
+@contextmanager
+def readable(path: Path, remedy: str = "") -> Iterator[IO[bytes]]:
+    """Open a file to read bytes. Raises DamagedFileError if that fails, or reading in the block does."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise DamagedFileError(path, "is missing", remedy) from None
+    except OSError as error:
+        raise DamagedFileError(path, f"cannot be read ({error.strerror})", remedy) from None
 
 
 def read_text(path: Path, remedy: str = "") -> str:
@@ -153,12 +166,8 @@ def shortened(value: object) -> str:
 
 
 def _read_bytes(path: Path, remedy: str = "") -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise DamagedFileError(path, "is missing", remedy) from None
-    except OSError as error:
-        raise DamagedFileError(path, f"cannot be read ({error.strerror})", remedy) from None
+    with readable(path, remedy) as file:
+        return file.read()
 
 
 def _require_root(path: Path, content: object, root: type, remedy: str) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from clipzoo import io
 from clipzoo.data.faults import Fault
 from clipzoo.data.shards.index import Shard, ShardIndex
 from clipzoo.data.shards.locations import is_remote
@@ -97,8 +98,15 @@ def _expected(shard: Shard, location: str, usual: int) -> int:
     if not is_remote(location):
         stats = Path(location).with_name(f"{Path(location).stem}_stats.json")
         if stats.is_file():
-            return int(json.loads(stats.read_text()).get("successes", usual))
+            return io.DamageLog().read(partial(_successes, stats), usual)
     return usual
+
+
+def _successes(stats: Path) -> int:
+    """Number of samples that img2dataset states for a shard. Raises DamagedFileError."""
+    content = io.read_json(stats, "the size of other shards is used")
+    io.require_fields(stats, content, {"successes": int}, "the size of other shards is used")
+    return content["successes"]
 
 
 def _cut_samples(index: ShardIndex, number: int) -> int:

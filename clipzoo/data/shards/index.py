@@ -16,10 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from clipzoo import io
 from clipzoo.data.shards.scan import RECORD, split_keys
 
 FOLDER = "clipzoo_index"
 VERSION = 1
+REMEDY = "the index is built again"
 _CACHED_SHARDS = 8
 
 
@@ -84,15 +86,21 @@ class ShardIndex:
 
 
 def load(locations: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
-    """Read the last written index from the first of the folders that has one; the shards are not checked."""
+    """Read the last written index from the first of the folders that has one; the shards are not checked.
+
+    A damaged index is named in the log and counts as none.
+    """
+    damage = io.DamageLog()
     for folder in folders:
         path = folder / f"{locations_digest(locations)}.json"
-        if path.is_file():
-            table = json.loads(path.read_text())
-            if table["version"] == VERSION and (folder / table["data"]).is_file():
-                shards = [Shard(**{**row, "state": tuple(row["state"])}) for row in table["shards"]]
-                return ShardIndex(shards, locations, folder / table["data"])
+        if path.is_file() and (index := damage.read(partial(_read, path, locations), None)) is not None:
+            return index
     return None
+
+
+def digest_of(key_bytes: bytes, records: bytes) -> str:
+    """Return the digest of a shard's keys and records."""
+    return hashlib.sha256(key_bytes + records).hexdigest()[:16]
 
 
 def locations_digest(locations: Sequence[str]) -> str:
@@ -114,6 +122,43 @@ def read_key_bytes(index: ShardIndex, shard: int) -> bytes:
     with open(index.data, "rb") as file:
         file.seek(index.samples * RECORD.itemsize + index.shards[shard].key_start)
         return file.read(index.shards[shard].key_bytes)
+
+
+def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
+    """Read and verify an index; None for one of another version. Raises DamagedFileError."""
+    table = io.read_json(path, REMEDY)
+    io.require_fields(path, table, {"version": int, "data": str, "shards": list}, REMEDY)
+    if table["version"] != VERSION:
+        return None
+    if len(table["shards"]) != len(locations) or not all(_is_row(row) for row in table["shards"]):
+        raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
+    shards = [Shard(**{**row, "state": tuple(row["state"])}) for row in table["shards"]]
+    index = ShardIndex(shards, locations, path.with_name(table["data"]))
+    _verify(index)
+    return index
+
+
+def _is_row(row: object) -> bool:
+    """Return True for a mapping with the fields of `Shard`, in the form that JSON gives them."""
+    if not isinstance(row, dict) or row.keys() != Shard.__dataclass_fields__.keys():
+        return False
+    state = row["state"] if isinstance(row["state"], list) and len(row["state"]) == 2 else [None]
+    numbers = [row["bytes"], *state, *(row[name] for name in ("count", "key_start", "key_bytes", "duplicates"))]
+    least = (-1, -1, 0, 0, 0, 0, 0)
+    return all(isinstance(row[name], str) for name in ("name", "digest")) and all(
+        isinstance(number, int) and low <= number < 2**63 for number, low in zip(numbers, least, strict=False)
+    )
+
+
+def _verify(index: ShardIndex) -> None:
+    """Raise DamagedFileError unless the data file holds the records and keys of which the table has the digests."""
+    with io.readable(index.data, REMEDY) as file:
+        for number, shard in enumerate(index.shards):
+            file.seek(int(index.starts[number]) * RECORD.itemsize)
+            records = file.read(shard.count * RECORD.itemsize)
+            file.seek(index.samples * RECORD.itemsize + shard.key_start)
+            if shard.digest != digest_of(file.read(shard.key_bytes), records):
+                raise io.DamagedFileError(index.data, f"has damaged records or keys of {shard.name}", REMEDY)
 
 
 def _read_keys(index: ShardIndex, shard: int) -> list[str]:

@@ -15,9 +15,19 @@ from typing import IO
 
 import numpy as np
 
+from clipzoo import io
 from clipzoo.data.children import map_in_children
 from clipzoo.data.shards.cache import ShardCache
-from clipzoo.data.shards.index import VERSION, Shard, ShardIndex, load, locations_digest, read_key_bytes, relative_names
+from clipzoo.data.shards.index import (
+    VERSION,
+    Shard,
+    ShardIndex,
+    digest_of,
+    load,
+    locations_digest,
+    read_key_bytes,
+    relative_names,
+)
 from clipzoo.data.shards.locations import State, is_remote, states
 from clipzoo.data.shards.scan import Scan, scan_descriptor, scan_shard, unreadable_shard
 from clipzoo.errors import ConfigError
@@ -97,7 +107,7 @@ def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
 
 
 def _row(name: str, scan: Scan, state: State) -> Shard:
-    digest = hashlib.sha256(scan.key_bytes + scan.records.tobytes()).hexdigest()[:16]
+    digest = digest_of(scan.key_bytes, scan.records.tobytes())
     return Shard(name, len(scan.records), scan.bytes, state, 0, len(scan.key_bytes), digest, scan.duplicates, scan.flaw)
 
 
@@ -144,12 +154,14 @@ class _Writer:
         self._content = hashlib.sha256()
 
     def __enter__(self) -> _Writer:
-        self._files: list[IO[bytes]] = [path.open("w+b") for path in (self._part, self._keys)]
+        with io.explained(self._part):
+            self._files: list[IO[bytes]] = [path.open("w+b") for path in (self._part, self._keys)]
         return self
 
     def __exit__(self, *_: object) -> None:
         for file in self._files:
-            file.close()
+            with suppress(OSError):  # a full disk, of which `add` or `finish` has told
+                file.close()
         self._part.unlink(missing_ok=True)
         self._keys.unlink(missing_ok=True)
 
@@ -157,19 +169,20 @@ class _Writer:
         self.shards.append(replace(shard, key_start=self._key_start))
         self._key_start += len(keys)
         for file, content in zip(self._files, (records, keys), strict=True):
-            file.write(content)
+            with io.explained(self._part):
+                file.write(content)
             self._content.update(content)
 
     def finish(self) -> Path:
         """Write the table and return the path of the data file."""
         records, keys = self._files
-        keys.seek(0)
-        shutil.copyfileobj(keys, records)
-        records.flush()
-        os.fsync(records.fileno())
         data = self._folder / f"{self._digest}-{self._content.hexdigest()[:12]}.bin"
-        os.replace(self._part, data)
+        with io.explained(data):
+            keys.seek(0)
+            shutil.copyfileobj(keys, records)
+            records.flush()
+            os.fsync(records.fileno())
+            os.replace(self._part, data)
         table = {"version": VERSION, "data": data.name, "shards": [asdict(shard) for shard in self.shards]}
-        self._part.write_text(json.dumps(table))
-        os.replace(self._part, self._folder / f"{self._digest}.json")
+        io.write_whole(self._folder / f"{self._digest}.json", json.dumps(table))
         return data

@@ -17,6 +17,9 @@ from clipzoo.data.shards.scan import scan_shard
 from clipzoo.data.shards.sources import parse_sources
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.io import WriteError
+from tests.support import damage
+from tests.support.disks import fill, small_disk
 from tests.support.ranks import run_ranks
 from tests.support.shards import numbered, picture, shard_data, write_numbered, write_shard
 
@@ -224,3 +227,54 @@ def test_building_an_index_does_not_import_torch():
 def test_records_are_memory_mapped_and_take_36_bytes(tmp_path):
     index = build(write_numbered(tmp_path, [2]))
     assert isinstance(index.records, np.memmap) and index.records.dtype.itemsize == 36
+
+
+@pytest.mark.parametrize("suffix", [".json", ".bin"])
+@pytest.mark.parametrize("kind", damage.KINDS)
+def test_a_damaged_index_is_named_and_built_again(tmp_path, caplog, kind, suffix):
+    folder = write_numbered(tmp_path, [3, 0, 4])
+    first = build(folder)
+    (path,) = (folder / "index").glob(f"*{suffix}")
+    kind(path)
+    again = build(folder)
+    assert again.fingerprint == first.fingerprint and again.keys(2) == [f"{number:06d}" for number in range(3, 7)]
+    assert again.records[5]["txt_size"] == 8
+    assert str(path) in caplog.text and "the index is built again" in caplog.text
+    caplog.clear()
+    assert build(folder).fingerprint == first.fingerprint and not caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes", [{"count": -1}, {"count": 10**30}, {"digest": 3}, {"state": []}, {"state": "now"}, {"more": 1}]
+)
+def test_a_table_with_rows_of_another_form_is_named_and_built_again(tmp_path, caplog, changes):
+    folder = write_numbered(tmp_path, [3])
+    first = build(folder)
+    (path,) = (folder / "index").glob("*.json")
+    table = json.loads(path.read_text())
+    table["shards"][0] |= changes
+    path.write_text(json.dumps(table))
+    assert build(folder).fingerprint == first.fingerprint
+    assert f"{path} does not describe the shards: the index is built again" in caplog.text
+
+
+@pytest.mark.parametrize("kind", damage.KINDS)
+def test_damaged_statistics_beside_a_shard_count_as_none(tmp_path, caplog, kind):
+    folder = write_numbered(tmp_path, [5, 5, 5])
+    (folder / "00001.tar").write_bytes(b"")
+    stats = folder / "00001_stats.json"
+    stats.write_text('{"successes": 5}')
+    kind(stats)
+    with pytest.raises(ConfigError, match="data.shards lacks about 33.33% of its samples"):
+        shard_data(str(folder)).open(None, World())
+    assert "00001_stats.json" in caplog.text
+
+
+def test_a_disk_that_is_too_full_for_the_index_is_named(tmp_path):
+    with small_disk(tmp_path / "disk", size="1m") as disk:
+        shards = parse_sources(str(write_numbered(tmp_path / "shards", [50])))[0].shards
+        (disk / "index").mkdir()
+        fill(disk)
+        with pytest.raises(WriteError, match=r"disk/index/.*: No space left on device \(0.0 MB free on its disk\)"):
+            load_or_build(shards, CACHE, [disk / "index"])
+        assert not list((disk / "index").iterdir())
