@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Environment:
-    """rank: 0 .. world_size - 1. local_rank: rank within the node. address: host:port of the ranks' store."""
+    """rank: 0 .. world_size - 1. local_rank: rank within the node. address: host:port of the ranks' store.
+
+    store_server: the process that serves the store, for messages.
+    """
 
     rank: int
     world_size: int
     local_rank: int
     address: str
+    store_server: str
 
     @property
     def is_first(self) -> bool:
@@ -29,6 +33,7 @@ def read() -> Environment:
         world_size=int(variables.get("WORLD_SIZE", "1")),
         local_rank=int(variables.get("LOCAL_RANK", "0")),
         address=f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}",
+        store_server="the first node's torchrun" if "TORCHELASTIC_USE_AGENT_STORE" in variables else "rank 0",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from clipzoo.distributed.world import World
 
@@ -35,16 +36,22 @@ class Failure:
 
 
 class MessageBoard:
-    """Heartbeats of all ranks and the first reported failure, over a connection of its own to the store."""
+    """Heartbeats of all ranks and the first reported failure, over a connection of its own to the store.
+
+    call: number of the call that waits for the store's answer, None between calls. Calls themselves have no deadline.
+    """
+
+    call: int | None = None
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._store = world.store("watchdog")
+        self._calls = 0
 
     def beat(self, step: int, activity: str) -> None:
         """Write this rank's heartbeat."""
         heartbeat = Heartbeat(step, activity, self._world.collectives_entered, time.monotonic())
-        self._store.set(f"heartbeat{self._world.rank}", json.dumps(asdict(heartbeat)))
+        self._ask("set", f"heartbeat{self._world.rank}", json.dumps(asdict(heartbeat)))
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
         """Return the last heartbeat of a rank; None before its first."""
@@ -58,12 +65,12 @@ class MessageBoard:
 
     def claim_diagnosis(self) -> bool:
         """Return True on the one rank that finds the cause on behalf of all."""
-        return self.failure() is None and self._store.add("diagnosis", 1) == 1
+        return self.failure() is None and self._ask("add", "diagnosis", 1) == 1
 
     def report(self, code: int, text: str, lost: list[int] | None = None) -> None:
         """Report a failure of the run; only the first report counts."""
         failure = Failure(self._world.rank, code, text, lost or [])
-        self._store.compare_set("failure", "", json.dumps(asdict(failure)))
+        self._ask("compare_set", "failure", "", json.dumps(asdict(failure)))
 
     def failure(self) -> Failure | None:
         """Return the first reported failure."""
@@ -81,12 +88,21 @@ class MessageBoard:
 
     def wait_for_readers(self, failure: Failure) -> None:
         """On the first rank, which may serve the store: wait until all living ranks have read the report."""
-        readers = self._store.add("readers", 1)
+        readers = self._ask("add", "readers", 1)
         living = self._world.size - len(failure.lost)
         begin = time.monotonic()
         while self._world.is_first and readers < living and time.monotonic() - begin < REPORT_WAIT:
-            readers = self._store.add("readers", 0)
+            readers = self._ask("add", "readers", 0)
             time.sleep(PERIOD / 10)
 
     def _read(self, key: str) -> bytes | None:
-        return self._store.get(key) if self._store.check([key]) else None
+        return self._ask("get", key) if self._ask("check", [key]) else None
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the store."""
+        self._calls += 1
+        self.call = self._calls
+        try:
+            return getattr(self._store, method)(*arguments)
+        finally:
+            self.call = None

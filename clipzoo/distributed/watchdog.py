@@ -1,9 +1,10 @@
 """Watchdog: when a rank dies, fails or hangs, stop all ranks and report the cause.
 
 A thread of every rank writes a heartbeat to the process group's store once a second. It stops its process when any
-rank has reported a failure, when the heartbeat of its right neighbour ends (killed, or its machine is gone), and when
-its own training makes no step for longer than the timeout; the report then names the ranks that the others wait for.
-Without it a lost rank is a hang on NCCL, and on gloo an error that names a port.
+rank has reported a failure, when the heartbeat of its right neighbour ends (killed, stopped, or its machine is gone),
+and when its own training makes no step for longer than the timeout; the report then names the ranks that the others
+wait for. A second thread stops the process when the store itself does not answer. Without them a lost rank is a hang
+on NCCL, and on gloo an error that names a port.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from clipzoo.distributed import environment
 from clipzoo.distributed.collectives import STORE_ERRORS, is_collective_error
 from clipzoo.distributed.heartbeats import PERIOD, MessageBoard
 from clipzoo.distributed.world import World, repeats_first_rank
@@ -26,12 +28,15 @@ MISSED_HEARTBEATS = 30
 """Periods without a heartbeat after which a neighbour counts as lost."""
 MISSED_IN_DIAGNOSIS = 6
 """The same once a collective has failed."""
+SILENT_PERIODS = 20
+"""Periods without an answer to a call after which the store counts as lost."""
+GONE = "is gone: killed (out of memory?), or its machine is lost"
 FAILED, MISUSED = 1, 2
 """Exit codes."""
 
 
 class Watchdog:
-    """Status of this rank, and the way to end all ranks together. In a single process it only ends that process."""
+    """Status of this rank, and the way to end all ranks together."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -39,31 +44,43 @@ class Watchdog:
         self._status = (0, "starting", False)
         self._before_exit: Callable[[], None] | None = None
         self._stopped = threading.Event()
-        self._exiting = threading.RLock()
+        self._exiting, self._leaving = threading.RLock(), threading.Lock()
         self._board: MessageBoard | None = None
 
     @contextmanager
     def guard(self, world: World, timeout: float) -> Iterator[None]:
         """Guard all ranks in the block: an error on one of them ends the processes of all.
 
-        timeout: seconds without a new status after which a rank counts as hanging.
+        timeout: seconds without a new status after which a rank counts as hanging. In a single process, errors are
+        raised as usual.
         """
-        if world.size == 1:
-            yield
-            return
         self.world, self._timeout = world, timeout
+        if world.size == 1:
+            with self._threads((self._run_alone,)):
+                yield
+            return
         # The main thread reports through a connection of its own: the thread's may break in the middle of a message.
         self._board, board = MessageBoard(world), MessageBoard(world)
-        board.beat(*self._status[:2])
-        thread = threading.Thread(target=self._run, args=(board,), name="watchdog", daemon=True)
-        thread.start()
+        with self._threads((self._run, board), (self._check_store, self._board, board)):
+            try:
+                yield
+            except BaseException as error:
+                self._fail(error, self._board)
+        self._board = None
+
+    @contextmanager
+    def _threads(self, *calls: tuple) -> Iterator[None]:
+        """Run `function(*arguments)` of every call in a thread, until the block ends."""
+        self._stopped.clear()
+        threads = [threading.Thread(target=call[0], args=call[1:], name="watchdog", daemon=True) for call in calls]
+        for thread in threads:
+            thread.start()
         try:
             yield
-        except BaseException as error:
-            self._fail(error, self._board)
-        self._stopped.set()
-        thread.join()
-        self._board = None
+        finally:
+            self._stopped.set()
+            for thread in threads:
+                thread.join(3 * PERIOD)  # longer only if the store is gone, which no longer matters
 
     def set_status(self, step: int, activity: str, bounded: bool = True) -> None:
         """Note the activity of this rank, such as "waiting for data".
@@ -85,7 +102,7 @@ class Watchdog:
             self._board.report(code, text)
             self._exit_with_failure(self._board)
         except STORE_ERRORS:
-            self._exit_without_store()
+            self._exit_without_store(GONE)
 
     def _fail(self, error: BaseException, board: MessageBoard) -> NoReturn:
         """End because of `error`: this rank's own, or the sign that another rank is lost."""
@@ -99,7 +116,19 @@ class Watchdog:
                 board.report(FAILED, f"rank {self.world.rank} failed:\n{trace}")
             self._exit_with_failure(board)
         except STORE_ERRORS:
-            self._exit_without_store()
+            self._exit_without_store(GONE)
+
+    def _run_alone(self) -> None:
+        """Check for hanging steps in a single process, in the watchdog's thread."""
+        idle, last_status = 0, self._status
+        while not self._stopped.wait(PERIOD):
+            idle = idle + 1 if self._status is last_status else 0
+            last_status = self._status
+            if self._hangs(idle):
+                step, activity, _ = self._status
+                text = f"{self._symptom}: at step {step}, {activity}; raise trainer.timeout if steps take that long"
+                print(f"clipzoo: {text}", file=sys.stderr, flush=True)
+                self._exit(FAILED)
 
     def _run(self, board: MessageBoard) -> None:
         """Write heartbeats and check the others, in the watchdog's thread."""
@@ -117,14 +146,38 @@ class Watchdog:
                 heartbeat = board.heartbeat(neighbour)
                 missed = missed + 1 if heartbeat == last_heartbeat else 0
                 last_heartbeat = heartbeat
-                if missed > MISSED_HEARTBEATS:
-                    _report_lost(board, [neighbour])
-                if self._status[2] and idle * PERIOD > self._timeout:
-                    self._diagnose(board, f"no step was finished within trainer.timeout={self._timeout:g} seconds")
+                if missed > MISSED_HEARTBEATS - MISSED_IN_DIAGNOSIS and (lost := self._lost_ranks(board)):
+                    # All of them: a lost machine takes several ranks, and the first rank waits for the living ones.
+                    _report_lost(board, lost)
+                if self._hangs(idle):
+                    self._diagnose(board, self._symptom)
         except STORE_ERRORS:
             # The rank that serves the store may have finished a moment before this one.
             if not self._stopped.wait(3 * PERIOD):
-                self._exit_without_store()
+                self._exit_without_store(GONE)
+
+    def _check_store(self, *boards: MessageBoard) -> None:
+        """End this process when the store leaves a call unanswered: the rank that serves it is stopped or cut off."""
+        silent = dict.fromkeys(boards, 0)
+        last_calls: dict[MessageBoard, int | None] = {}
+        while not self._stopped.wait(PERIOD):
+            for board in boards:
+                call = board.call
+                silent[board] = silent[board] + 1 if call is not None and call == last_calls.get(board) else 0
+                last_calls[board] = call
+                if silent[board] > SILENT_PERIODS:
+                    self._exit_without_store(
+                        f"has not answered for {SILENT_PERIODS * PERIOD:g} seconds: stopped, or its machine or network "
+                        "is gone"
+                    )
+
+    def _hangs(self, idle: int) -> bool:
+        # Two periods more than the loader processes have, whose own message is more exact.
+        return self._status[2] and (idle - 2) * PERIOD > self._timeout
+
+    @property
+    def _symptom(self) -> str:
+        return f"no step was finished within trainer.timeout={self._timeout:g} seconds"
 
     def _diagnose(self, board: MessageBoard, symptom: str) -> None:
         """Report the cause: ranks without a heartbeat, or those that the others wait for."""
@@ -153,6 +206,7 @@ class Watchdog:
         before, quiet = board.heartbeats(), 0
         while quiet < MISSED_IN_DIAGNOSIS and any(count < 2 for count in counts.values()):
             time.sleep(PERIOD)
+            board.beat(*self._status[:2])
             now = board.heartbeats()
             living = {rank for rank in counts if now.get(rank) != before.get(rank)}
             quiet = 0 if any(counts[rank] < 2 for rank in living) else quiet + 1
@@ -174,24 +228,34 @@ class Watchdog:
         board.wait_for_readers(failure)
         self._exit(failure.code)
 
-    def _exit_without_store(self) -> NoReturn:
-        text = "rank 0, or the torchrun, that serves the ranks' store is gone: killed (out of memory?), or its machine"
-        print(f"clipzoo: rank {self.world.rank} ends: {text}", file=sys.stderr)
+    def _exit_without_store(self, state: str) -> NoReturn:
+        if not self._leaving.acquire(blocking=False):
+            threading.Event().wait()  # another thread is about to end the process
+        server = environment.read().store_server
+        print(
+            f"clipzoo: rank {self.world.rank} ends: {server}, which serves the ranks' store, {state}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
         self._exit(FAILED)
 
     def _exit(self, code: int) -> NoReturn:
         """Exit without the libraries' destructors, which may wait for lost ranks."""
+        action = threading.Thread(target=self._run_before_exit, daemon=True)
+        action.start()
+        action.join(min(self._timeout, threading.TIMEOUT_MAX))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _run_before_exit(self) -> None:
         try:
             if self._before_exit is not None:
                 self._before_exit()
         except Exception:
             traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def _report_lost(board: MessageBoard, ranks: list[int]) -> None:
     names = ", ".join(f"rank {rank}" for rank in ranks[:8])
-    text = f"clipzoo: {names} no longer answers: killed (out of memory?), or its machine is gone"
+    text = f"clipzoo: {names} no longer answers: killed (out of memory?), stopped, or its machine or network is gone"
     board.report(FAILED, text, ranks)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -18,6 +22,8 @@ from clipzoo.distributed.rendezvous import Rendezvous
 from clipzoo.errors import ConfigError
 
 T = TypeVar("T")
+JOIN_GRACE = 10.0
+"""Seconds for torch to report by itself that ranks are missing."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,10 @@ class World:
         launch = environment.read()
         if launch.world_size == 1:
             return cls(local_rank=launch.local_rank, device=chosen, timeout=timeout)
-        if not dist.is_initialized():
-            _initialise(chosen, timeout, launch)
-        return replace(cls.from_process_group(chosen), timeout=timeout)
+        with _deadline(timeout, launch):
+            if not dist.is_initialized():
+                _initialise(chosen, timeout, launch)
+            return replace(cls.from_process_group(chosen), timeout=timeout)
 
     @classmethod
     def from_process_group(cls, device: torch.device | None = None) -> World:
@@ -178,7 +185,28 @@ def _initialise(device: torch.device, timeout: float, launch: environment.Enviro
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds), device_id=device_id)
     except STORE_ERRORS as error:
-        raise ConfigError(
-            f"rank {launch.rank} did not meet all of {launch.world_size} ranks at {launch.address} within "
-            f"trainer.timeout={timeout:g} seconds: {error}"
-        ) from None
+        raise ConfigError(f"{_not_joined(launch, timeout)}: {error}") from None
+
+
+@contextmanager
+def _deadline(timeout: float, launch: environment.Environment) -> Iterator[None]:
+    """End the process if the block lasts longer: torch's own limits leave out a store that accepts calls in silence."""
+
+    def give_up() -> None:
+        print(f"clipzoo: {_not_joined(launch, timeout)}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+    timer = threading.Timer(min(timeout + JOIN_GRACE, threading.TIMEOUT_MAX), give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _not_joined(launch: environment.Environment, timeout: float) -> str:
+    return (
+        f"rank {launch.rank} did not meet all of {launch.world_size} ranks at {launch.address} within "
+        f"trainer.timeout={timeout:g} seconds"
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
 
+from tests.support.processes import children, wait_until_gone
 from tests.support.runs import log_of_end, start
 
 pytestmark = pytest.mark.medium
@@ -22,7 +24,7 @@ def test_killing_the_first_rank_which_serves_the_store_ends_the_others(tiny_shar
     first, second = start(tiny_shards, tmp_path, "trainer.steps=100000", ranks=2)
     first.wait_for("step 3/")
     first.send_signal(signal.SIGKILL)
-    assert "rank 0, or the torchrun, that serves the ranks' store is gone" in log_of_end(second, 1)
+    assert "rank 0, which serves the ranks' store, is gone: killed" in log_of_end(second, 1)
 
 
 def test_an_exception_on_one_rank_ends_all_ranks_with_one_traceback(tiny_shards, tmp_path):
@@ -37,3 +39,27 @@ def test_a_hanging_rank_is_named_after_the_timeout(tiny_shards, tmp_path):
     ranks = start(tiny_shards, tmp_path, "trainer.timeout=10", ranks=2, fault="hangs:3:1")
     logs = "".join(log_of_end(rank, 1) for rank in ranks)
     assert "rank 1 is at step 3, computing; the others wait for it" in logs
+
+
+def test_a_stopped_first_rank_which_serves_the_store_is_named_and_ends_the_other(tiny_shards, tmp_path):
+    first, second = start(tiny_shards, tmp_path, "trainer.steps=100000", "trainer.timeout=8", ranks=2)
+    first.wait_for("step 3/")
+    first.send_signal(signal.SIGSTOP)
+    assert second.wait(8 + 30) == 1
+    expected = "rank 1 ends: rank 0, which serves the ranks' store, has not answered for 20 seconds: stopped, or its"
+    assert expected in second.stderr and "Traceback" not in second.stderr
+
+
+def test_a_stopped_loader_process_ends_a_run_of_one_rank_with_a_remedy(tiny_shards, tmp_path):
+    (rank,) = start(tiny_shards, tmp_path, "trainer.steps=100000", "trainer.timeout=2", "data.workers=2")
+    rank.wait_for("step 3/")
+    loaders = children(rank.pid)
+    os.kill(loaders[0], signal.SIGSTOP)
+    log = log_of_end(rank, 1)
+    assert f"{loaders[0]} is stopped" in log and "data.workers=0 does without them" in log and "Traceback" not in log
+    assert wait_until_gone(loaders, 10)
+
+
+def test_a_run_of_one_rank_that_makes_no_step_ends_after_the_timeout(tiny_shards, tmp_path):
+    (rank,) = start(tiny_shards, tmp_path, "trainer.timeout=2", fault="hangs:3:0")
+    assert "no step was finished within trainer.timeout=2 seconds: at step 3, computing" in log_of_end(rank, 1)
