@@ -11,6 +11,7 @@ import torch
 
 from clipzoo.build import build_model
 from clipzoo.config.trust import require_trusted
+from clipzoo.config.variables import RESOLVER, uses_variables, with_variables
 from clipzoo.contracts import Dataset, Optimizer
 from clipzoo.distributed.device import choose_device
 from clipzoo.distributed.environment import say
@@ -140,6 +141,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequ
     """Load the model of a run directory (its newest valid checkpoint) or of one checkpoint file inside a run.
 
     The run's config.yaml may name parts of this package, and classes of the packages in `trust`: "mypackage".
+    trust="oc.env" resolves its environment variables, ${oc.env:NAME}.
 
     Raises:
         ConfigError: there is no such run or checkpoint, or its config.yaml names another class.
@@ -150,7 +152,15 @@ def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequ
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{path} is no run: there is no {folder / 'config.yaml'}")
     config = config_of(folder)
-    require_trusted({part: config[part] for part in ("encoder", "head")}, trust)
+    nodes = {part: config[part] for part in ("encoder", "head")}
+    require_trusted(nodes, trust)
+    if uses_variables(nodes):
+        if RESOLVER not in trust:
+            raise ConfigError(
+                f"{folder / 'config.yaml'} asks for the values of environment variables: add trust={RESOLVER} if you "
+                "trust this run"
+            )
+        config |= with_variables(nodes)
     if path == folder:
         newest = checkpoint.load_newest(folder / "checkpoints")
         if newest is None:

@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
+
+MASK = "***"
+_SECRETS = (
+    re.compile(r"(://[^\s/:@'\"]*:)[^\s/'\"]+(?=@)"),
+    re.compile(r"(https?://)[^\s/:@'\"]+(?=@)"),
+    re.compile(
+        r"([?&;][\w.-]*(?:token|secret|passw(?:or)?d|signature|credentials?|api[_-]?key|access[_-]?key(?:[_-]?id)?|sig|auth)=)"
+        r"[^&;\s'\"#]+",
+        re.IGNORECASE,
+    ),
+)
+"""Secrets in URLs, after the group that remains: a password, a user without one, the value of a query parameter."""
+T = TypeVar("T")
 
 
-class ConfigError(ValueError):
+def masked(value: T) -> T:
+    """Return a text, or nested mappings and lists, with the passwords and tokens of URLs replaced by MASK."""
+    result: Any = value
+    if isinstance(value, str) and "://" in value:
+        for secret in _SECRETS:
+            result = secret.sub(rf"\1{MASK}", result)
+    elif isinstance(value, Mapping):
+        result = {key: masked(inner) for key, inner in value.items()}
+    elif isinstance(value, list | tuple):
+        result = type(value)(masked(inner) for inner in value)
+    return result
+
+
+class _MaskedError(Exception):
+    """An error whose message holds no passwords of URLs."""
+
+    def __str__(self) -> str:
+        return masked(super().__str__())
+
+
+class ConfigError(_MaskedError, ValueError):
     """The request is invalid. The message names the fault, the value seen and the key to change."""
 
 
-class TrainingError(RuntimeError):
+class TrainingError(_MaskedError, RuntimeError):
     """Training cannot continue. The message names the cause and what has been saved."""
 
 

@@ -201,6 +201,18 @@ def test_a_trusted_package_does_not_lend_its_trust_to_what_it_imports(run, canar
         evaluate([f"run={run}", "trust=3"])
 
 
+def test_a_run_cannot_ask_for_environment_variables_without_trust(run, monkeypatch):
+    monkeypatch.setenv("CLIPZOO_SECRET", "49")
+    plain = config_of("clip")
+    plain["encoder"]["tokenizer"]["context_length"] = "${oc.decode:${oc.env:CLIPZOO_SECRET}}"
+    write_config(run, plain)
+    for load in (lambda: clipzoo.load(run), lambda: evaluate([f"run={run}", "device=cpu", "eval=none"])):
+        with pytest.raises(ConfigError, match="environment variables: add trust=oc.env if you trust") as caught:
+            load()
+        assert "49" not in str(caught.value).replace(str(run), "")
+    assert clipzoo.load(run, trust="oc.env").tokenizer.context_length == 49
+
+
 @pytest.mark.medium
 def test_trust_is_never_stored(tiny_shards, tmp_path):
     options = ["encoder=tiny", f"data.shards='{tiny_shards}'", "data.workers=0", "trainer.global_batch=16",

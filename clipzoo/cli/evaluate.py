@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clipzoo import io
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
+from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, nearest
 from clipzoo.runs import directory as run
@@ -65,7 +66,7 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
 
 def _composed(overrides: list[str], encoder: Mapping[str, Any]) -> dict[str, Any]:
     """Compose eval.yaml; its image size and tokenizer are those of the encoder."""
-    return compose(overrides, "eval", nodes={"encoder": {key: encoder[key] for key in PLACEHOLDERS}})
+    return with_variables(compose(overrides, "eval", nodes={"encoder": {key: encoder[key] for key in PLACEHOLDERS}}))
 
 
 def _check(plain: Mapping[str, Any]) -> None:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from clipzoo.config import overrides, sweep
 from clipzoo.config.compose import checked, compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.config.trust import trusted_names
+from clipzoo.config.variables import with_variables
 from clipzoo.distributed import environment, submitit
-from clipzoo.errors import ConfigError, exit_on_error
+from clipzoo.errors import ConfigError, exit_on_error, masked
 from clipzoo.runs import record
 from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, is_finished
 from clipzoo.runs.lock import RunLock
@@ -79,8 +80,10 @@ def job(config: DictConfig) -> None:
 
 def train(config: DictConfig) -> None:
     """Train the configured run to its end, or report that it is finished."""
-    trust = trusted_names(HydraConfig.get().overrides.task)
-    plain = checked(config, trust)
+    trust = trusted_names(command_line())
+    given = checked(config, trust)
+    # What is written, sent and compared holds no passwords and no values of environment variables.
+    plain, values = masked(given), with_variables(given)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     folder = find_run(plain, experiment)
     if is_finished(folder):
@@ -98,7 +101,7 @@ def train(config: DictConfig) -> None:
     watchdog = Watchdog()
     preemption = Preemption(watchdog)
     quiet_libraries()
-    parts = build_parts(plain, trust)
+    parts = build_parts(values, trust)
     trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
     world = World.join(trainer.device, trainer.timeout)
     with watchdog.guard(world, trainer.timeout), RunLock(folder) as lock:
@@ -107,7 +110,7 @@ def train(config: DictConfig) -> None:
             trainer.check(dataset, plain["seed"], world)
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
-            model = build_model(plain, parts.head, trust)
+            model = build_model(values, parts.head, trust)
         world.run_on_first(lambda: claim(lock, plain))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"
@@ -118,6 +121,13 @@ def train(config: DictConfig) -> None:
         cost, metrics = trainer.fit(training, world, preemption)
         world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics))
     world.leave()
+
+
+def command_line() -> list[str]:
+    """Return the overrides of this job as they were typed: iterating over Hydra's list resolves interpolations."""
+    overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(overrides, list)
+    return [str(override) for override in overrides]
 
 
 def write_outputs(
@@ -131,8 +141,7 @@ def write_outputs(
     assert folder is not None
     extremes = diagnostics.write_sample_summary(training.objective, folder / "evaluation" / "samples.json")
     diagnostics.write_examples(extremes, training.dataset, folder / "evaluation" / "samples")
-    overrides = list(HydraConfig.get().overrides.task)
-    record.write_results(folder, training.config, experiment, overrides, cost, metrics)
+    record.write_results(folder, training.config, experiment, command_line(), cost, metrics)
     write_report(folder)
     training.logger.report(metrics, sorted((folder / "report").glob("*.png")))
     training.logger.close()

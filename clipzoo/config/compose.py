@@ -19,6 +19,7 @@ from clipzoo.config.identity import flat
 from clipzoo.config.overrides import read
 from clipzoo.config.suggestions import unknown_key, unknown_option
 from clipzoo.config.trust import require_trusted, trusted_names
+from clipzoo.config.variables import without_variables
 from clipzoo.errors import ConfigError
 
 TOP_LEVEL: dict[str, tuple[type, ...]] = {
@@ -64,7 +65,9 @@ def compose(
 
 
 def checked(config: DictConfig, trust: Collection[str], complete: bool = True) -> dict[str, Any]:
-    """Return the configuration as plain values with interpolations resolved, without NOT_SETTINGS.
+    """Return the configuration as plain values, without NOT_SETTINGS.
+
+    Interpolations are resolved, but for environment variables in texts; `with_variables` resolves these.
 
     trust: classes and packages that the command line trusts; see `trusted_names`.
 
@@ -73,7 +76,7 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True) -
     """
     try:
         missing = sorted(OmegaConf.missing_keys(config))
-        container = OmegaConf.to_container(config, resolve=True)
+        container = without_variables(config)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from None
     assert isinstance(container, dict)

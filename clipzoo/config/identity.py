@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.config import renamed
+from clipzoo.config.variables import with_variables
+from clipzoo.errors import masked
 
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
@@ -21,23 +23,23 @@ HARMLESS = (
 
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flat configuration without the harmless keys."""
+    """Return the flat configuration without the harmless keys and without the passwords of URLs."""
     return {
         key: value
-        for key, value in flat(renamed.first(plain)).items()
+        for key, value in flat(renamed.first(masked(plain))).items()
         if not any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS)
     }
 
 
 def run_folder(plain: Mapping[str, Any], experiment: str | None) -> Path:
     """Return the run directory of a configuration, <runs>/<name>."""
-    return Path(plain["runs"]) / run_name(plain, experiment)
+    return Path(with_variables(plain["runs"])) / run_name(plain, experiment)
 
 
 def run_name(plain: Mapping[str, Any], experiment: str | None) -> str:
     """Return the configured name, or one made of the experiment and a digest of the identity."""
     if plain["name"]:
-        return str(plain["name"])
+        return str(with_variables(plain["name"]))
     digest = hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:8]
     stem = experiment or "-".join(plain[part]["_target_"].rsplit(".", 1)[-1] for part in ("head", "objective"))
     return f"{stem.replace('/', '-').lower()}-{digest}"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clipzoo import io
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, masked
 
 _NAMED_PER_KIND = 10_000
 _FIRST_SAMPLES = 1000
@@ -87,8 +87,8 @@ class FaultLog:
 
     def _write(self, fault: Fault) -> None:
         named = self._named.setdefault(fault.kind, set())
-        place = fault.sample_id, fault.shard
+        place = fault.sample_id, masked(fault.shard)
         if self._file is None or place in named or len(named) >= _NAMED_PER_KIND:
             return
         named.add(place)
-        self._file.append(asdict(fault))
+        self._file.append(masked(asdict(fault)))

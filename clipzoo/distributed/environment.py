@@ -6,6 +6,8 @@ import os
 import sys
 from dataclasses import dataclass
 
+from clipzoo.errors import masked
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -40,4 +42,4 @@ def read() -> Environment:
 def say(text: str) -> None:
     """Print a line on stderr, on the first rank only."""
     if read().is_first:
-        print(text, file=sys.stderr, flush=True)
+        print(masked(text), file=sys.stderr, flush=True)

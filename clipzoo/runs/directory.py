@@ -14,6 +14,7 @@ import yaml
 from clipzoo import io
 from clipzoo.config import renamed
 from clipzoo.config.identity import flat, identity, run_folder
+from clipzoo.config.variables import with_variables
 from clipzoo.errors import ConfigError
 from clipzoo.runs.lock import RunLock
 
@@ -96,8 +97,9 @@ def check_configuration(folder: Path, plain: Mapping[str, Any]) -> None:
     if not (folder / CONFIG).exists():
         return
     stored = config_of(folder)
-    before, now = identity(stored), identity(plain)
-    different = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    before, now, values = identity(stored), identity(plain), identity(with_variables(plain))
+    # Runs of earlier versions hold the values of environment variables.
+    different = [key for key in sorted({*before, *now}) if before.get(key) not in (now.get(key), values.get(key))]
     if different:
         shown = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:MOST_DIFFERENCES]]
         more = f" and {len(different) - len(shown)} more" if len(different) > len(shown) else ""

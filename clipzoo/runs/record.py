@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
+from clipzoo.errors import masked
 from clipzoo.runs.metric_key import MetricKey, parsed, written
 from clipzoo.runs.protocol import Setting, protocol
 
@@ -71,7 +72,7 @@ class RunRecord:
 
     def write(self, folder: Path) -> None:
         """Write results.json, all at once."""
-        content = {**self.__dict__, "overrides": list(self.overrides), "metrics": written(self.metrics)}
+        content = {**self.__dict__, "overrides": masked(list(self.overrides)), "metrics": written(self.metrics)}
         if not self.not_converged:
             del content["not_converged"]
         io.write_json(folder / FILE, content)

@@ -22,6 +22,7 @@ from typing import Any
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.trust import trusted_names
+from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, exit_on_error
 
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 0
     try:
-        plain = compose(arguments, "studies")
+        plain = with_variables(compose(arguments, "studies"))
         _check(plain)
         name = next((text.removeprefix("study=") for text in arguments if text.startswith("study=")), None)
         done = run_all(plain) if name is None else run_one(name, plain, trusted_names(arguments))

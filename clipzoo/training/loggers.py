@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from clipzoo import io
 from clipzoo.distributed import environment
+from clipzoo.errors import masked
 from clipzoo.runs.record import revision
 from clipzoo.types import Part
 
@@ -112,11 +115,12 @@ class Logger(Part):
         if not path.exists():
             io.write_whole(path, uuid.uuid4().hex[:8])
         mode: Any = self._wandb_mode
-        run = wandb.init(
-            id=path.read_text(), name=folder.name, resume="allow", mode=mode, dir=str(folder),
-            config={**config, "revision": revision()}, **self._names,
-            settings=wandb.Settings(silent=True, **timeouts),
-        )  # fmt: skip
+        with _masked_arguments():
+            run = wandb.init(
+                id=path.read_text(), name=folder.name, resume="allow", mode=mode, dir=str(folder),
+                config={**config, "revision": revision()}, **self._names,
+                settings=wandb.Settings(silent=True, **timeouts),
+            )  # fmt: skip
 
         def report(metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
             table = wandb.Table(["metric", "value"], [[name, value] for name, value in metrics.items()])
@@ -156,10 +160,30 @@ def _is_before(row: Mapping[str, Any], step: int) -> bool:
     return isinstance(number, int) and (number < step or (number == step and "event" not in row))
 
 
+@contextmanager
+def _masked_arguments() -> Iterator[None]:
+    """Mask the passwords of URLs in sys.argv, which W&B records."""
+    arguments = sys.argv
+    sys.argv = masked(arguments)
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+
+
+class _MaskingFormatter(logging.Formatter):
+    """Masks the passwords of URLs in log messages."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
+
+
 def quiet_libraries() -> None:
     """Show messages of this package on the terminal, and only warnings of other libraries."""
     rank = environment.read().rank
-    logging.basicConfig(force=True, format="%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_MaskingFormatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
+    logging.basicConfig(force=True, handlers=[handler])
     # torch's own deprecations, of names that the oldest supported torch still needs.
     warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
     logging.getLogger("clipzoo").setLevel(logging.INFO if rank == 0 else logging.ERROR)

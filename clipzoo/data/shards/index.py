@@ -18,6 +18,7 @@ import numpy as np
 
 from clipzoo import io
 from clipzoo.data.shards.scan import RECORD, split_keys
+from clipzoo.errors import masked
 
 FOLDER = "clipzoo_index"
 VERSION = 1
@@ -110,11 +111,13 @@ def locations_digest(locations: Sequence[str]) -> str:
 
 def relative_names(locations: Sequence[str]) -> list[str]:
     """Return names relative to the common folder: index and fingerprint stay valid when the folder is moved."""
-    if any(location.startswith("pipe:") for location in locations):
-        return list(locations)
-    folders = [location.rpartition("/")[0] + "/" for location in locations]
+    # A token in a URL is no part of the shard's name.
+    names = masked(list(locations))
+    if any(name.startswith("pipe:") for name in names):
+        return names
+    folders = [name.rpartition("/")[0] + "/" for name in names]
     common = os.path.commonprefix(folders).rpartition("/")[0] + "/"
-    return [location.removeprefix(common) for location in locations]
+    return [name.removeprefix(common) for name in names]
 
 
 def read_key_bytes(index: ShardIndex, shard: int) -> bytes:
