@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.config.compose import compose
+from clipzoo.config.names import folder_name
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
@@ -111,7 +112,8 @@ def _output_folder(plain: Mapping[str, Any]) -> Path:
         # The results of one checkpoint are not the results of the run.
         return _run_folder(path) / path.stem if path.suffix == ".pt" else path
     parts = [plain["model"], plain["pretrained"] and Path(plain["pretrained"]).stem]
-    return Path("runs") / "-".join(part.replace("/", "-").replace(":", "-") for part in parts if part)
+    name = "-".join(part.replace("/", "-").replace(":", "-") for part in parts if part)
+    return Path("runs") / folder_name(name, "model")
 
 
 def _run_folder(path: Path) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.config import renamed
+from clipzoo.config.names import folder_name
 from clipzoo.config.variables import with_variables
 from clipzoo.errors import masked
 
@@ -37,9 +38,13 @@ def run_folder(plain: Mapping[str, Any], experiment: str | None) -> Path:
 
 
 def run_name(plain: Mapping[str, Any], experiment: str | None) -> str:
-    """Return the configured name, or one made of the experiment and a digest of the identity."""
+    """Return the configured name, or one made of the experiment and a digest of the identity.
+
+    Raises:
+        ConfigError: no folder may have the configured name.
+    """
     if plain["name"]:
-        return str(with_variables(plain["name"]))
+        return folder_name(with_variables(plain["name"]), "name")
     digest = hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:8]
     stem = experiment or "-".join(plain[part]["_target_"].rsplit(".", 1)[-1] for part in ("head", "objective"))
     return f"{stem.replace('/', '-').lower()}-{digest}"

@@ -21,6 +21,7 @@ from typing import Any
 
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
+from clipzoo.config.names import folder_name
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
         plain = with_variables(compose(arguments, "studies"))
         _check(plain)
         name = next((text.removeprefix("study=") for text in arguments if text.startswith("study=")), None)
-        done = run_all(plain) if name is None else run_one(name, plain, trusted_names(arguments))
+        done = run_all(plain) if name is None else run_one(folder_name(name, "study"), plain, trusted_names(arguments))
     except KeyboardInterrupt:
         say("clipzoo: interrupted; earlier results of the unfinished studies are unchanged")
         return INTERRUPTED

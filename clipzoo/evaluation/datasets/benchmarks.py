@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from clipzoo.config.names import folder_name
 from clipzoo.errors import ConfigError, nearest
 from clipzoo.evaluation.datasets import classification_readers, prompts, retrieval_readers
 from clipzoo.evaluation.datasets.catalogue import Benchmark, catalogue, check_size
@@ -29,7 +30,7 @@ def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDatas
     templates without verification. Raises MissingDatasetError, and ConfigError if size, class names or prompts are not
     those of the papers.
     """
-    benchmark, folder = catalogue().get(name), root / name
+    benchmark, folder = catalogue().get(name), root / folder_name(name, "evaluation dataset")
     if benchmark is None:
         if not is_tar_dataset(folder):
             raise MissingDatasetError(_unknown(root, name))

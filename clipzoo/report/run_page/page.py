@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,8 @@ def _samples(run: Path) -> Iterator[tuple[str, str]]:
 
 
 def _save(run: Path, name: str, figure: Figure) -> str:
-    """Save a figure and return its path relative to the page."""
+    """Save a figure and return its path relative to the page; characters that are not of a file name become "_"."""
+    name = re.sub(r"[^\w.-]", "_", name)
     figure.savefig(run / "report" / f"{name}.png", dpi=130)
     return f"report/{name}.png"
 

@@ -58,7 +58,7 @@ def extreme_samples(statistic: Statistic, folder: Path, count: int = 8) -> Figur
         for panel in panels:
             panel.axis("off")
         for panel, sample in zip(panels, samples[:count], strict=False):
-            panel.imshow(imread(folder / f"{sample['sample_id']}.png"))
+            panel.imshow(imread(folder / f"{int(sample['sample_id'])}.png"))
             caption = textwrap.shorten(captions[str(sample["sample_id"])], 60, placeholder=" ...")
             panel.set_title(f"{sample['value']:.2f}\n{textwrap.fill(caption, 20)}", fontsize=7)
         panels[0].text(-0.15, 0.5, side, transform=panels[0].transAxes, rotation=90, va="center", fontsize=9)
