@@ -1,7 +1,8 @@
-"""Write the report of a run, or the papers' tables beside the runs of a folder.
+"""Write the report of a run, compare runs, or show the papers' tables beside the runs of a folder.
 
 clipzoo report runs/demo                     runs/demo/report.md
-clipzoo report runs                          runs/report/index.html, tables.md, tables.csv, tables.tex
+clipzoo report runs/a runs/b runs/c          runs/comparison/index.html, tables.md, tables.csv, tables.tex
+clipzoo report runs                          runs/report/index.html, ...: the papers' tables, and other runs compared
 clipzoo report runs --table wpse/1 --table kme/3 --output pages
 clipzoo report --list                        the names of the tables
 """
@@ -9,15 +10,16 @@ clipzoo report --list                        the names of the tables
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from clipzoo.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, nargs="?", help="a run directory, or a folder of run directories")
+    parser.add_argument("folders", type=Path, nargs="*", help="run directories, or a folder of them", metavar="FOLDER")
     parser.add_argument("--table", action="append", default=[], metavar="NAME", help="only this table; repeatable")
-    parser.add_argument("--output", type=Path, help="folder for the tables (default: <folder>/report)")
+    parser.add_argument("--output", type=Path, help="folder for the page (default: <folder>/report, or comparison)")
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
     parser.add_argument("--list", action="store_true", help="print the names of the tables and exit")
     parser.set_defaults(run=run)
@@ -30,16 +32,26 @@ def run(options: argparse.Namespace) -> None:
         from clipzoo.report.table import text_table
 
         print(terminal(text_table(["", ""], [[name, table(name).heading] for name in table_names()], left=2)))
-    elif options.folder is None:
+    elif not options.folders:
         raise ConfigError("give a run directory, or a folder of run directories: clipzoo report runs/demo")
-    elif _is_run(options.folder) and not options.table:
+    elif len(options.folders) == 1 and _is_run(options.folders[0]) and not options.table:
         from clipzoo.report.run_page.page import write_report
 
-        print(write_report(options.folder))
+        print(write_report(options.folders[0]))
     else:
         from clipzoo.report.tables_page import write_pages
 
-        print(write_pages(options.folder, options.table, options.output or options.folder / "report", options.note))
+        print(
+            write_pages(
+                options.folders, options.table, options.output or _default_output(options.folders), options.note
+            )
+        )
+
+
+def _default_output(folders: list[Path]) -> Path:
+    if len(folders) == 1:
+        return folders[0] / "report"
+    return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "comparison"
 
 
 def _is_run(folder: Path) -> bool:

@@ -143,7 +143,7 @@ def main() -> int:
         # matplotlib is slow to import.
         from clipzoo.report.tables_page import write_pages
 
-        _print(f"the page: {write_pages(options.runs, [], options.output or options.runs / 'report')}")
+        _print(f"the page: {write_pages([options.runs], [], options.output or options.runs / 'report')}")
     return 1 if failed else 0
 
 

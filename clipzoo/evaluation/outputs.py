@@ -18,7 +18,7 @@ CAPTIONS, RETRIEVED, MISTAKES = 6, 5, 12
 
 
 def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, result: ZeroShot) -> None:
-    """Write the confusion matrix [K, K] (rows: labels, columns: predictions) and the most confident mistakes."""
+    """Write the confusion matrix [K, K] (rows: labels, columns: predictions), predictions, and the worst mistakes."""
     from torchmetrics.functional.classification import multiclass_confusion_matrix  # takes seconds to import
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,11 +33,13 @@ def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, resu
         labels=result.labels[worst].numpy(),
         predictions=result.predictions[worst].numpy(),
         margins=result.margins[worst].float().numpy(),
+        all_labels=result.labels.numpy(),
+        all_predictions=result.predictions.numpy(),
     )
 
 
 def write_retrieval(path: Path, dataset: RetrievalDataset, result: Retrieval) -> None:
-    """Write some captions at equal distances, with the position of their own image and the best images."""
+    """Write the positions of all captions' images, and some captions at equal distances with their best images."""
     path.parent.mkdir(parents=True, exist_ok=True)
     chosen = torch.linspace(0, len(dataset.captions) - 1, min(CAPTIONS, len(dataset.captions))).long().tolist()
     retrieved = result.retrieved[chosen][:, :RETRIEVED]
@@ -49,6 +51,7 @@ def write_retrieval(path: Path, dataset: RetrievalDataset, result: Retrieval) ->
         owner=np.array([dataset.caption_image[index] for index in chosen]),
         images=np.stack([_thumbnails([dataset.images[int(index)] for index in row]) for row in retrieved]),
         gallery=len(dataset.images),
+        all_places=result.positions.numpy(),
     )
 
 

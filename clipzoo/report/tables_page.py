@@ -1,4 +1,4 @@
-"""The papers' tables with the runs of a folder: Markdown, CSV, LaTeX and one HTML page."""
+"""The papers' tables with the runs of a folder, and comparisons of any runs: Markdown, CSV, LaTeX and one HTML page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
 from clipzoo.io import write_whole
 from clipzoo.report import render
+from clipzoo.report.comparison import own_runs
 from clipzoo.report.comparison import tables as compared
+from clipzoo.report.comparison.disagreements import disagreement_table, disagreements
+from clipzoo.report.comparison.disagreements import figure as disagreement_figure
 from clipzoo.report.comparison.figures import figures as comparison_figures
 from clipzoo.report.comparison.scales import Comparison, comparisons
 from clipzoo.report.paper_tables import blocks
@@ -35,6 +38,12 @@ SMALL = (
 )
 
 
+OWN = (
+    "Runs that differ in their seed alone are one line. A difference between two lines is "
+    "due to all the settings that differ, and to chance: compare several seeds before you believe a small one."
+)
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of the page: one scale, or one of the papers' tables.
@@ -43,7 +52,8 @@ class Section:
         anchor: id of the section in HTML.
         lead: paragraphs below the title.
         tables: for Markdown and, unless there is an overview, for HTML.
-        overview: one table in place of all others, for HTML. details: tables to unfold below it, by summary.
+        overview: one table in place of `tables`, for HTML. details: tables to unfold below it, by summary.
+        further: tables after these, on all pages.
         missing: rows without runs. row_count: of the paper's table.
         pictures: heading, description and data: address of each.
         latex: the tables in LaTeX.
@@ -53,46 +63,54 @@ class Section:
     title: str
     short_title: str
     lead: Sequence[str]
-    tables: Sequence[Table]
+    tables: list[Table]
     pictures: Sequence[tuple[str, str, str]]
     latex: str
     overview: Table | None = None
     details: Table | None = None
+    further: list[Table] = field(default_factory=list)
     remarks: Sequence[str] = ()
     missing: Table = field(default_factory=lambda: Table((), ()))
     row_count: int = 0
 
 
-def write_pages(root: Path, names: Sequence[str], output: Path, note: str | None = None) -> Path:
-    """Write index.html, tables.md, tables.csv and tables.tex over the runs below `root`.
+def write_pages(folders: Sequence[Path], names: Sequence[str], output: Path, note: str | None = None) -> Path:
+    """Write index.html, tables.md, tables.csv and tables.tex over the runs below `folders`.
+
+    The runs of a single folder stand in the papers' tables if they name a row. All others are compared with each other.
 
     Args:
-        root: folder of run directories.
+        folders: run directories, or folders of them.
         names: tables to show; empty for all tables with a measured value.
         output: folder for the files.
         note: a further paragraph at the top.
 
     Returns the path of index.html. Raises ConfigError if there is nothing to show.
     """
-    runs, unfinished = collect(root)
-    runs = [run for run in runs if run.row]
-    if not runs and not names:
-        raise ConfigError(f"{root} holds no finished run of a paper's row: give --table wpse/1, or train one first")
+    collected = [collect(folder) for folder in folders]
+    finished, unfinished = ([item for part in parts for item in part] for parts in zip(*collected, strict=True))
+    if not finished and not names:
+        searched = ", ".join(map(str, folders))
+        raise ConfigError(f"no finished run in {searched}: train one first, or give --table wpse/1 for an empty table")
+    runs = [run for run in finished if run.row and len(folders) == 1]
+    own = [run for run in finished if run not in runs]
     known = [name for name in table_names() if not layout()["tables"][name].get("repeats")]
     filled = [fill(table(name), runs) for name in names or known]
     filled = [part for part in filled if names or part.measured]
     scales = comparisons(runs)
     sections = [*(_scale_section(part, lead=bool(filled)) for part in scales), *map(_table_section, filled)]
+    comparison = own_runs.comparison(own) if own else None
+    sections += [_own_section(comparison, lead=bool(sections))] if comparison else []
     page = {
-        "title": "The papers' tables",
-        "lead": [LEAD if filled else SMALL, *([note] if note else [])],
-        "facts": _facts(runs, unfinished, scales, filled),
+        "title": "The papers' tables" if scales or filled else "Comparison of runs",
+        "lead": [LEAD if filled else SMALL if scales else OWN, *([note] if note else [])],
+        "facts": _facts(finished, unfinished, scales, filled),
         "sections": sections,
         "full_size": _full_size(runs),
-        "runs": _runs(runs, unfinished),
+        "runs": _runs(finished, unfinished),
         "revision": str(revision()),
     }
-    lines = [line for part in scales for line in compared.cells(part)]
+    lines = [line for part in [*scales, *([comparison] if comparison else [])] for line in compared.cells(part)]
     lines += [line for part in filled for line in blocks.cells(part)]
     output.mkdir(parents=True, exist_ok=True)
     write_whole(output / "tables.csv", render.csv(text_table(blocks.CSV_COLUMNS, lines, left=0)))
@@ -117,6 +135,28 @@ def _scale_section(comparison: Comparison, lead: bool) -> Section:
         latex="\n".join(render.latex(part) for part in titled),
         overview=compared.overview(comparison),
         details=compared.probe_details(comparison),
+    )
+
+
+def _own_section(comparison: Comparison, lead: bool) -> Section:
+    """lead: explain the comparison, where the page's own lead does not."""
+    tables, differing = compared.task_tables(comparison), own_runs.settings_table(comparison)
+    pairs = list(disagreements(comparison.rows))
+    pictures = [*comparison_figures(comparison)]
+    for pair in pairs:
+        if (drawn := disagreement_figure(pair)) is not None:
+            pictures.append((f"{pair.title}: one run right, the other wrong", "samples and wrong predictions", drawn))
+    return Section(
+        anchor="own-runs",
+        title="Runs compared",
+        short_title="Runs compared",
+        lead=[OWN] if lead else [],
+        tables=tables,
+        pictures=[(heading, text, render.picture(part)) for heading, text, part in pictures],
+        latex="\n".join(render.latex(part) for part in tables[:-1]),
+        overview=compared.overview(comparison),
+        details=compared.probe_details(comparison),
+        further=[*([differing] if differing.rows else []), *([disagreement_table(pairs)] if pairs else [])],
     )
 
 
@@ -168,9 +208,17 @@ def _runs(runs: Sequence[Run], unfinished: Sequence[Path]) -> Table:
     rows = []
     for run in runs:
         own = [match for match in matches([run], run.row or "") if match.row == run.row]
-        state = "no such row" if not own else "yes" if own[0].is_row else f"no: {own[0].describe(most=12)}"
+        state = (
+            ""
+            if run.row is None
+            else "no such row"
+            if not own
+            else "yes"
+            if own[0].is_row
+            else f"no: {own[0].describe(most=12)}"
+        )
         code = str(run.record.revision)
         code = code[:9] + "+" * code.endswith("+")
-        rows.append([run.folder.name, str(run.row), str(run.seed), run.scale, state, code])
+        rows.append([run.folder.name, run.row or "", str(run.seed), run.scale if run.row else "", state, code])
     rows += [[folder.name, "", "", "", "unfinished", ""] for folder in unfinished]
     return text_table(["run", "row", "seed", "scale", "stands for the row", "revision"], rows, left=6)

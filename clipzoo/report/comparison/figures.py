@@ -29,7 +29,8 @@ Points = list[tuple[float, float]]
 
 def figures(comparison: Comparison) -> Iterator[tuple[str, str, Figure]]:
     """Yield heading (empty below the same heading), description and figure of each picture of a comparison."""
-    yield "By dataset", "bars by dataset", dataset_bars(comparison)
+    if comparison.columns:
+        yield "By dataset", "bars by dataset", dataset_bars(comparison)
     yield "Over training", "loss over training", loss_curves(comparison)
     if (curves := evaluation_curves(comparison)) is not None:
         yield "", "evaluations during training", curves

@@ -89,7 +89,7 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
         chosen = [run for run in runs if run.scale == scale]
         groups = [(row, group) for row in row_names() for group in grouped(matches(chosen, row))]
         if groups:
-            compared.append(Comparison(scale, tuple(_labelled(groups, scale)), _columns(chosen), _chance(chosen)))
+            compared.append(Comparison(scale, tuple(_labelled(groups, scale)), columns(chosen), chance(chosen)))
     return compared
 
 
@@ -108,29 +108,31 @@ def _names(row: str, settings: str) -> list[str]:
     return [model, f"{model}{added}", f"{row}{added}"]
 
 
-def _chance(runs: Sequence[Run]) -> dict[MetricKey, float]:
-    chance: dict[MetricKey, float] = {}
+def chance(runs: Sequence[Run]) -> dict[MetricKey, float]:
+    """Accuracy of guessing on each dataset whose number of classes or images the evaluation left."""
+    guessing: dict[MetricKey, float] = {}
     for run in runs:
         for path in sorted((run.folder / "evaluation" / "zero_shot").glob("*.npz")):
             accuracy = 100 / len(load(path)["class_names"])
-            chance[MetricKey("zero_shot", path.stem, "", "top1")] = accuracy
-            chance |= {MetricKey("linear_probe", path.stem, side, "top1"): accuracy for side in ("before", "after")}
+            guessing[MetricKey("zero_shot", path.stem, "", "top1")] = accuracy
+            guessing |= {MetricKey("linear_probe", path.stem, side, "top1"): accuracy for side in ("before", "after")}
         for path in sorted((run.folder / "evaluation" / "retrieval").glob("*.npz")):
             recall = 100 / int(load(path)["gallery"])
-            chance |= {MetricKey("retrieval", path.stem, way, "recall_at_1"): recall for way in DIRECTIONS}
-    return chance
+            guessing |= {MetricKey("retrieval", path.stem, way, "recall_at_1"): recall for way in DIRECTIONS}
+    return guessing
 
 
-def _columns(runs: Sequence[Run]) -> dict[str, list[PaperColumn]]:
+def columns(runs: Sequence[Run]) -> dict[str, list[PaperColumn]]:
+    """By task, the datasets that any run was evaluated on; their mean comes first if there are several."""
     measured: Iterable[MetricKey] = dict.fromkeys(key for run in runs for key in run.metrics)
-    columns = {}
+    by_task = {}
     for task, wanted in TASKS:
         keys = [key for key in measured if replace(key, dataset="", protocol=_direction(key)) == wanted]
         single = [PaperColumn(task, _label(key), ((key,),)) for key in keys]
         mean = [PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
         if keys:
-            columns[task] = [*mean, *single]
-    return columns
+            by_task[task] = [*mean, *single]
+    return by_task
 
 
 def _direction(key: MetricKey) -> str:

@@ -38,8 +38,11 @@ def cells(comparison: Comparison) -> Iterator[list[str]]:
     """Lines of the CSV, each row a variant in the table "scale=<name>"; columns as in the papers' tables."""
     for row in comparison.rows:
         match = row.group.runs[0]
-        _, pretrain, model = match.row.split("/", 2)
-        start = [f"scale={comparison.scale}", pretrain, model, match.row, experiments()[match.row].name]
+        if match.row:
+            _, pretrain, model = match.row.split("/", 2)
+            start = [f"scale={comparison.scale}", pretrain, model, match.row, experiments()[match.row].name]
+        else:
+            start = ["runs", "", row.label, "", ""]
         for column in [column for columns in comparison.columns.values() for column in columns]:
             if ours := row.group.measurement(column):
                 place = [*start, column.heading, column.label, "", "", f"variant: {match.describe()}"]
@@ -54,7 +57,8 @@ def _table(
     comparison: Comparison, tasks: Mapping[str, Sequence[PaperColumn]], costs: Sequence[Cost], title: str = ""
 ) -> Table:
     columns = [column for parts in tasks.values() for column in parts]
-    headings = [Heading("model", "left"), Heading("paper", "left")]
+    of_papers = any(row.paper for row in comparison.rows)
+    headings = [Heading("model", "left"), Heading("paper", "left")] if of_papers else [Heading("run", "left")]
     headings += [Heading(column.label, group=task) for task, parts in tasks.items() for column in parts]
     headings += [Heading(cost.label, group="training") for cost in costs]
     best = {column: _best(comparison.rows, column) for column in columns}
@@ -62,7 +66,7 @@ def _table(
         Row(
             (
                 Cell(row.label, note=row.note),
-                Cell(row.paper),
+                *([Cell(row.paper)] if of_papers else []),
                 *(_cell(row, column, best[column]) for column in columns),
                 *(Cell(_cost(row.cost(cost))) for cost in costs),
             )
@@ -72,7 +76,8 @@ def _table(
     chance = [column.value(comparison.chance) for column in columns]
     if any(chance):
         numbers = [Cell("" if value is None else f"{value:.1f}") for value in chance]
-        rows.append(Row((Cell("chance"), Cell(""), *numbers, *[Cell("")] * len(costs)), kind="published"))
+        first = [Cell("chance"), *([Cell("")] if of_papers else [])]
+        rows.append(Row((*first, *numbers, *[Cell("")] * len(costs)), kind="published"))
     return Table(tuple(headings), tuple(rows), title)
 
 

@@ -188,7 +188,7 @@ def page(tmp_path_factory) -> Path:
     write_run(runs, "kme/cc3m_kme", metrics, "scale=demo", evaluations=3)
     half = write_run(runs, "nuclr/cc3m_clip", {})
     (half / "results.json").unlink()
-    return tables_page.write_pages(runs, [], runs / "report")
+    return tables_page.write_pages([runs], [], runs / "report")
 
 
 class _Reader(html.parser.HTMLParser):
@@ -267,8 +267,8 @@ def test_runs_at_another_scale_are_compared_with_each_other(page):
 
 def test_tables_without_runs_are_shown_on_request_and_are_an_error_otherwise(tmp_path):
     with pytest.raises(ConfigError, match="--table"):
-        tables_page.write_pages(tmp_path, [], tmp_path / "report")
-    written = tables_page.write_pages(tmp_path, ["wpse/3", "nuclr/1"], tmp_path / "report")
+        tables_page.write_pages([tmp_path], [], tmp_path / "report")
+    written = tables_page.write_pages([tmp_path], ["wpse/3", "nuclr/1"], tmp_path / "report")
     assert "WPSE, table 3" in written.read_text()
     assert "No published numbers" in written.read_text()
 
