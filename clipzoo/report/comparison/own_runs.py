@@ -46,7 +46,12 @@ def settings_table(compared: Comparison) -> Table:
     return Table(
         headings,
         tuple(
-            Row((Cell(_name(key), code=True), *(Cell(_value(plain[key]) if key in plain else "") for plain in configurations)))
+            Row(
+                (
+                    Cell(_name(key), code=True),
+                    *(Cell(_value(plain[key]) if key in plain else "") for plain in configurations),
+                )
+            )
             for key in _differing_keys(firsts)
         ),
         "Settings that differ",

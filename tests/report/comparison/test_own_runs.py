@@ -1,0 +1,83 @@
+"""Comparison of runs that belong to no paper's row."""
+
+from __future__ import annotations
+
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clipzoo.report import tables_page
+from clipzoo.report.comparison.disagreements import disagreements
+from clipzoo.report.comparison.own_runs import comparison, settings_table
+from clipzoo.report.paper_tables.collect import collect
+from tests.support.evaluation_sets import COLOURS, write_sets
+from tests.support.paper_runs import write_run
+
+TOP1 = "zero_shot/colours/top1"
+
+
+def own_run(root: Path, top1: float, *overrides: str) -> Path:
+    return write_run(root, "demo/clip", {TOP1: top1}, *overrides, pairs=2000, evaluations=3)
+
+
+def leave_answers(run: Path, labels: list[int], predictions: list[int]) -> None:
+    """Write the answers of a zero-shot evaluation as the evaluation does."""
+    path = run / "evaluation" / "zero_shot" / "colours.npz"
+    path.parent.mkdir(parents=True)
+    np.savez(path, class_names=np.array(list(COLOURS)), all_labels=labels, all_predictions=predictions)
+
+
+@pytest.fixture
+def folders(tmp_path) -> list[Path]:
+    """Two seeds of CLIP, a KME run and an evaluation set; KME is right on two samples more, and wrong on one."""
+    write_sets(tmp_path / "sets")
+    root = f"eval.root={tmp_path / 'sets'}"
+    seeds = [own_run(tmp_path / "runs", 40.0 + 2 * seed, root, f"seed={seed}", f"name=clip-{seed}") for seed in (0, 1)]
+    kme = own_run(tmp_path / "runs", 60.0, root, "head=kme", "name=kme")
+    leave_answers(seeds[0], [0, 1, 2, 3, 4], [0, 0, 0, 3, 0])
+    leave_answers(kme, [0, 1, 2, 3, 4], [0, 1, 2, 0, 0])
+    return [*seeds, kme]
+
+
+def test_seeds_are_one_row_and_rows_are_labelled_by_directory(folders):
+    compared = comparison(collect(folders[0].parent)[0])
+    assert [row.label for row in compared.rows] == ["clip-0 (2 seeds)", "kme"]
+    assert "head=ClipHead" in compared.rows[0].settings and "head=KmeHead" in compared.rows[1].settings
+    (column,) = compared.columns["zero-shot top-1"]
+    assert compared.rows[0].group.measurement(column).mean == 41.0
+
+
+def test_only_settings_that_differ_are_listed(folders):
+    compared = comparison(collect(folders[0].parent)[0])
+    rows = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in settings_table(compared).rows}
+    assert rows["head"] == ["ClipHead", "KmeHead"]
+    assert rows["head.temperature"][1] == "" and rows["head.gamma"][0] == ""
+    assert not {"seed", "name", "objective", "encoder"} & rows.keys()
+
+
+def test_disagreements_are_counted_and_tested(folders):
+    (pair,) = disagreements(comparison(collect(folders[0].parent)[0]).rows)
+    assert pair.only_first.tolist() == [3] and pair.only_second.tolist() == [1, 2]
+    # McNemar's exact test: both tails of a fair coin that shows heads at most once in three throws.
+    assert pair.p_value == pytest.approx(min(1.0, 2 * sum(comb(3, count) for count in (0, 1)) / 2**3))
+
+
+@pytest.mark.medium
+def test_the_page_of_named_runs_compares_them_whatever_their_rows(folders, tmp_path):
+    row = write_run(tmp_path / "papers", "wpse/cc3m_clip", {TOP1: 20.0})
+    index = tables_page.write_pages([*folders, row], [], tmp_path / "out")
+    text = (tmp_path / "out" / "tables.md").read_text()
+    assert text.startswith("# Comparison of runs")
+    assert "| runs/kme (" in text and f"| papers/{row.name} (" in text
+    assert "| zero-shot colours | clip-0 | kme | 1 | 1 | 2 | 1 | 1 |" in text
+    assert "zero-shot colours: one run right, the other wrong" in index.read_text()
+    assert "\nruns,,runs/kme," in (tmp_path / "out" / "tables.csv").read_text()
+
+
+def test_answers_of_earlier_versions_are_left_out(folders):
+    path = folders[0] / "evaluation" / "zero_shot" / "colours.npz"
+    np.savez(path, class_names=np.array(list(COLOURS)), images=np.asarray(Image.new("RGB", (1, 1))))
+    assert not list(disagreements(comparison(collect(folders[0].parent)[0]).rows))
