@@ -15,7 +15,7 @@ from clipzoo import io
 from clipzoo.config import renamed
 from clipzoo.config.identity import flat, identity, run_folder
 from clipzoo.config.variables import with_variables
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.runs.lock import RunLock
 
 CONFIG = "config.yaml"
@@ -63,7 +63,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def created(folder: Path, rank: Rank) -> Iterator[None]:
-    """Make the run directory; if the start fails with a ConfigError or a full disk, remove the directory again.
+    """Make the run directory; if the start fails with an error of the user's, remove the directory again.
 
     Only the first rank does so, and only a directory that did not exist before is removed.
     """
@@ -72,7 +72,7 @@ def created(folder: Path, rank: Rank) -> Iterator[None]:
         _make(folder)
     try:
         yield
-    except (ConfigError, io.WriteError):
+    except (ConfigError, TrainingError):
         if is_new and rank.is_first:
             shutil.rmtree(folder, ignore_errors=True)
         raise

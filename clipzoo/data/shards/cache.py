@@ -42,7 +42,8 @@ class ShardCache:
             ConfigError: the cache cannot be written.
         """
         if not locations.is_remote(location):
-            return os.open(location, os.O_RDONLY)
+            # A named pipe that has taken the place of a shard would wait for a writer.
+            return os.open(location, os.O_RDONLY | os.O_NONBLOCK)
         with self._explained():
             self._folder.mkdir(mode=0o777 if self._chosen else 0o700, parents=True, exist_ok=True)
             # Everyone can write to the temporary folder: files of another user are neither read nor written through.

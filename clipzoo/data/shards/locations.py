@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+import stat
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from clipzoo.errors import ConfigError
+from clipzoo.data.shards.commands import copy_output
+from clipzoo.errors import ConfigError, TrainingError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 State = tuple[int, int]
 """Size of a shard in bytes, and its modification time or a number made from its tag."""
 MISSING: State = (-1, 0)
+CONNECT_SECONDS, READ_SECONDS = 10.0, 15.0
+"""Longest silence of an HTTP server."""
+PATIENCE = 60.0
+"""Seconds for which a server may fail before a run gives up."""
 _THREADS = 16
+Result = TypeVar("Result")
 
 
 def is_remote(location: str) -> bool:
@@ -33,20 +39,24 @@ def states(locations: Sequence[str]) -> list[State | None]:
 
 
 def copy(location: str, target: IO[bytes]) -> None:
-    """Copy a remote shard into an open file. Raises OSError."""
+    """Copy a remote shard into an open file.
+
+    Raises:
+        OSError: the shard cannot be read.
+        TrainingError: its server does not answer.
+    """
     if location.startswith("pipe:"):
-        command = location.removeprefix("pipe:")
-        shell = shutil.which("bash")
-        # With pipefail, a pipeline fails when any of its commands fails.
-        words = [shell, "-o", "pipefail", "-c", command] if shell else ["/bin/sh", "-c", command]
-        process = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=target, stderr=subprocess.PIPE)
-        if process.returncode:
-            errors = process.stderr.decode(errors="replace").strip()[-200:]
-            raise OSError(f"{command!r} exited with {process.returncode}: {errors}")
+        copy_output(location.removeprefix("pipe:"), target)
         return
     filesystem, path = open_filesystem(location)
-    with _as_os_error(location), filesystem.open(path, "rb") as source:
-        shutil.copyfileobj(source, target, 1 << 20)
+
+    def download() -> None:
+        target.seek(0)
+        target.truncate()
+        with filesystem.open(path, "rb") as source:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+    _repeated(location, download)
 
 
 def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
@@ -54,7 +64,7 @@ def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     import fsspec
 
     try:
-        return fsspec.core.url_to_fs(url)
+        return fsspec.core.url_to_fs(url, **_options(url))
     except (ImportError, ValueError) as error:
         raise ConfigError(f"data.shards: {url} cannot be read: {error}") from error
 
@@ -66,6 +76,10 @@ def _state(location: str) -> State | None:
         if is_remote(location):
             return _remote_state(location)
         status = os.stat(location)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(
+                f"data.shards: {location} is {_kind(status.st_mode)}, not a file (pipe:COMMAND reads from a command)"
+            )
         return status.st_size, status.st_mtime_ns
     except FileNotFoundError:
         return MISSING
@@ -73,8 +87,7 @@ def _state(location: str) -> State | None:
 
 def _remote_state(url: str) -> State | None:
     filesystem, path = open_filesystem(url)
-    with _as_os_error(url):
-        facts = filesystem.info(path)
+    facts = _repeated(url, lambda: filesystem.info(path))
     if facts.get("size") is None:
         return None
     names = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
@@ -82,12 +95,55 @@ def _remote_state(url: str) -> State | None:
     return int(facts["size"]), int(hashlib.sha256(tags.encode()).hexdigest()[:12], 16)
 
 
-@contextmanager
-def _as_os_error(url: str) -> Iterator[None]:
-    """Turn the exceptions of fsspec's backends into OSError."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        raise OSError(f"{url}: {type(error).__name__}: {error}") from error
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def _options(url: str) -> dict[str, Any]:
+    """Return the options of fsspec's filesystem: deadlines for HTTP, whose own limit is five minutes a request."""
+    protocol = url.partition("://")[0]
+    if protocol not in ("http", "https"):
+        return {}
+    import aiohttp
+    import fsspec
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+    configured = fsspec.config.conf.get(protocol, {}).get("client_kwargs", {})
+    return {"client_kwargs": {"timeout": timeout, **configured}}
+
+
+def _repeated(url: str, action: Callable[[], Result]) -> Result:
+    """Return `action()`, repeated with growing pauses while its server times out, drops connections or fails (5xx).
+
+    Raises:
+        OSError: any other error, also those of fsspec's backends.
+        TrainingError: the server has not recovered within PATIENCE seconds.
+    """
+    begin, pause, tries = time.monotonic(), 0.25, 0
+    while True:
+        tries += 1
+        try:
+            return action()
+        except Exception as error:
+            # fsspec takes every failure of HTTP for a missing file.
+            cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            if not _is_transient(cause):
+                if isinstance(error, OSError):
+                    raise
+                raise OSError(f"{url}: {type(error).__name__}: {error}") from error
+            seconds = time.monotonic() - begin
+            if seconds + pause > PATIENCE:
+                raise TrainingError(
+                    f"data.shards: {url} cannot be read, {tries} tries in {seconds:.0f} seconds: "
+                    f"{type(cause).__name__} {cause}".rstrip()
+                ) from error
+        time.sleep(pause)
+        pause = min(2 * pause, 10.0)
+
+
+def _is_transient(error: BaseException) -> bool:
+    if status := getattr(error, "status", None):
+        return status >= 500 or status in (408, 429)
+    is_client_error = type(error).__module__.startswith("aiohttp") and not isinstance(error, ValueError)
+    return is_client_error or isinstance(error, ConnectionError | TimeoutError)

@@ -12,7 +12,7 @@ from clipzoo.data.plan.plan import Plan
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index import ShardIndex
 from clipzoo.data.shards.locations import is_remote
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, TrainingError
 
 _THREADS = 4
 
@@ -53,5 +53,5 @@ class Prefetcher:
                 return
             location, size = request
             # The reader of the shard reports the error.
-            with contextlib.suppress(OSError, ConfigError):
+            with contextlib.suppress(OSError, ConfigError, TrainingError):
                 os.close(self._cache.open(location, size=size))
