@@ -9,7 +9,8 @@ from torch import Tensor
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.vector import VectorHead, projection
-from clipzoo.types import Count, Features, Positive
+from clipzoo.ops.squared_distances import squared_distances
+from clipzoo.types import Count, Features, Positive, Similarity, World
 
 
 class InnerProductHead(VectorHead):
@@ -55,6 +56,14 @@ class DistanceHead(InnerProductHead):
     """logits = -|g_u - g_v|^2 / (2 temperature) (eq. 26); arguments as for the inner product."""
 
     score_range = (-math.inf, 0.0)
+
+    def score(self, image: Tensor, text: Tensor) -> Tensor:
+        return squared_distances(image, text, -1 / (2 * self._temperature))
+
+    def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
+        # A vector common to all embeddings changes no distance, but costs digits of the tiles' products.
+        center = world.mean(text.detach().mean(dim=0))
+        return super().similarity(image - center, text - center, world, tile)
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         """-|u - v|^2 / 2 = u.v - |u|^2 / 2 - |v|^2 / 2 is a product of vectors with four more entries."""

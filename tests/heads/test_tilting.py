@@ -61,6 +61,43 @@ def test_distance_is_exact_under_low_precision_products(bits, error):
         assert (left @ right.mT - exact).abs().max() < error
 
 
+@pytest.mark.parametrize("norm", [1.0, 100.0, 1000.0])
+@pytest.mark.parametrize("spread", ["near a common vector", "in all directions, pairs near each other"])
+@pytest.mark.parametrize("width", [8, 512])
+def test_distances_in_float32_equal_float64_at_large_norms(norm, spread, width):
+    drawn = torch.Generator().manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(48, width, generator=drawn), dim=1)
+    image = norm * (directions[:1] if spread.startswith("near") else directions).expand(48, -1)
+    image = image + torch.randn(48, width, generator=drawn) / width**0.5
+    text = image + torch.randn(48, width, generator=drawn) / width**0.5
+    head = build_head("distance", f"head.temperature={TEMPERATURE}").float()
+    pairs = [vectors.clone().requires_grad_() for vectors in (image, text)]
+    exact = [vectors.double().requires_grad_() for vectors in (image, text)]
+    upstream = torch.randn(48, 48, generator=drawn)
+    scores = head.score(*pairs)
+    expected = -(exact[0][:, None] - exact[1]).square().sum(dim=2) / (2 * TEMPERATURE)
+    # Within the rounding of the result itself.
+    torch.testing.assert_close(scores.double(), expected, rtol=2e-7, atol=1e-9)
+    (scores * upstream).sum().backward()
+    (expected * upstream.double()).sum().backward()
+    for vectors, reference in zip(pairs, exact, strict=True):
+        scale = reference.grad.abs().max()
+        assert (vectors.grad - reference.grad).abs().max() < 2e-6 * scale
+
+
+def test_tiles_of_distances_equal_the_matrix_at_large_norms():
+    drawn = torch.Generator().manual_seed(0)
+    base = 100 * torch.nn.functional.normalize(torch.randn(1, 16, generator=drawn), dim=1)
+    image, text = (base + torch.randn(24, 16, generator=drawn) for _ in range(2))
+    head = build_head("distance").float()
+    matrix, tiles = (head.similarity(image, text, tile=tile) for tile in (None, 7))
+    for one, other in zip(
+        (matrix.image_to_text, matrix.text_to_image), (tiles.image_to_text, tiles.text_to_image), strict=True
+    ):
+        torch.testing.assert_close(other.log_sum_exp(), one.log_sum_exp(), rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(other.positives(), one.positives(), rtol=1e-6, atol=1e-5)
+
+
 def rounded(vectors: torch.Tensor, bits: int) -> torch.Tensor:
     """To so many bits of mantissa."""
     mantissa, exponent = torch.frexp(vectors)
