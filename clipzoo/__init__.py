@@ -14,15 +14,15 @@ from typing import Any
 __version__ = "0.1.0"
 _MODULES = {
     "Encoder": "clipzoo.encoders.base",
-    "LoadedModel": "clipzoo.api",
+    "LoadedModel": "clipzoo.api.loading",
     "Features": "clipzoo.types",
     "Model": "clipzoo.model",
     "InMemoryDataset": "clipzoo.data.in_memory",
     "World": "clipzoo.distributed.world",
-    "export": "clipzoo.api",
-    "from_open_clip": "clipzoo.api",
-    "load": "clipzoo.api",
-    "train": "clipzoo.api",
+    "export": "clipzoo.api.loading",
+    "from_open_clip": "clipzoo.api.loading",
+    "load": "clipzoo.api.loading",
+    "train": "clipzoo.api.training",
 }
 """Public name -> its module."""
 __all__ = sorted(_MODULES)

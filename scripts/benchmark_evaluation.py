@@ -107,7 +107,7 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     import open_clip
 
     import clipzoo
-    from clipzoo.build import build_model
+    from clipzoo.api.build import build_model
     from clipzoo.config.compose import compose
     from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
 

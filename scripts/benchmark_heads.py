@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import clipzoo
-from clipzoo.build import build_model, build_objective, part
+from clipzoo.api.build import build_model, build_objective, part
 from clipzoo.config.compose import compose
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision

@@ -104,7 +104,7 @@ def _training_step(
 def _parts(*overrides: str, length: int | None = None) -> tuple[Any, Any, Any]:
     import torch
 
-    from clipzoo.build import build_model, build_objective
+    from clipzoo.api.build import build_model, build_objective
     from clipzoo.config.compose import compose
     from clipzoo.types import Batch
 

@@ -62,7 +62,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict:
 def _export_initial_weights(options: argparse.Namespace, folder: Path) -> None:
     """The model that both train, as open_clip reads it."""
     import clipzoo
-    from clipzoo.build import build_model
+    from clipzoo.api.build import build_model
     from clipzoo.config.compose import compose
 
     plain = compose(_overrides(options, Path("unused")))

@@ -14,7 +14,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from clipzoo import build
+from clipzoo.api import build
 from clipzoo.config.groups import CONF
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective

@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clipzoo import build
+from clipzoo.api import build
 from clipzoo.config.groups import CONF
 from clipzoo.encoders.base import Encoder
 from clipzoo.model import Model

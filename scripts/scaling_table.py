@@ -135,7 +135,7 @@ def towers(encoder: str) -> tuple[float, float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from clipzoo.build import build_model, parameters_of
+    from clipzoo.api.build import build_model, parameters_of
     from clipzoo.config.compose import compose
 
     overrides = [f"encoder={encoder}", "head=clip", "data.shards=none.tar"]

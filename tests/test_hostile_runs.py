@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import clipzoo
-from clipzoo.build import part
+from clipzoo.api.build import part
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.errors import ConfigError
 from clipzoo.report.run_page.page import write_report
@@ -93,8 +93,8 @@ NODES: dict[str, Callable[[Path], Config]] = {
         "_target_": "clipzoo.runs.record.subprocess.run", "_args_": [["touch", str(canary)]],
     },
     "an import of ours": lambda canary: {"_target_": "clipzoo.studies.__main__.subprocess.Popen", **touch(canary)},
-    "our importer": lambda canary: {"_target_": "clipzoo.build.import_module", "name": "payload"},
-    "our builder": lambda canary: {"_target_": "clipzoo.build.part", "node": touch(canary)},
+    "our importer": lambda canary: {"_target_": "clipzoo.api.build.import_module", "name": "payload"},
+    "our builder": lambda canary: {"_target_": "clipzoo.api.build.part", "node": touch(canary)},
     "a class of ours that is no part": lambda canary: {
         "_target_": "clipzoo.data.faults.FaultLog", "samples": 1, "max_bad_fraction": written(canary),
     },

@@ -25,7 +25,7 @@ from clipzoo.runs.metric_key import parsed
 from clipzoo.runs.record import RunRecord, write_results
 
 if TYPE_CHECKING:
-    from clipzoo.api import LoadedModel
+    from clipzoo.api.loading import LoadedModel
 
 PLACEHOLDERS = {
     "image_size": 224,
@@ -48,7 +48,7 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     _check(plain)
     if plain["run"] is not None:
         _stored_config(plain["run"])
-    from clipzoo.build import part
+    from clipzoo.api.build import part
     from clipzoo.distributed.world import World
 
     world = World.join(plain["device"], plain["timeout"], key="device")
@@ -97,11 +97,11 @@ def _stored_config(path: str) -> dict[str, Any]:
 
 
 def _load(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
-    from clipzoo import api
+    from clipzoo.api import loading
 
     if plain["run"] is not None:
-        return api.load(plain["run"], trust=tuple(trust))
-    return api.from_open_clip(plain["model"], plain["pretrained"])
+        return loading.load(plain["run"], trust=tuple(trust))
+    return loading.from_open_clip(plain["model"], plain["pretrained"])
 
 
 def _output_folder(plain: Mapping[str, Any]) -> Path:

@@ -91,7 +91,7 @@ def train(config: DictConfig) -> None:
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
-    from clipzoo.build import build_model, build_parts
+    from clipzoo.api.build import build_model, build_parts
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World

@@ -52,7 +52,7 @@ def run_one(name: str, plain: dict[str, Any], trust: Collection[str]) -> bool:
     """Run one study in this process and write its folder. Returns False if it failed."""
     import torch
 
-    from clipzoo.build import part
+    from clipzoo.api.build import part
     from clipzoo.studies.framework.page import write_page
     from clipzoo.studies.framework.record import write_failure, write_findings
 

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import clipzoo
-from clipzoo.build import part
+from clipzoo.api.build import part
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError

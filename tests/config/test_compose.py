@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from clipzoo.build import part
+from clipzoo.api.build import part
 from clipzoo.cli.train import hydra_arguments
 from clipzoo.config.compose import compose
 from clipzoo.config.identity import run_name

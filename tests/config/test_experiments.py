@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from clipzoo.build import build_head, build_model, build_objective
+from clipzoo.api.build import build_head, build_model, build_objective
 from clipzoo.cli import reproduce_page
 from clipzoo.config.groups import CONF
 from clipzoo.objectives.compatibility import check_pair

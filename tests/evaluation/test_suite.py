@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from clipzoo.build import part
+from clipzoo.api.build import part
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import benchmarks

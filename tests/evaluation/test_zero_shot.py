@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import clipzoo
-from clipzoo.api import LoadedModel
+from clipzoo.api.loading import LoadedModel
 from clipzoo.evaluation.transform import Transform
 from clipzoo.evaluation.zero_shot import build_classifiers, zero_shot
 from clipzoo.types import map_embedding

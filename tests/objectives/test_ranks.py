@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipzoo.build import build_objective, part
+from clipzoo.api.build import build_objective, part
 from clipzoo.distributed.world import World
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.compatibility import check_pair

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipzoo.build import build_objective
+from clipzoo.api.build import build_objective
 from clipzoo.distributed.world import World
 from clipzoo.heads.vector import VectorHead
 from clipzoo.similarity.tiled import automatic_tile, tiled_anchors, tiled_scores

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from clipzoo.build import part
+from clipzoo.api.build import part
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError

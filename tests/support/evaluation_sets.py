@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from clipzoo.build import build_model, part
+from clipzoo.api.build import build_model, part
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
 from clipzoo.evaluation.encoder import BatchEncoder

@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from clipzoo.build import part
+from clipzoo.api.build import part
 from clipzoo.heads.base import Head
 from clipzoo.types import Features, Similarity
 from tests.support.paths import CONF

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clipzoo.build import build_model, build_objective, part
+from clipzoo.api.build import build_model, build_objective, part
 from clipzoo.distributed.device import choose_device
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipzoo.build import part
+from clipzoo.api.build import part
 from clipzoo.config.compose import compose
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from clipzoo.api import adam, train
+from clipzoo.api.training import adam, train
 from clipzoo.contracts import Dataset
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head

@@ -7,7 +7,7 @@ from functools import partialmethod
 
 import pytest
 
-from clipzoo.build import part
+from clipzoo.api.build import part
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.probe.logistic import LogisticRegression
 from clipzoo.report.run_page.page import write_report

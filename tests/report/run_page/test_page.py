@@ -11,7 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from clipzoo.build import part
+from clipzoo.api.build import part
 from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs
 from clipzoo.report.render import markdown

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 import clipzoo
-from clipzoo.api import LoadedModel
-from clipzoo.build import build_model
+from clipzoo.api.build import build_model
+from clipzoo.api.loading import LoadedModel
 from clipzoo.errors import ConfigError
 
 TEXT = {

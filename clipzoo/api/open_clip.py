@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo.build import build_model
+from clipzoo.api.build import build_model
 from clipzoo.errors import ConfigError, nearest
 from clipzoo.model import Model
 
