@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 from clipzoo.cli import datasets, report, shards, world
 from clipzoo.cli.completion import complete_if_asked, override_completer
+from clipzoo.distributed.stop_signals import handle_until_the_run_begins
 from clipzoo.errors import exit_on_error
 
 OVERRIDE_COMMANDS = {
@@ -19,6 +20,8 @@ OVERRIDE_COMMANDS = {
     "studies": ("clipzoo.studies.__main__", "run the papers' small experiments"),
 }
 """Commands that take Hydra overrides: the module whose `main(arguments)` parses them, and a summary."""
+RESUMABLE = ("train", "evaluate", "launch")
+"""Commands that exit with code 75 when they are asked to stop, so that their job is requeued."""
 
 COMMANDS = {
     "report": (report, "write the report of a run, or the papers' tables beside finished runs"),
@@ -35,6 +38,8 @@ def main(*command: str) -> int:
     command: words that precede the arguments of the command line; a script in scripts/ names its subcommand.
     """
     arguments = [*command, *sys.argv[1:]]
+    if arguments and arguments[0] in RESUMABLE:
+        handle_until_the_run_begins()
     # As for `python train.py`: the user's own classes may stand in the working directory.
     if (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)

@@ -8,7 +8,7 @@ torchrun --nproc-per-node 8 --no-python clipzoo evaluate run=runs/demo eval=pape
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from clipzoo.config.names import folder_name
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
+from clipzoo.distributed.stop_signals import SIGNALS
 from clipzoo.errors import ConfigError, nearest
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
@@ -38,21 +39,28 @@ def main(arguments: list[str]) -> None:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
     else:
-        evaluate(arguments)
+        evaluate(arguments, signals=SIGNALS)
 
 
-def evaluate(overrides: list[str]) -> dict[str, float]:
-    """Evaluate the model of `run=` or `model=` on the datasets of `eval=`; update its results and its report."""
+def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, float]:
+    """Evaluate the model of `run=` or `model=` on the datasets of `eval=`; update its results and its report.
+
+    signals: those that end all ranks with exit code 75; finished datasets are cached, so the same command continues.
+    """
     # A mistyped key is reported before torch is imported.
     plain, trust = _composed(overrides, PLACEHOLDERS), trusted_names(overrides)
     _check(plain)
     if plain["run"] is not None:
         _stored_config(plain["run"])
     from clipzoo.api.build import part
+    from clipzoo.distributed.preemption import Preemption
+    from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
 
     world = World.join(plain["device"], plain["timeout"], key="device")
-    try:
+    watchdog = Watchdog()
+    Preemption(watchdog, signals)
+    with watchdog.guard(world, plain["timeout"]):
         model = _load(plain, trust)
         plain = _composed(overrides, model.config["encoder"])
         suite = part(plain["eval"], trust)
@@ -60,8 +68,7 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
         folder = _output_folder(plain)
         metrics = suite.run(model.to(world.device), folder / "evaluation", world)
         world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
-    finally:
-        world.leave()
+    world.leave()
     return metrics
 
 

@@ -10,11 +10,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from clipzoo.distributed.heartbeats import REPORT_WAIT
+from clipzoo.distributed.stop_signals import EXIT_CODE, SIGNALS, exit_before_the_run
 from clipzoo.distributed.watchdog import Watchdog
-
-EXIT_CODE = 75
-"""EX_TEMPFAIL: stopped on request; the same command resumes."""
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
 
 
 class Preemption:
@@ -31,7 +28,7 @@ class Preemption:
         self._launcher_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         for number in signals:
             previous = signal.getsignal(number)
-            own = getattr(previous, "__self__", None).__class__ is Preemption
+            own = previous is exit_before_the_run or getattr(previous, "__self__", None).__class__ is Preemption
             if callable(previous) and previous is not signal.default_int_handler and not own:
                 self._launcher_handlers[number] = previous
             elif number == signal.SIGUSR2:

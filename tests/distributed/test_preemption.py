@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
+
+from tests.support.paths import ROOT
 
 CODE = """
 import os, signal, sys
@@ -78,3 +82,22 @@ def test_the_launchers_handler_is_called_after_saving():
 def test_a_second_keyboard_interrupt_ends_the_process_at_once():
     latched = "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)"
     assert "latched True" not in outcome(latched=latched)[1]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("command", ["train.py", "scripts/evaluate.py"])
+def test_a_request_during_the_imports_exits_with_75(command):
+    for number, modules in ((signal.SIGTERM, 0), (signal.SIGUSR1, 3), (signal.SIGINT, 6)):
+        process = subprocess.Popen(
+            [sys.executable, "-v", command, "experiment=demo/clip" if command == "train.py" else "model=ViT-B-32"],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stderr is not None
+        # -v prints a line for every module.
+        lines = (line for line in process.stderr if line.startswith("import ") and "'torch." in line)
+        for _ in range(modules + 1):
+            next(lines)
+        process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait(60) == 75, said
+        assert "clipzoo: stopped on request before the run began; run the same command again" in said
