@@ -19,6 +19,7 @@ _MODULES = {
     "Model": "clipzoo.model",
     "InMemoryDataset": "clipzoo.data.in_memory",
     "World": "clipzoo.distributed.world",
+    "concatenate": "clipzoo.types",
     "export": "clipzoo.api.loading",
     "from_open_clip": "clipzoo.api.loading",
     "load": "clipzoo.api.loading",
@@ -33,3 +34,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module clipzoo has no attribute {name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

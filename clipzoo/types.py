@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -104,6 +104,10 @@ class PointSet:
 
     def __len__(self) -> int:
         return len(self.points)
+
+    def __getitem__(self, rows: Any) -> PointSet:
+        """Return the point sets of some rows; `rows` indexes the leading dimension as it does a tensor's."""
+        return self.map(lambda tensor: tensor[rows])
 
     def padded(self, count: int) -> PointSet:
         """Return the same sets padded to `count` points, [b, count, d]; padding has weight zero."""
