@@ -21,6 +21,7 @@ from clipzoo.model import Model
 
 CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
+CLIP_HEAD, TWO_TOWERS = "clipzoo.heads.clip.ClipHead", "clipzoo.encoders.towers.TwoTowers"
 TOWERS = {
     "clipzoo.encoders.image.ClipViT": "vit",
     "clipzoo.encoders.image.ClipResNet": "resnet",
@@ -37,8 +38,7 @@ def to_open_clip(model: Model, config: Mapping[str, Any], folder: Path) -> None:
     from safetensors.torch import save_file
 
     encoder, head = config["encoder"], config["head"]
-    reasons = _export_faults(encoder, head)
-    if reasons:
+    if reasons := export_faults(config):
         raise ConfigError("open_clip cannot represent this model: " + "; ".join(reasons))
     path = folder / "open_clip_config.json"
     if path.exists():
@@ -77,11 +77,23 @@ def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, 
     return model, config
 
 
-def _export_faults(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> list[str]:
+def export_note(config: Mapping[str, Any]) -> str:
+    """Return a line for the start of a training whose CLIP head suggests an export that open_clip's form forbids."""
+    faults = export_faults(config) if config["head"]["_target_"] == CLIP_HEAD else []
+    return (
+        f"\nopen_clip cannot represent this model, clipzoo.export will refuse it: {'; '.join(faults)}" if faults else ""
+    )
+
+
+def export_faults(config: Mapping[str, Any]) -> list[str]:
+    """Return the reasons why open_clip cannot represent the model of a configuration; none if it can."""
+    encoder, head = config["encoder"], config["head"]
     faults = []
-    if head["_target_"] != "clipzoo.heads.clip.ClipHead":
+    if head["_target_"] != CLIP_HEAD:
         faults.append(f"its head is {head['_target_']}, only the CLIP head can be exported")
-    tower = encoder.get("image_tower", {}).get("_target_", encoder["_target_"])
+    if encoder["_target_"] != TWO_TOWERS:
+        return [*faults, f"its encoder is {encoder['_target_']}"]
+    tower = encoder["image_tower"]["_target_"]
     if tower not in TOWERS:
         return [*faults, f"its image tower is {tower}"]
     text = encoder["text_tower"]

@@ -92,6 +92,7 @@ def train(config: DictConfig) -> None:
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
     from clipzoo.api.build import build_model, build_parts
+    from clipzoo.api.open_clip import export_note
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
@@ -114,6 +115,7 @@ def train(config: DictConfig) -> None:
         world.run_on_first(lambda: claim(lock, plain))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"
+            f"{export_note(plain)}"
         )
         training = Parts(
             model, parts.objective, dataset, parts.optimizer, evaluator, parts.logger, plain["seed"], folder, plain

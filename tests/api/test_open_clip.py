@@ -9,9 +9,11 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 import clipzoo
+from clipzoo.api import open_clip as open_clip_format
 from clipzoo.api.build import build_model
 from clipzoo.api.loading import LoadedModel
 from clipzoo.errors import ConfigError
+from tests.support.experiments import composed_once
 
 TEXT = {
     "_target_": "clipzoo.encoders.text.ClipTextTower", "context_length": 77, "vocabulary": 49408, "width": 32,
@@ -114,3 +116,23 @@ def test_an_export_is_not_overwritten(tmp_path):
     clipzoo.export(model_of("vit"), tmp_path)
     with pytest.raises(ConfigError, match="already contains an exported model"):
         clipzoo.export(model_of("vit"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["encoder=tiny"], ""),
+        (["encoder=small"], "encoder.text_tower.distinct_pads is true"),
+        (["encoder=demo"], "its image tower is clipzoo.encoders.demo.DemoImageTower"),
+        (["encoder=demo", "head=kme"], ""),
+    ],
+)
+def test_a_training_says_at_its_start_that_its_clip_model_cannot_be_exported(overrides, reason):
+    configuration = composed_once("data.shards=none.tar", *overrides)
+    note = open_clip_format.export_note(configuration)
+    assert note.endswith(reason) and bool(note) == bool(reason)
+
+
+def test_an_encoder_of_another_package_has_no_open_clip_form():
+    configuration = {"encoder": {"_target_": "mypackage.Encoder"}, "head": {"_target_": "clipzoo.heads.clip.ClipHead"}}
+    assert "its encoder is mypackage.Encoder" in open_clip_format.export_note(configuration)
