@@ -6,6 +6,8 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
@@ -85,7 +87,7 @@ def train(config: DictConfig) -> None:
     # What is written, sent and compared holds no passwords and no values of environment variables.
     plain, values = masked(given), with_variables(given)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
-    folder = find_run(plain, experiment)
+    folder = find_run(plain, experiment, partial(fingerprint, values["data"]))
     if is_finished(folder):
         environment.say(record.summary(folder) + evaluation_hint(folder, plain))
         return
@@ -112,7 +114,7 @@ def train(config: DictConfig) -> None:
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
             model = build_model(values, parts.head, trust)
-        world.run_on_first(lambda: claim(lock, plain))
+        world.run_on_first(lambda: claim(lock, plain, dataset.fingerprint))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"
             f"{export_note(plain)}"
@@ -123,6 +125,14 @@ def train(config: DictConfig) -> None:
         cost, metrics = trainer.fit(training, world, preemption)
         world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics))
     world.leave()
+
+
+def fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
+    """Return the fingerprint of the dataset of a `data` node, None without an index; see `stored_fingerprint`."""
+    # Imports numpy, and is only called if a run was trained on shards in another place.
+    from clipzoo.data.shards.fingerprint import stored_fingerprint
+
+    return stored_fingerprint(data, run)
 
 
 def command_line() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -16,9 +15,9 @@ from clipzoo.data.rank_batches import RankBatches, rank_rows
 from clipzoo.data.samples import SampleReader
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.damage import check_shards
-from clipzoo.data.shards.index import FOLDER, ShardIndex
+from clipzoo.data.shards.fingerprint import fingerprint, index_folders
+from clipzoo.data.shards.index import ShardIndex
 from clipzoo.data.shards.index_builder import load_or_build
-from clipzoo.data.shards.locations import is_remote
 from clipzoo.data.shards.prefetch import Prefetcher
 from clipzoo.data.shards.sources import parse_sources
 from clipzoo.data.tokenizer import Tokenizer
@@ -113,8 +112,7 @@ class ShardDataset(Part):
     @property
     def fingerprint(self) -> str:
         """Digest of the shards' names and samples and of all that sets their order; a run resumes only on the same."""
-        facts = [(index.fingerprint, source.weight) for index, source in zip(self._indexes, self._sources, strict=True)]
-        return hashlib.sha256(repr((facts, self._window)).encode()).hexdigest()
+        return fingerprint(self._indexes, self._sources, self._window)
 
     def counters(self) -> dict[str, int]:
         """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
@@ -177,13 +175,7 @@ class ShardDataset(Part):
         return [load_or_build(source.shards, self._cache, self._folders(source.shards)) for source in self._sources]
 
     def _folders(self, shards: tuple[str, ...]) -> list[Path]:
-        """Return the folders in which the index of a source may be, the preferred one first."""
-        if self._index_folder is not None:
-            return [Path(self._index_folder)]
-        home = Path(shards[0]).parent
-        # The index must not create the folder of missing shards.
-        beside = [] if is_remote(shards[0]) or not home.is_dir() else [home / FOLDER]
-        return beside + ([self._run / FOLDER] if self._run else [])
+        return index_folders(shards, self._index_folder, self._run)
 
 
 def _require(valid: bool, key: str, value: object, wanted: str) -> None:

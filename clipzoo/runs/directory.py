@@ -16,6 +16,14 @@ from clipzoo.config import renamed
 from clipzoo.config.identity import flat, identity, run_folder
 from clipzoo.config.variables import with_variables
 from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.runs.dataset import (
+    LOCATION,
+    Fingerprint,
+    is_moved,
+    record_dataset,
+    run_on_moved_dataset,
+    unknown_fingerprint,
+)
 from clipzoo.runs.lock import RunLock
 
 CONFIG = "config.yaml"
@@ -33,13 +41,17 @@ class Rank(Protocol):
     def is_first(self) -> bool: ...
 
 
-def find_run(plain: Mapping[str, Any], experiment: str | None) -> Path:
+def find_run(plain: Mapping[str, Any], experiment: str | None, fingerprint: Fingerprint = unknown_fingerprint) -> Path:
     """Return the run directory of a configuration, which need not exist.
+
+    fingerprint: of the configured dataset, by which a run is known whose dataset was moved.
 
     Raises ConfigError if the directory has a run of another configuration.
     """
     folder = run_folder(plain, experiment)
-    check_configuration(folder, plain)
+    if not plain["name"] and not folder.exists():
+        folder = run_on_moved_dataset(folder, plain, fingerprint)
+    check_configuration(folder, plain, fingerprint)
     return folder
 
 
@@ -78,28 +90,35 @@ def created(folder: Path, rank: Rank) -> Iterator[None]:
         raise
 
 
-def claim(lock: RunLock, plain: Mapping[str, Any]) -> None:
-    """Lock the run directory and write the configuration to it.
+def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str) -> None:
+    """Lock the run directory and write the configuration and the fingerprint of the dataset to it.
 
     Raises ConfigError if another process holds the lock, or if the directory has a run of another configuration.
     """
     io.make_folder(lock.folder)
     lock.acquire()
     # Not before: the process that held the lock may have written another configuration.
-    check_configuration(lock.folder, plain)
+    check_configuration(lock.folder, plain, lambda run: fingerprint)
     path, text = lock.folder / CONFIG, yaml.safe_dump(dict(plain), sort_keys=False)
     if not path.exists() or path.read_bytes() != text.encode():
         io.write_whole(path, text)
+    record_dataset(lock.folder, plain, fingerprint)
 
 
-def check_configuration(folder: Path, plain: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the directory has a run of another configuration."""
+def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint = unknown_fingerprint) -> None:
+    """Raise ConfigError if the directory has a run of another configuration.
+
+    A dataset in another place with the same fingerprint is the same dataset. `claim` knows the fingerprint of a dataset
+    without an index.
+    """
     if not (folder / CONFIG).exists():
         return
     stored = config_of(folder)
     before, now, values = identity(stored), identity(plain), identity(with_variables(plain))
     # Runs of earlier versions hold the values of environment variables.
     different = [key for key in sorted({*before, *now}) if before.get(key) not in (now.get(key), values.get(key))]
+    if LOCATION in different and is_moved(folder, fingerprint, unknown=not is_finished(folder)):
+        different.remove(LOCATION)
     if different:
         shown = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:MOST_DIFFERENCES]]
         more = f" and {len(different) - len(shown)} more" if len(different) > len(shown) else ""

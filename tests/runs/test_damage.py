@@ -22,7 +22,7 @@ from tests.support.evaluation_sets import config_of as composed
 def run(tmp_path):
     """A finished run directory."""
     with RunLock(tmp_path) as lock:
-        claim(lock, composed("clip"))
+        claim(lock, composed("clip"), "fingerprint")
     RunRecord(training={"steps": 3}).write(tmp_path)
     rows = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}, {"step": 2, "event": "evaluation", "top1": 5.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -48,11 +48,11 @@ def test_an_empty_config_is_said_to_be_empty(run):
 def test_an_unchanged_config_is_not_written_again(run):
     before = (run / "config.yaml").stat()
     with RunLock(run) as lock:
-        claim(lock, composed("clip"))
+        claim(lock, composed("clip"), "fingerprint")
     after = (run / "config.yaml").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     with RunLock(run) as lock:
-        claim(lock, composed("clip", "trainer.save_every=7"))
+        claim(lock, composed("clip", "trainer.save_every=7"), "fingerprint")
     assert config_of(run)["trainer"]["save_every"] == 7
 
 

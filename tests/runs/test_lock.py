@@ -26,7 +26,7 @@ time.sleep(600)
 ACQUIRE = "import sys; from pathlib import Path; from clipzoo.runs.lock import RunLock; "
 ACQUIRE += "RunLock(Path(sys.argv[1])).acquire(patience=0)"
 CLAIM = "import sys; from pathlib import Path; from clipzoo.runs.directory import claim; "
-CLAIM += "from clipzoo.runs.lock import RunLock; claim(RunLock(Path(sys.argv[1])), {'seed': 2})"
+CLAIM += "from clipzoo.runs.lock import RunLock; claim(RunLock(Path(sys.argv[1])), {'seed': 2}, 'fingerprint')"
 
 
 def acquire_in_another_process(folder) -> subprocess.CompletedProcess[str]:
