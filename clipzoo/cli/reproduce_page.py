@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from markupsafe import Markup
+
 from clipzoo.cli.reproduce_demo import ROWS
 from clipzoo.config.groups import CONF
+from clipzoo.report.escaping import markdown_code, markdown_text
 from clipzoo.report.paper_tables.experiments import Experiment, axes, experiments, total_cost
 from clipzoo.report.paper_tables.published import PaperTable, layout, search_of, table, table_names
 from clipzoo.report.render import markdown_page
@@ -34,12 +37,12 @@ def page() -> str:
     )
 
 
-def _searches() -> Iterator[str]:
+def _searches() -> Iterator[Markup]:
     for name, facts in layout()["searches"].items():
         search = search_of(facts["rows"][0])
         assert search is not None
-        keys = ", ".join(f"`{key}` in {values}" for key, values in axes(name).items())
-        yield f"`search={name}`: {keys}. Selected by {search.by}."
+        keys = ", ".join(f"{markdown_code(key)} in {values}" for key, values in axes(name).items())
+        yield Markup(f"{markdown_code(f'search={name}')}: {keys}. Selected by {markdown_text(search.by)}.")
 
 
 def _table_row(paper_table: PaperTable) -> list[str | Cell]:

@@ -14,17 +14,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from clipzoo.report.escaping import latex_text, markdown_code, markdown_text, one_line
 from clipzoo.report.table import Cell, Table, capitalised
 
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def markdown(table: Table) -> str:
+def markdown(table: Table) -> Markup:
     """A Markdown table, without its title."""
     dashes = ["---" if heading.align == "left" else "---:" for heading in table.headings]
     rows = [[_markdown_cell(cell) for cell in row.cells] for row in table.rows]
-    lines = [[_piped(heading.label) for heading in table.headings], dashes, *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    lines: list[list[str]] = [[markdown_text(heading.label) for heading in table.headings], dashes, *rows]
+    return Markup("\n".join("| " + " | ".join(line) + " |" for line in lines))
 
 
 def html(table: Table, wrap: bool = False) -> Markup:
@@ -46,15 +47,15 @@ def latex(table: Table, rotate: bool = False) -> str:
     heads = [
         capitalised(label) if heading.align == "left" else f"\\rotatebox{{90}}{{{label}}}" if rotate else label
         for heading in table.headings
-        for label in [_latex_text(heading.label)]
+        for label in [latex_text(heading.label)]
     ]
     alignment = "".join(heading.align[0] for heading in table.headings)
-    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{_latex_text(table.title)}}}"]
+    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{latex_text(table.title)}}}"]
     lines += [f"\\begin{{tabular}}{{{alignment}}}", "\\toprule", f"{' & '.join(heads)} \\\\"]
     for number, row in enumerate(table.rows):
         if row.starts or number == 0:
             lines.append("\\midrule")
-        lines.append(" & ".join(_latex_text(_noted(cell)) for cell in row.cells) + " \\\\")
+        lines.append(" & ".join(latex_text(_noted(cell)) for cell in row.cells) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
 
 
@@ -72,7 +73,10 @@ def terminal(table: Table) -> str:
 
 
 def markdown_page(template: str, **content: object) -> str:
-    """Render a Markdown template of the folder `templates`; paragraphs are separated by one empty line."""
+    """Render a Markdown template of the folder `templates`; all text is escaped.
+
+    Paragraphs are separated by one empty line.
+    """
     text = _environment(escape=False).get_template(template).render(**content)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -94,12 +98,14 @@ def _environment(escape: bool) -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=escape,
+        finalize=None if escape else _markdown_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     environment.filters |= {"markdown": markdown, "html": html, "capitalised": capitalised}
+    environment.filters |= {"code": markdown_code, "line": lambda text: Markup(one_line(text))}
     return environment
 
 
@@ -107,18 +113,14 @@ def _noted(cell: Cell) -> str:
     return f"{cell.text} ({cell.note})" if cell.note else cell.text
 
 
-def _piped(text: str) -> str:
-    return text.replace("|", "\\|")
+def _markdown_value(value: object) -> object:
+    """A value of a Markdown template: anything but a number is escaped, unless a filter has made it Markdown."""
+    return value if isinstance(value, Markup | int | float | None) else markdown_text(str(value))
 
 
 def _markdown_cell(cell: Cell) -> str:
-    text = _piped(_noted(cell))
-    if text and cell.code:
-        text = f"`{text}`"
-    return f"**{text}**" if text and cell.bold else text
-
-
-def _latex_text(text: str) -> str:
-    for character in "&%#_":
-        text = text.replace(character, f"\\{character}")
-    return text.replace("±", "$\\pm$")
+    text = _noted(cell)
+    if not text:
+        return ""
+    shown = markdown_code(text, in_table=True) if cell.code else markdown_text(text)
+    return f"**{shown}**" if cell.bold else shown

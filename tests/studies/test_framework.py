@@ -84,7 +84,7 @@ def test_the_page_lists_met_unmet_and_failed_claims(tmp_path: Path) -> None:
     assert "| 1 of 2 | 0 of 1 | It depends. |" in text
     assert "| It rains. | 0 mm | **no** |" in text
     assert "| two | 2.5 | 2 | 0.5 | 0.1 | **no** |" in text
-    assert "**failed**: ValueError: no / such thing" in text
+    assert "**failed**: ValueError: no \\| such thing" in text
     assert "never_run" not in text
     assert "CPU time 60 s, wall time 2.2 min" in text
     for line in text.splitlines():

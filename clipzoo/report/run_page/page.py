@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipzoo.io import write_whole
 from clipzoo.report import render
+from clipzoo.report.escaping import markdown_code
 from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables
 from clipzoo.report.run_page.published_results import result_tables
@@ -76,7 +77,7 @@ def _facts(run: Path, record: RunRecord | None) -> dict[str, object]:
     return {
         "Experiment": record.experiment,
         "Paper row": record.row,
-        **{part.capitalize(): f"`{name}`" for part, name in names.items() if name},
+        **{part.capitalize(): markdown_code(name) for part, name in names.items() if name},
         "Global batch size": trainer.get("global_batch"),
         "Epochs": trainer.get("epochs"),
         "Precision": trainer.get("precision"),

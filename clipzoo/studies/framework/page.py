@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.io import write_whole
+from clipzoo.report.escaping import markdown_text
 from clipzoo.studies.framework.record import RESULT, read_result
 
 HEAD = """# The papers' small experiments
@@ -98,4 +99,4 @@ def _duration(seconds: Mapping[str, int]) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())
+    return markdown_text(" ".join(text.split()))
