@@ -23,7 +23,7 @@ from clipzoo.errors import ConfigError, nearest
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import parsed
-from clipzoo.runs.record import RunRecord, write_results
+from clipzoo.runs.record import RunRecord, results
 
 if TYPE_CHECKING:
     from clipzoo.api.loading import LoadedModel
@@ -52,6 +52,9 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
     _check(plain)
     if plain["run"] is not None:
         _stored_config(plain["run"])
+    folder = _output_folder(plain)
+    if run.is_finished(folder):
+        RunRecord.read(folder)  # damaged results are reported before the evaluation
     from clipzoo.api.build import part
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
@@ -65,7 +68,6 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         plain = _composed(overrides, model.config["encoder"])
         suite = part(plain["eval"], trust)
         suite.open()
-        folder = _output_folder(plain)
         metrics = suite.run(model.to(world.device), folder / "evaluation", world)
         world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
     world.leave()
@@ -129,16 +131,18 @@ def _run_folder(path: Path) -> Path:
 
 
 def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics: Mapping[str, float]) -> None:
-    """Update results.json. It is created only outside run directories, where it would mark the training as finished."""
-    import json
-
+    """Write the report, then results.json, but not in the directory of an unfinished run, which it would end."""
     from clipzoo.report.run_page.page import write_report
 
+    record = None
     if run.is_finished(folder):
-        RunRecord.read(folder).evaluated(plain["eval"], parsed(metrics), folder).write(folder)
+        record = RunRecord.read(folder).evaluated(plain["eval"], parsed(metrics), folder)
     elif not (folder / "config.yaml").exists():
         row = plain["row"] if plain["run"] is None else _stored_config(plain["run"])["row"]
         facts = {"row": row, "seed": plain["eval"]["seed"], "eval": plain["eval"]}
-        write_results(folder, facts, None, overrides, {"steps": 0}, metrics)
-    io.write_whole(folder / "evaluation" / "metrics.json", json.dumps(metrics, indent=1))
-    say(f"report: {write_report(folder)}")
+        record = results(folder, facts, None, overrides, {"steps": 0}, metrics)
+    io.write_json(folder / "evaluation" / "metrics.json", metrics)
+    page = write_report(folder, record)
+    if record is not None:
+        record.write(folder)
+    say(f"report: {page}")

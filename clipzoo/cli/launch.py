@@ -22,6 +22,7 @@ from clipzoo.config import sweep
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
+from clipzoo.io import write_whole
 from clipzoo.runs.directory import is_finished
 
 SWEEP_SCRIPT = Path("slurm") / "sweep.sbatch"
@@ -72,7 +73,7 @@ def show(points: list[sweep.Point], options: argparse.Namespace) -> None:
     text = markdown(sweep_table(rows, options.table, options.lowest))
     output = options.output or Path("runs") / sweep.sweep_name(options.overrides)
     sweep_plot(rows, options.table, output / "sweep.png", options.lowest)
-    (output / "sweep.md").write_text(f"{text}\n\n![{options.table} over the sweep](sweep.png)\n")
+    write_whole(output / "sweep.md", f"{text}\n\n![{options.table} over the sweep](sweep.png)\n")
     print(f"{text}\n\n{output / 'sweep.md'}")
 
 

@@ -89,6 +89,10 @@ def train(config: DictConfig) -> None:
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     folder = find_run(plain, experiment, partial(fingerprint, values["data"]))
     if is_finished(folder):
+        if not (folder / "report.md").exists() and environment.read().rank == 0:
+            from clipzoo.report.run_page.page import write_report
+
+            write_report(folder)
         environment.say(record.summary(folder) + evaluation_hint(folder, plain))
         return
 
@@ -145,7 +149,11 @@ def command_line() -> list[str]:
 def write_outputs(
     training: Parts, experiment: str | None, cost: Mapping[str, Any], metrics: Mapping[str, float]
 ) -> None:
-    """Write the results and the report of a run that has ended."""
+    """Write the report and the results of a run that has ended.
+
+    results.json comes last: a run directory that has it is finished and complete. Until then, the same command starts
+    again after the last checkpoint, with the cached evaluation.
+    """
     from clipzoo.report.run_page.page import write_report
     from clipzoo.training import diagnostics
 
@@ -153,8 +161,9 @@ def write_outputs(
     assert folder is not None
     extremes = diagnostics.write_sample_summary(training.objective, folder / "evaluation" / "samples.json")
     diagnostics.write_examples(extremes, training.dataset, folder / "evaluation" / "samples")
-    record.write_results(folder, training.config, experiment, command_line(), cost, metrics)
-    write_report(folder)
+    results = record.results(folder, training.config, experiment, command_line(), cost, metrics)
+    write_report(folder, results)
     training.logger.report(metrics, sorted((folder / "report").glob("*.png")))
     training.logger.close()
+    results.write(folder)
     environment.say(record.summary(folder))

@@ -1,5 +1,6 @@
 """The one place that writes files, and the one that reads files which may be damaged. Needs neither torch nor numpy."""
 
+from clipzoo.io.figures import draw, save_figure
 from clipzoo.io.reading import (
     DamagedFileError,
     DamageLog,
@@ -30,6 +31,7 @@ __all__ = [
     "DamagedFileError",
     "JsonLines",
     "WriteError",
+    "draw",
     "explained",
     "make_folder",
     "read_json",
@@ -40,6 +42,7 @@ __all__ = [
     "readable",
     "require_fields",
     "require_numbers",
+    "save_figure",
     "whole",
     "write_error",
     "write_json",

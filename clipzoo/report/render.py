@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from clipzoo.io import draw
 from clipzoo.report.escaping import latex_text, markdown_code, markdown_text, one_line
 from clipzoo.report.table import Cell, Table, capitalised
 
@@ -89,7 +90,7 @@ def html_page(template: str, **content: object) -> str:
 def picture(figure: Figure) -> str:
     """The figure as a data: address, for a page that needs no other file."""
     data = io.BytesIO()
-    figure.savefig(data, format="png")
+    draw(figure, data)
     return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 

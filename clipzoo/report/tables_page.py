@@ -10,7 +10,7 @@ import yaml
 
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
-from clipzoo.io import write_whole
+from clipzoo.io import DamageLog, write_whole
 from clipzoo.report import render
 from clipzoo.report.comparison import own_runs
 from clipzoo.report.comparison import tables as compared
@@ -87,11 +87,15 @@ def write_pages(folders: Sequence[Path], names: Sequence[str], output: Path, not
 
     Returns the path of index.html. Raises ConfigError if there is nothing to show.
     """
-    collected = [collect(folder) for folder in folders]
+    damage = DamageLog()
+    collected = [collect(folder, damage) for folder in folders]
     finished, unfinished = ([item for part in parts for item in part] for parts in zip(*collected, strict=True))
     if not finished and not names:
         searched = ", ".join(map(str, folders))
-        raise ConfigError(f"no finished run in {searched}: train one first, or give --table wpse/1 for an empty table")
+        damaged = f" ({len(damage.faults)} with damaged files)" if damage.faults else ""
+        raise ConfigError(
+            f"no finished run in {searched}{damaged}: train one first, or give --table wpse/1 for an empty table"
+        )
     runs = [run for run in finished if run.row and len(folders) == 1]
     own = [run for run in finished if run not in runs]
     known = [name for name in table_names() if not layout()["tables"][name].get("repeats")]
@@ -104,15 +108,14 @@ def write_pages(folders: Sequence[Path], names: Sequence[str], output: Path, not
     page = {
         "title": "The papers' tables" if scales or filled else "Comparison of runs",
         "lead": [LEAD if filled else SMALL if scales else OWN, *([note] if note else [])],
-        "facts": _facts(finished, unfinished, scales, filled),
+        "facts": _facts(finished, unfinished, damage, scales, filled),
         "sections": sections,
         "full_size": _full_size(runs),
-        "runs": _runs(finished, unfinished),
+        "runs": _runs(finished, unfinished, damage),
         "revision": str(revision()),
     }
     lines = [line for part in [*scales, *([comparison] if comparison else [])] for line in compared.cells(part)]
     lines += [line for part in filled for line in blocks.cells(part)]
-    output.mkdir(parents=True, exist_ok=True)
     write_whole(output / "tables.csv", render.csv(text_table(blocks.CSV_COLUMNS, lines, left=0)))
     write_whole(output / "tables.tex", "\n".join(section.latex for section in sections))
     write_whole(output / "tables.md", render.markdown_page("tables.md.j2", **page))
@@ -179,11 +182,17 @@ def _table_section(filled: FilledTable) -> Section:
 
 
 def _facts(
-    runs: Sequence[Run], unfinished: Sequence[Path], scales: Sequence[Comparison], filled: Sequence[FilledTable]
+    runs: Sequence[Run],
+    unfinished: Sequence[Path],
+    damage: DamageLog,
+    scales: Sequence[Comparison],
+    filled: Sequence[FilledTable],
 ) -> list[tuple[str, int | str]]:
     facts: list[tuple[str, int | str]] = [("finished runs", len(runs))]
     if unfinished:
         facts.append(("unfinished", len(unfinished)))
+    if damage.faults:
+        facts.append(("damaged files", len(damage.faults)))
     facts += [(f"rows at scale={comparison.scale}", len(comparison.rows)) for comparison in scales]
     if filled:
         rows = [row for part in filled for row in part.rows]
@@ -204,7 +213,7 @@ def _full_size(runs: Sequence[Run]) -> Table:
     return text_table(["row", "tables", "command", "estimated cost"], rows, left=4)
 
 
-def _runs(runs: Sequence[Run], unfinished: Sequence[Path]) -> Table:
+def _runs(runs: Sequence[Run], unfinished: Sequence[Path], damage: DamageLog) -> Table:
     rows = []
     for run in runs:
         own = [match for match in matches([run], run.row or "") if match.row == run.row]
@@ -221,4 +230,5 @@ def _runs(runs: Sequence[Run], unfinished: Sequence[Path]) -> Table:
         code = code[:9] + "+" * code.endswith("+")
         rows.append([run.folder.name, run.row or "", str(run.seed), run.scale if run.row else "", state, code])
     rows += [[folder.name, "", "", "", "unfinished", ""] for folder in unfinished]
+    rows += [[str(fault.path), "", "", "", f"damaged: {fault.fault}", ""] for fault in damage.faults]
     return text_table(["run", "row", "seed", "scale", "stands for the row", "revision"], rows, left=6)

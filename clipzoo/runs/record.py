@@ -108,15 +108,15 @@ def probes_not_converged(folder: Path) -> list[str]:
     return names
 
 
-def write_results(
+def results(
     folder: Path,
     plain: Mapping[str, Any],
     experiment: str | None,
     overrides: Sequence[str],
     training: Mapping[str, float | str],
     metrics: Mapping[str, float],
-) -> None:
-    """Write results.json of a finished run.
+) -> RunRecord:
+    """Return the record of a run that has ended.
 
     Args:
         folder: the run directory.
@@ -128,7 +128,7 @@ def write_results(
     record = RunRecord(
         experiment, plain["row"], tuple(overrides), plain["seed"], versions, revision(), dict(training)
     )  # fmt: skip
-    record.evaluated(plain["eval"], parsed(metrics), folder).write(folder)
+    return record.evaluated(plain["eval"], parsed(metrics), folder)
 
 
 def summary(folder: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from clipzoo.config.identity import run_name
-from clipzoo.runs.record import write_results
+from clipzoo.runs.record import results
 from tests.support.experiments import composed_once
 
 PAIRS = {"CC3M": 2_800_000, "CC12M": 9_200_000, "YFCC15M": 14_800_000}
@@ -34,7 +34,7 @@ def write_run(
     steps = trainer["steps"] or int(trainer["epochs"] * pairs / trainer["global_batch"])
     cost = {"steps": steps, "seconds": steps * 0.2, "samples_per_second": 5 * trainer["global_batch"], "ranks": 2,
             "peak_memory_mib": 1100.0, "device": "CPU"}  # fmt: skip
-    write_results(folder, plain, experiment, list(overrides), cost, metrics)
+    results(folder, plain, experiment, list(overrides), cost, metrics).write(folder)
     with (folder / "metrics.jsonl").open("w") as lines:
         for turn in range(1, evaluations + 1):
             step = steps * turn // evaluations

@@ -16,6 +16,7 @@ from clipzoo.data.faults import BadSampleError
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index import ShardIndex
 from clipzoo.data.shards.reader import ShardReader
+from clipzoo.io import save_figure
 
 _TILE = 160
 _QUANTILES = {"min": 0, "5%": 5, "median": 50, "95%": 95, "max": 100}
@@ -93,8 +94,8 @@ def contact_sheet(tiles: Sequence[tuple[Image.Image, str]], path: Path, columns:
         image.thumbnail((2 * _TILE, 2 * _TILE))
         axes.imshow(image)
         title = "\n".join(textwrap.wrap(caption, 34, max_lines=3, placeholder=" ...")) or "-"
-        axes.set_title(title, fontsize=6, parse_math=False)
-    figure.savefig(path, dpi=120)
+        axes.set_title(title, fontsize=6)
+    save_figure(figure, path, dpi=120)
 
 
 def _quantiles(values: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from clipzoo.evaluation.datasets.dataset import ClassificationDataset
 from clipzoo.report.comparison.scales import ComparedRow
 from clipzoo.report.drawing import DPI, RIGHT, WRONG
 from clipzoo.report.paper_tables.collect import Run
-from clipzoo.report.run_page.arrays import load
+from clipzoo.report.run_page.arrays import Arrays, load
 from clipzoo.report.table import Table, text_table
 
 MOST_IMAGES = 8
@@ -65,7 +66,7 @@ def disagreements(rows: Sequence[ComparedRow]) -> Iterator[Disagreement]:
         for task in ("zero_shot", "retrieval"):
             for path in sorted((first / task).glob("*.npz")):
                 twin = second / task / path.name
-                left, right = _answers(path), _answers(twin) if twin.exists() else None
+                left, right = _answers(runs[0], path), _answers(runs[1], twin) if twin.exists() else None
                 if left and right and np.array_equal(left.labels, right.labels):
                     yield Disagreement(
                         f"{task.replace('_', '-')} {path.stem}", path.stem, runs, left.names, left.labels,
@@ -80,9 +81,9 @@ class _Answers:
     given: np.ndarray
 
 
-def _answers(path: Path) -> _Answers | None:
-    """Answers in a file of the evaluation; None in files of versions that did not write them."""
-    arrays = load(path)
+def _answers(run: Run, path: Path) -> _Answers | None:
+    """Answers in a file of the run's evaluation; None in a damaged file or one of an earlier version."""
+    arrays: Arrays = run.damage.read(partial(load, path), dict[str, np.ndarray]())
     if "all_predictions" in arrays:
         return _Answers([str(name) for name in arrays["class_names"]], arrays["all_labels"], arrays["all_predictions"])
     if "all_places" in arrays:
@@ -113,16 +114,16 @@ def figure(pair: Disagreement) -> Figure | None:
     drawn = Figure(figsize=(1.5 * columns + 0.4, 2 * 2.15), dpi=DPI, layout="constrained")
     strips = drawn.subfigures(2, 1, squeeze=False).flatten()
     for strip, run, indices in zip(strips, pair.runs, chosen, strict=True):
-        strip.suptitle(f"only {run.folder.name} is right", fontsize=9, parse_math=False)
+        strip.suptitle(f"only {run.folder.name} is right", fontsize=9)
         for panel in (panels := strip.subplots(1, columns, squeeze=False)[0]):
             panel.axis("off")
         for panel, index in zip(panels, indices, strict=False):
             image, label = dataset.splits["test"][int(index)]
             wrong = pair.second[index] if run is pair.runs[0] else pair.first[index]
             panel.imshow(np.asarray(image.convert("RGB")))
-            panel.set_title(_short(pair.names[label]), fontsize=7, color=RIGHT, pad=2, parse_math=False)
+            panel.set_title(_short(pair.names[label]), fontsize=7, color=RIGHT, pad=2)
             panel.text(0.5, -0.03, f"not {_short(pair.names[wrong])}", fontsize=7, color=WRONG, ha="center", va="top",
-                       transform=panel.transAxes, parse_math=False)  # fmt: skip
+                       transform=panel.transAxes)  # fmt: skip
     return drawn
 
 

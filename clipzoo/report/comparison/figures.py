@@ -14,7 +14,6 @@ from clipzoo.report.drawing import DPI, INK, colour, label, style
 from clipzoo.report.paper_tables.collect import Run
 from clipzoo.report.paper_tables.published import PaperColumn
 from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.training_log import TrainingLog
 
 PANELS_WIDTH = 7
 """Datasets side by side in one line of panels."""
@@ -88,8 +87,10 @@ def loss_curves(comparison: Comparison) -> Figure:
     for panel, (objective, rows) in zip(drawn, panels.items(), strict=True):
         for number, row in rows:
             for turn, match in enumerate(row.group.runs):
-                lines = TrainingLog.read(match.run.folder).training
-                points = [(float(line["epoch"]), float(line["loss"])) for line in lines if "loss" in line]
+                lines = match.run.log.training
+                points = [
+                    (float(line["epoch"]), float(line["loss"])) for line in lines if {"epoch", "loss"} <= line.keys()
+                ]
                 _curve(panel, points, number, None if turn else row.label)
         label(panel, objective, "epoch", "loss")
         if panel.lines:
@@ -150,10 +151,9 @@ def _lines(counts: Sequence[int]) -> list[list[int]]:
 
 def _evaluations(run: Run) -> list[tuple[float, dict[str, float | str]]]:
     """Epoch and metrics of each evaluation during training."""
-    log = TrainingLog.read(run.folder)
-    epochs = {float(line["step"]): float(line["epoch"]) for line in log.training if "epoch" in line}
+    epochs = {float(line["step"]): float(line["epoch"]) for line in run.log.training if "epoch" in line}
     per_step = max((epoch / step for step, epoch in epochs.items() if step), default=1.0)
-    return [(float(line["step"]) * per_step, line) for line in log.evaluations]
+    return [(float(line["step"]) * per_step, line) for line in run.log.evaluations]
 
 
 def _mean(metrics: dict[str, float | str], task: str, metric: str) -> float | None:

@@ -6,10 +6,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from clipzoo import io
 from clipzoo.config.sweep import Point
 from clipzoo.errors import ConfigError
 from clipzoo.report.table import Cell, Heading, Row, Table
@@ -106,8 +108,7 @@ def sweep_plot(rows: Sequence[SweepRow], metric: str, path: Path, lowest: bool =
     axes.set_xlabel(first)
     axes.set_ylabel(metric)
     axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    io.save_figure(figure, path, dpi=150)
 
 
 def _places(labels: Sequence[str]) -> dict[str, float]:
@@ -119,12 +120,17 @@ def _places(labels: Sequence[str]) -> dict[str, float]:
 
 
 def _value(folder: Path, metric: str) -> float | None:
-    """The metric of a finished run; None for an unfinished one."""
+    """The metric of a finished run; None for an unfinished one, and with a warning for one with damaged files."""
     if not is_finished(folder):
         return None
+    damage = io.DamageLog()
     if metric == LOSS:
-        return [float(line[LOSS]) for line in TrainingLog.read(folder).training if LOSS in line][-1]
-    metrics = written(RunRecord.read(folder).metrics)
+        log = damage.read(partial(TrainingLog.read, folder), TrainingLog((), ()))
+        return next((float(line[LOSS]) for line in reversed(log.training) if LOSS in line), None)
+    record = damage.read(partial(RunRecord.read, folder), None)
+    if record is None:
+        return None
+    metrics = written(record.metrics)
     if metric not in metrics:
         raise ConfigError(f"{folder} has no metric {metric} (it has: {', '.join([*sorted(metrics), LOSS])})")
     return metrics[metric]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from clipzoo import io
 from clipzoo.config.identity import flat
 from clipzoo.errors import ConfigError
 from clipzoo.report.paper_tables.experiments import (
@@ -22,6 +23,7 @@ from clipzoo.report.paper_tables.published import Metrics, search_of
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.metric_key import MetricKey
 from clipzoo.runs.record import RunRecord
+from clipzoo.runs.training_log import TrainingLog
 
 PAPER = "paper"
 """The scale of the papers' own size."""
@@ -29,11 +31,17 @@ PAPER = "paper"
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run directory, its configuration and its record."""
+    """A finished run directory, its configuration and its record. damage: names the files that cannot be read."""
 
     folder: Path
     plain: Mapping[str, Any]
     record: RunRecord
+    damage: io.DamageLog = field(default_factory=io.DamageLog, compare=False)
+
+    @cached_property
+    def log(self) -> TrainingLog:
+        """The training log; empty if it cannot be read."""
+        return self.damage.read(partial(TrainingLog.read, self.folder), TrainingLog((), ()))
 
     @property
     def row(self) -> str | None:
@@ -97,13 +105,22 @@ class Match:
         return ", ".join(parts)
 
 
-def collect(root: Path) -> tuple[list[Run], list[Path]]:
-    """Return the finished runs below a folder, and the directories of unfinished ones."""
+def collect(root: Path, damage: io.DamageLog) -> tuple[list[Run], list[Path]]:
+    """Return the finished runs below a folder, and the directories of unfinished ones.
+
+    A run whose configuration or results are damaged is left out and named in `damage`, to which its runs add other
+    files that they cannot read.
+    """
     if not root.is_dir():
         raise ConfigError(f"there is no folder {root}")
     folders = [path.parent for path in sorted(root.rglob("config.yaml"))]
-    finished = [Run(folder, config_of(folder), RunRecord.read(folder)) for folder in folders if is_finished(folder)]
-    return finished, [folder for folder in folders if not is_finished(folder)]
+
+    def read(folder: Path) -> Run:
+        return Run(folder, config_of(folder), RunRecord.read(folder), damage)
+
+    finished = [damage.read(partial(read, folder), None) for folder in folders if is_finished(folder)]
+    unfinished = [folder for folder in folders if not is_finished(folder)]
+    return [run for run in finished if run is not None], unfinished
 
 
 def matches(runs: Sequence[Run], row: str) -> list[Match]:

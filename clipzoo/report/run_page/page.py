@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipzoo.io import write_whole
+from clipzoo import io
 from clipzoo.report import render
 from clipzoo.report.escaping import markdown_code
 from clipzoo.report.paper_tables.published import Metrics
@@ -22,25 +22,30 @@ from clipzoo.runs.training_log import TrainingLog
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from clipzoo.report.run_page.sample_figures import Statistic
 
-def write_report(run: Path) -> Path:
+
+def write_report(run: Path, record: RunRecord | None = None) -> Path:
     """Write the page of a run directory from its config.yaml, metrics.jsonl, results.json and evaluation/.
 
-    Sections without content are left out. Returns the path of report.md.
+    record: results that are not written yet; None for those of results.json. Sections without content are left out;
+    damaged files are named on the page. Returns the path of report.md.
     """
     # matplotlib takes half a second to import.
     from clipzoo.report.run_page import figures
 
-    (run / "report").mkdir(parents=True, exist_ok=True)
-    record = RunRecord.read(run) if is_finished(run) else None
-    log, missing = TrainingLog.read(run), _json(run / "evaluation" / "missing.json")
-    metrics, row = _metrics(run, record, log), record.row if record else None
+    damage = io.DamageLog()
+    if record is None and is_finished(run):
+        record = damage.read(partial(RunRecord.read, run), None)
+    log = damage.read(partial(TrainingLog.read, run), TrainingLog((), ()))
+    missing = {name: str(reason) for name, reason in _json(run / "evaluation" / "missing.json", damage).items()}
+    metrics, row = _metrics(run, record, log, damage), record.row if record else None
     tables = results_tables.zero_shot_table, results_tables.probe_table, results_tables.retrieval_table
     evaluated = len(log.evaluations) > 1
     page = render.markdown_page(
         "run_page.md.j2",
         title=run.name,
-        facts=_facts(run, record),
+        facts=_facts(run, record, damage),
         row=row,
         published=result_tables(metrics, missing, row),
         results=[table(metrics) for table in tables],
@@ -49,26 +54,29 @@ def write_report(run: Path) -> Path:
         cost=results_tables.cost_table(record.training if record else {}),
         curves=log.training and _save(run, "training", figures.training_curves(log.training)),
         evaluation_curves=evaluated and _save(run, "evaluations", figures.evaluation_curves(log.evaluations)),
-        zero_shot=list(_zero_shot(run, metrics)),
-        retrieval=list(_retrieval(run, metrics)),
-        samples=list(_samples(run)),
+        zero_shot=list(_zero_shot(run, metrics, damage)),
+        retrieval=list(_retrieval(run, metrics, damage)),
+        samples=list(_samples(run, damage)),
+        damaged=[f"{fault.path.relative_to(run)} {fault.fault}" for fault in damage.faults],
         record=record,
     )
-    write_whole(run / "report.md", page)
+    io.write_whole(run / "report.md", page)
     return run / "report.md"
 
 
-def _metrics(run: Path, record: RunRecord | None, log: TrainingLog) -> Metrics:
+def _metrics(run: Path, record: RunRecord | None, log: TrainingLog, damage: io.DamageLog) -> Metrics:
     """Metrics of the record; of an unfinished run, those of its newest evaluation."""
     if record and record.metrics:
         return record.metrics
-    newest = _json(run / "evaluation" / "metrics.json") or (log.evaluations[-1] if log.evaluations else {})
+    newest = _json(run / "evaluation" / "metrics.json", damage) or (log.evaluations[-1] if log.evaluations else {})
     return parsed({name: value for name, value in newest.items() if isinstance(value, int | float)})
 
 
-def _facts(run: Path, record: RunRecord | None) -> dict[str, object]:
+def _facts(run: Path, record: RunRecord | None, damage: io.DamageLog) -> dict[str, object]:
     """Name and value of the facts at the top; None for an absent one."""
-    config = config_of(run) if (run / "config.yaml").exists() else {}
+    config: dict[str, Any] = {}
+    if (run / "config.yaml").exists():
+        config = damage.read(partial(config_of, run), config)
     names = {part: _class_name(config.get(part)) for part in ("encoder", "head", "objective")}
     towers = [_class_name(config.get("encoder", {}).get(tower)) for tower in ("image_tower", "text_tower")]
     if all(towers):
@@ -85,12 +93,14 @@ def _facts(run: Path, record: RunRecord | None) -> dict[str, object]:
     }
 
 
-def _zero_shot(run: Path, metrics: Metrics) -> Iterator[dict[str, object]]:
+def _zero_shot(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[dict[str, object]]:
     """Errors on each dataset, for the template."""
     from clipzoo.report.run_page import figures
 
     for path in sorted((run / "evaluation" / "zero_shot").glob("*.npz")):
-        name, content = path.stem, arrays.load(path)
+        name, content = path.stem, damage.read(partial(arrays.load, path, arrays.ZERO_SHOT), None)
+        if content is None:
+            continue
         yield {
             "name": name,
             "top1": metrics.get(MetricKey("zero_shot", name, "", "top1")),
@@ -100,12 +110,14 @@ def _zero_shot(run: Path, metrics: Metrics) -> Iterator[dict[str, object]]:
         }
 
 
-def _retrieval(run: Path, metrics: Metrics) -> Iterator[dict[str, object]]:
+def _retrieval(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[dict[str, object]]:
     """Retrieved images of each dataset, for the template."""
     from clipzoo.report.run_page import figures
 
     for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
-        name, content = path.stem, arrays.load(path)
+        name, content = path.stem, damage.read(partial(arrays.load, path, arrays.RETRIEVAL), None)
+        if content is None:
+            continue
         yield {
             "name": name,
             "recall": metrics.get(MetricKey("retrieval", name, "text_to_image", "recall_at_1")),
@@ -114,26 +126,32 @@ def _retrieval(run: Path, metrics: Metrics) -> Iterator[dict[str, object]]:
         }
 
 
-def _samples(run: Path) -> Iterator[tuple[str, str]]:
+def _samples(run: Path, damage: io.DamageLog) -> Iterator[tuple[str, str]]:
     """Name and figure of the histograms of per-sample statistics, then of the extreme samples of each statistic."""
-    from clipzoo.report.run_page.sample_figures import extreme_samples, sample_histograms
+    from clipzoo.report.run_page.sample_figures import extreme_samples, read_statistics, sample_histograms
 
-    summary, folder = _json(run / "evaluation" / "samples.json"), run / "evaluation" / "samples"
+    path, folder = run / "evaluation" / "samples.json", run / "evaluation" / "samples"
+    summary: dict[str, Statistic] = {}
+    if path.exists():
+        summary = damage.read(partial(read_statistics, path), summary)
     if summary:
         yield "histograms", _save(run, "samples", sample_histograms(summary))
     for name in summary if (folder / "captions.json").exists() else ():
-        yield name, _save(run, f"samples_{name}", extreme_samples(summary[name], folder))
+        figure = damage.read(partial(extreme_samples, summary[name], folder), None)
+        if figure is not None:
+            yield name, _save(run, f"samples_{name}", figure)
 
 
 def _save(run: Path, name: str, figure: Figure) -> str:
     """Save a figure and return its path relative to the page; characters that are not of a file name become "_"."""
     name = re.sub(r"[^\w.-]", "_", name)
-    figure.savefig(run / "report" / f"{name}.png", dpi=130)
+    io.save_figure(figure, run / "report" / f"{name}.png", dpi=130)
     return f"report/{name}.png"
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+def _json(path: Path, damage: io.DamageLog) -> dict[str, Any]:
+    """Content of a JSON file; empty without one, or if it is damaged."""
+    return damage.read(partial(io.read_json, path), {}) if path.exists() else {}
 
 
 def _class_name(part: object) -> str | None:

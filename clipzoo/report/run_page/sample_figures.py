@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from clipzoo import io
 from clipzoo.report.drawing import INK, WRONG
 
 SIDES = ("highest", "lowest")
@@ -35,6 +36,19 @@ class Statistic(TypedDict):
     lowest: list[Sample]
 
 
+def read_statistics(path: Path) -> dict[str, Statistic]:
+    """Read samples.json: statistics by name. Raises DamagedFileError."""
+    summary = io.read_json(path)
+    for statistic in summary.values():
+        sides: dict[str, type] = dict.fromkeys(SIDES, list)
+        fields: dict[str, Any] = {"seen": int, "mean": (int, float), "counts": list, "edges": list, **sides}
+        io.require_fields(path, statistic if isinstance(statistic, dict) else {}, fields)
+        for sample in [*statistic["highest"], *statistic["lowest"]]:
+            values = sample if isinstance(sample, dict) else {}
+            io.require_fields(path, values, {"sample_id": int, "value": (int, float)})
+    return cast(dict[str, Statistic], summary)
+
+
 def sample_histograms(summary: Mapping[str, Statistic]) -> Figure:
     """A panel per statistic: its histogram over the samples seen, with the mean."""
     count = max(1, len(summary))
@@ -48,8 +62,11 @@ def extreme_samples(statistic: Statistic, folder: Path, count: int = 8) -> Figur
     """The samples with the highest values (first row) and the lowest.
 
     folder: images by sample id, and captions.json, as `clipzoo.training.diagnostics.write_examples` leaves them.
+
+    Raises:
+        DamagedFileError: an image or the captions cannot be read.
     """
-    captions = json.loads((folder / "captions.json").read_text())
+    captions = io.read_json(folder / "captions.json")
     figure = Figure(figsize=(1.5 * count, 4.4), layout="constrained")
     rows = zip(
         figure.subplots(2, count, squeeze=False), SIDES, (statistic["highest"], statistic["lowest"]), strict=True
@@ -58,11 +75,19 @@ def extreme_samples(statistic: Statistic, folder: Path, count: int = 8) -> Figur
         for panel in panels:
             panel.axis("off")
         for panel, sample in zip(panels, samples[:count], strict=False):
-            panel.imshow(imread(folder / f"{int(sample['sample_id'])}.png"))
-            caption = textwrap.shorten(captions[str(sample["sample_id"])], 60, placeholder=" ...")
+            panel.imshow(_image(folder / f"{sample['sample_id']}.png"))
+            caption = textwrap.shorten(str(captions.get(str(sample["sample_id"]), "")), 60, placeholder=" ...")
             panel.set_title(f"{sample['value']:.2f}\n{textwrap.fill(caption, 20)}", fontsize=7)
         panels[0].text(-0.15, 0.5, side, transform=panels[0].transAxes, rotation=90, va="center", fontsize=9)
     return figure
+
+
+def _image(path: Path) -> np.ndarray:
+    try:
+        return imread(path)
+    # Damaged bytes end in OSError, SyntaxError, ValueError, struct.error and more.
+    except Exception as error:
+        raise io.DamagedFileError(path, f"cannot be decoded ({error})") from None
 
 
 def _histogram(panel: Axes, name: str, statistic: Statistic) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from clipzoo.io import write_whole
+from clipzoo import io
 from clipzoo.studies.framework.study import Drawing, Findings, Row, Study
 
 RESULT = "result.json"
@@ -27,9 +26,8 @@ def write_findings(
 
     seconds: duration of the study, wall time as "clock" and CPU time as "processor".
     """
-    folder.mkdir(parents=True, exist_ok=True)
     for name, rows in findings.tables.items():
-        write_whole(folder / f"{name}.csv", _csv(rows))
+        io.write_whole(folder / f"{name}.csv", _csv(rows))
     for name, drawing in findings.drawings.items():
         _write_png(folder / f"{name}.png", drawing)
     content = {
@@ -42,19 +40,19 @@ def write_findings(
         "settings": dict(settings),
         "seconds": {kind: round(value) for kind, value in seconds.items()},
     }
-    write_whole(folder / RESULT, json.dumps(content, indent=1, default=float))
+    io.write_whole(folder / RESULT, json.dumps(content, indent=1, default=float))
     return content
 
 
 def write_failure(folder: Path, reason: str) -> None:
     """Record that a study failed; the page then shows the reason instead of earlier figures."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / RESULT, json.dumps({"failed": reason}, indent=1))
+    io.write_json(folder / RESULT, {"failed": reason})
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
+    """Return the content of result.json; None without one, and with a warning for a damaged one."""
     path = folder / RESULT
-    return json.loads(path.read_text()) if path.exists() else None
+    return io.DamageLog().read(lambda: io.read_json(path, "run the study again"), None) if path.exists() else None
 
 
 def _description(study: Study) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def _description(study: Study) -> dict[str, Any]:
 
 
 def _csv(rows: list[Row]) -> str:
-    text = io.StringIO()
+    text = StringIO()
     columns = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
@@ -80,10 +78,8 @@ def _short(value: Any) -> Any:
 
 
 def _write_png(path: Path, drawing: Drawing) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    drawn = io.BytesIO()
-    drawing.figure.savefig(drawn, format="png", dpi=110)
+    drawn = BytesIO()
+    io.draw(drawing.figure, drawn, dpi=110)
     # A palette reduces the file to a third. Without matplotlib's metadata equal figures are equal files.
-    with Image.open(drawn) as image:
-        image.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(temporary, "PNG", optimize=True)
-    os.replace(temporary, path)
+    with Image.open(drawn) as image, io.whole(path) as file:
+        image.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)

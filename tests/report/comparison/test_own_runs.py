@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from clipzoo.io import DamageLog
 from clipzoo.report import tables_page
 from clipzoo.report.comparison.disagreements import disagreements
 from clipzoo.report.comparison.own_runs import comparison, settings_table
@@ -43,7 +44,7 @@ def folders(tmp_path) -> list[Path]:
 
 
 def test_seeds_are_one_row_and_rows_are_labelled_by_directory(folders):
-    compared = comparison(collect(folders[0].parent)[0])
+    compared = comparison(collect(folders[0].parent, DamageLog())[0])
     assert [row.label for row in compared.rows] == ["clip-0 (2 seeds)", "kme"]
     assert "head=ClipHead" in compared.rows[0].settings and "head=KmeHead" in compared.rows[1].settings
     (column,) = compared.columns["zero-shot top-1"]
@@ -51,7 +52,7 @@ def test_seeds_are_one_row_and_rows_are_labelled_by_directory(folders):
 
 
 def test_only_settings_that_differ_are_listed(folders):
-    compared = comparison(collect(folders[0].parent)[0])
+    compared = comparison(collect(folders[0].parent, DamageLog())[0])
     rows = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in settings_table(compared).rows}
     assert rows["head"] == ["ClipHead", "KmeHead"]
     assert rows["head.temperature"][1] == "" and rows["head.gamma"][0] == ""
@@ -59,7 +60,7 @@ def test_only_settings_that_differ_are_listed(folders):
 
 
 def test_disagreements_are_counted_and_tested(folders):
-    (pair,) = disagreements(comparison(collect(folders[0].parent)[0]).rows)
+    (pair,) = disagreements(comparison(collect(folders[0].parent, DamageLog())[0]).rows)
     assert pair.only_first.tolist() == [3] and pair.only_second.tolist() == [1, 2]
     # McNemar's exact test: both tails of a fair coin that shows heads at most once in three throws.
     assert pair.p_value == pytest.approx(min(1.0, 2 * sum(comb(3, count) for count in (0, 1)) / 2**3))
@@ -80,4 +81,4 @@ def test_the_page_of_named_runs_compares_them_whatever_their_rows(folders, tmp_p
 def test_answers_of_earlier_versions_are_left_out(folders):
     path = folders[0] / "evaluation" / "zero_shot" / "colours.npz"
     np.savez(path, class_names=np.array(list(COLOURS)), images=np.asarray(Image.new("RGB", (1, 1))))
-    assert not list(disagreements(comparison(collect(folders[0].parent)[0]).rows))
+    assert not list(disagreements(comparison(collect(folders[0].parent, DamageLog())[0]).rows))

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from clipzoo.errors import ConfigError
+from clipzoo.io import DamageLog
 from clipzoo.report import tables_page
 from clipzoo.report.paper_tables.collect import collect
 from clipzoo.report.paper_tables.filled import FilledRow, FilledTable, fill
 from clipzoo.report.paper_tables.published import FOLDER, PaperColumn, layout, read_numbers, table, table_names
 from clipzoo.report.paper_tables.significance import rank_sum
+from tests.support import damage
 from tests.support.paper_runs import write_run
 
 CLIP = "wpse/CC3M/CLIP"
@@ -34,7 +36,7 @@ def printed(name: str, row: str, plus: float = 0.0) -> dict[str, float]:
 
 
 def filled(root: Path, name: str) -> FilledTable:
-    return fill(table(name), collect(root)[0])
+    return fill(table(name), collect(root, DamageLog())[0])
 
 
 def row_of(filled_table: FilledTable, row: str) -> FilledRow:
@@ -263,6 +265,26 @@ def test_runs_at_another_scale_are_compared_with_each_other(page):
     assert "## At scale=demo" in text
     assert re.search(r"\| KME-CLIP \| KME-CLIP \| 60\.00 \| ", text)
     assert "evaluations during training" in page.read_text()
+
+
+@pytest.mark.medium
+def test_damaged_runs_are_named_in_the_page_and_the_rest_is_shown(tmp_path):
+    runs = [
+        write_run(tmp_path, "kme/cc3m_kme", {"zero_shot/shapes/top1": 50.0}, "scale=demo", f"seed={seed}")
+        for seed in range(2 * len(damage.KINDS) + 1)
+    ]
+    faults = [(run, kind) for run, kind in zip(runs[1:], damage.KINDS * 2, strict=True)]
+    for number, (run, kind) in enumerate(faults):
+        kind(run / ("config.yaml" if number % 2 else "results.json"))
+    arrays = runs[0] / "evaluation" / "zero_shot" / "shapes.npz"
+    arrays.parent.mkdir(parents=True)
+    arrays.write_bytes(b"random")
+    page = tables_page.write_pages([tmp_path], [], tmp_path / "report").with_name("tables.md").read_text()
+    assert re.search(rf"\| {runs[0].name} +\| kme/CC3M/", page)
+    for number, (run, _) in enumerate(faults):
+        file = "config.yaml" if number % 2 else "results.json"
+        assert re.search(rf"\| {run}/{file} .*damaged: ", page), run.name
+    assert f"{runs[0].name}/evaluation/zero_shot/shapes.npz" in page
 
 
 def test_tables_without_runs_are_shown_on_request_and_are_an_error_otherwise(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from clipzoo.report.run_page.results_tables import zero_shot_table
 from clipzoo.report.table import text_table
 from clipzoo.runs.metric_key import parsed
 from clipzoo.runs.training_log import TrainingLog
+from tests.support import damage
 from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, write_sets
 
 
@@ -146,3 +148,57 @@ def test_missing_datasets_are_listed_with_the_command_to_get_them(tmp_path):
     )
     page = write_report(tmp_path).read_text()
     assert "- **pets**: `pets is not there. To get it: python ...`" in page
+
+
+FILES = ["config.yaml", "results.json", "evaluation/metrics.json", "evaluation/missing.json", "evaluation/samples.json",
+         "evaluation/zero_shot/colours.npz", "evaluation/retrieval/things.npz"]  # fmt: skip
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", damage.KINDS)
+def test_damaged_files_are_named_on_the_page_and_the_rest_is_shown(run, tmp_path, kind):
+    folder = tmp_path / "small"
+    shutil.copytree(run, folder)
+    statistic = {"seen": 1, "mean": 1.0, "counts": [1], "edges": [0, 1], "highest": [], "lowest": []}
+    (folder / "evaluation" / "samples.json").write_text(json.dumps({"popularity": statistic}))
+    (folder / "evaluation" / "metrics.json").write_text(json.dumps({"zero_shot/colours/top1": 1.0}))
+    for name in FILES:
+        kind(folder / name)
+    kind(folder / "metrics.jsonl")
+    page = write_report(folder).read_text()
+    section = page.split("## Damaged files")[1].split("\n## ")[0]
+    assert [line.split()[1] for line in section.splitlines() if line.startswith("- ")] == sorted(
+        FILES, key=section.find
+    )
+
+
+@pytest.mark.medium
+def test_each_damaged_file_costs_only_its_own_part_of_the_page(run, tmp_path):
+    parts = {
+        "config.yaml": "- Head:", "results.json": "## Provenance",
+        "evaluation/zero_shot/colours.npz": "confusion_colours", "evaluation/retrieval/things.npz": "retrieval_things",
+    }  # fmt: skip
+    shutil.copytree(run, tmp_path / "small")
+    for damaged in (list(parts)[:2], list(parts)[2:]):
+        for name in damaged:
+            damage.cut(tmp_path / "small" / name)
+        page = write_report(tmp_path / "small").read_text()
+        for name, part_of_page in parts.items():
+            assert (part_of_page in page) == (name not in damaged) == (f"- {name} " not in page), name
+            shutil.copy(run / name, tmp_path / "small" / name)
+
+
+def test_dollar_signs_in_class_names_and_captions_do_not_end_the_report(tmp_path):
+    names, picture = np.array(["$5 #1 and $2", "plain"]), np.zeros((1, 8, 8, 3), np.uint8)
+    folder = tmp_path / "evaluation"
+    (folder / "zero_shot").mkdir(parents=True)
+    (folder / "retrieval").mkdir()
+    np.savez(
+        folder / "zero_shot" / "shop.npz", confusion=np.ones((2, 2), int), class_names=names, images=picture,
+        labels=np.array([0]), predictions=np.array([1]),
+    )  # fmt: skip
+    np.savez(
+        folder / "retrieval" / "shop.npz", captions=names, place=np.zeros(2, int), found=np.zeros((2, 1), int),
+        owner=np.zeros(2, int), images=picture[None].repeat(2, 0), gallery=1,
+    )  # fmt: skip
+    assert "confusion_shop" in write_report(tmp_path).read_text()
