@@ -51,6 +51,9 @@ BAD = {
     "no caption": ({"png": picture(1)}, "missing_caption"),
     "an empty caption": ({"png": picture(1), "txt": b""}, "empty_caption"),
     "a blank caption": ({"png": picture(1), "txt": b" \n\t"}, "empty_caption"),
+    "a caption of punctuation": ({"png": picture(1), "txt": b"...!?"}, "empty_caption"),
+    "a caption of zero-width spaces": ({"png": picture(1), "txt": "\u200b\u2060".encode()}, "empty_caption"),
+    "a caption of emoji": ({"png": picture(1), "txt": "\U0001f600\u2764\ufe0f".encode()}, "empty_caption"),
     "a caption in latin-1": ({"png": picture(1), "txt": "caf\u00e9".encode("latin-1")}, "caption_not_utf8"),
 }
 BAD_JSON = {

@@ -36,11 +36,16 @@ class ShardReader:
             captions = [_decode(_read(descriptor, record, "txt"))]
         else:
             captions = _captions(_decode(_read(descriptor, record, "json")), self._caption_key)
-        captions = [caption for caption in captions if caption.strip()]
+        captions = [caption for caption in captions if has_text(caption)]
         if not captions:
-            raise BadSampleError("empty_caption", "the caption is empty")
+            raise BadSampleError("empty_caption", "the caption has no letter or digit")
         caption = captions[pick(len(captions)) if len(captions) > 1 else 0]
         return caption, _read(descriptor, record, "image")
+
+
+def has_text(caption: str) -> bool:
+    """Return True if the caption has a letter or digit of any script; spaces, punctuation and emoji alone are none."""
+    return any(character.isalnum() for character in caption)
 
 
 class _OpenShards:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images.decoding import read_header
+from clipzoo.data.shards.reader import has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError
 
@@ -89,9 +90,9 @@ def write_shards(
         pair = pairs[number]
         try:
             extension, encoded = _encoded(pair.image, shortest_side)
-            captions = [" ".join(caption.split()) for caption in pair.captions if caption.strip()]
+            captions = [" ".join(caption.split()) for caption in pair.captions if has_text(caption)]
             if not captions:
-                raise BadSampleError("empty_caption", "the caption is empty")
+                raise BadSampleError("empty_caption", "the caption has no letter or digit")
         except (BadSampleError, OSError) as error:
             yield f"{pair.image}: {error}"
             continue
