@@ -180,7 +180,7 @@ class _Receiver(Generic[Item]):
                 states = ", ".join(f"{worker.pid} {_state(worker.pid)}" for worker in self._workers)
                 raise TrainingError(
                     f"the loader processes have not delivered a batch for {timeout:g} seconds ({states}): does their "
-                    f"storage answer? {key}=0 does without them"
+                    f"storage answer? A slow one needs a higher trainer.timeout; {key}=0 does without loader processes"
                 )
 
     def close(self) -> None:

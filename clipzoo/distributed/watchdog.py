@@ -96,7 +96,7 @@ class Watchdog:
     def exit_all(self, code: int, text: str) -> NoReturn:
         """End the processes of all ranks with this exit code, unless another rank has done so; `text` says why."""
         if self._board is None:
-            print(text, file=sys.stderr)
+            _print(text)
             self._exit(code)
         try:
             self._board.report(code, text)
@@ -127,7 +127,7 @@ class Watchdog:
             if self._hangs(idle):
                 step, activity, _ = self._status
                 text = f"{self._symptom}: at step {step}, {activity}; raise trainer.timeout if steps take that long"
-                print(f"clipzoo: {text}", file=sys.stderr, flush=True)
+                _print(f"clipzoo: {text}")
                 self._exit(FAILED)
 
     def _run(self, board: MessageBoard) -> None:
@@ -221,10 +221,10 @@ class Watchdog:
             threading.Event().wait()  # the other thread is about to end the process
         failure = board.wait_for_failure(FAILED, "clipzoo: a collective broke, and no rank says why")
         if failure.rank == self.world.rank:
-            print(failure.text, file=sys.stderr, flush=True)
+            _print(failure.text)
         elif self.world.is_first:
             reason = failure.text.splitlines()[-1].removeprefix("clipzoo: ")
-            print(f"clipzoo: rank {failure.rank} ends the run: {reason}", file=sys.stderr, flush=True)
+            _print(f"clipzoo: rank {failure.rank} ends the run: {reason}")
         board.wait_for_readers(failure)
         self._exit(failure.code)
 
@@ -232,10 +232,7 @@ class Watchdog:
         if not self._leaving.acquire(blocking=False):
             threading.Event().wait()  # another thread is about to end the process
         server = environment.read().store_server
-        print(
-            f"clipzoo: rank {self.world.rank} ends: {server}, which serves the ranks' store, {state}",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+        _print(f"clipzoo: rank {self.world.rank} ends: {server}, which serves the ranks' store, {state}")
         self._exit(FAILED)
 
     def _exit(self, code: int) -> NoReturn:
@@ -259,3 +256,8 @@ def _report_lost(board: MessageBoard, ranks: list[int]) -> None:
     names = ", ".join(f"rank {rank}" for rank in ranks[:8])
     text = f"clipzoo: {names} no longer answers: killed (out of memory?), stopped, or its machine or network is gone"
     board.report(FAILED, text, ranks)
+
+
+def _print(text: str) -> None:
+    """Print a line on stderr. Python's print fails in a handler of a signal that has interrupted another print."""
+    os.write(2, f"{text}\n".encode())

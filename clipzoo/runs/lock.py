@@ -76,7 +76,7 @@ class RunLock:
 def _lock(descriptor: int) -> bool:
     """Try to lock the file; True if it is locked, or cannot be on this file system."""
     try:
-        # Not flock: data workers would inherit that lock, and they outlive a killed training by some seconds.
+        # Not flock: loader processes would inherit that lock, and may outlive a killed training by a moment.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):

@@ -27,7 +27,8 @@ class Trainer(Part):
     """Trains the parts of a run to the end, from the newest checkpoint if there is one.
 
     global_batch: samples of a step, over all ranks. epochs or steps: the length; the other is null.
-    device: "auto", "cpu" or "cuda". timeout: seconds after which a collective that does not finish ends the run.
+    device: "auto", "cpu" or "cuda". timeout: seconds without a step, a batch or an answer of other ranks
+    after which the run ends.
     save_in_background: see Saving.in_background. The other arguments: see Computation and Saving.
     """
 

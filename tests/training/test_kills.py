@@ -29,8 +29,9 @@ def start(tmp_path) -> Callable[[str], Process]:
     def start(name: str) -> Process:
         settings = overrides(
             str(shards), tmp_path / name, "name=run", "data.workers=1",
-            f"data.index_folder={tmp_path / name / 'index'}", "eval=none", f"eval.root={tmp_path / 'sets'}", "eval.zero_shot=[colours]", "eval.linear_probe=[colours]",
-            "eval.retrieval=[things]", "eval.batch_size=16", "eval.workers=1", "eval.every_epochs=1.0",
+            f"data.index_folder={tmp_path / name / 'index'}", "eval=none", f"eval.root={tmp_path / 'sets'}",
+            "eval.zero_shot=[colours]", "eval.linear_probe=[colours]", "eval.retrieval=[things]", "eval.batch_size=16",
+            "eval.workers=1", "eval.every_epochs=1.0",
         )  # fmt: skip
         attempt = len(list((tmp_path / name).glob("log.*.out")))
         return start_script("train.py", *settings, log=tmp_path / name / f"log.{attempt}")
@@ -96,7 +97,7 @@ def metrics(runs: Path) -> dict[str, float]:
 
 
 def page(run: Path) -> tuple[str, dict[str, bytes]]:
-    """Text and pictures of a report, without the costs of the training and the command with the folder's name."""
-    text = re.sub(r"## Training\n.*?!|\npython train.py[^\n]*", "", (run / "report.md").read_text(), flags=re.DOTALL)
+    """Text and pictures of a report, without the costs of the training, the command and the revision."""
+    text = re.sub(r"## Training\n.*?!|## Provenance.*", "", (run / "report.md").read_text(), flags=re.DOTALL)
     pictures = {path.name: path.read_bytes() for path in (run / "report").glob("*.png") if path.name != "training.png"}
     return text, pictures

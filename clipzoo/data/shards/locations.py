@@ -56,7 +56,7 @@ def copy(location: str, target: IO[bytes]) -> None:
         with filesystem.open(path, "rb") as source:
             shutil.copyfileobj(source, target, 1 << 20)
 
-    _repeated(location, download)
+    repeated(location, download)
 
 
 def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
@@ -83,11 +83,13 @@ def _state(location: str) -> State | None:
         return status.st_size, status.st_mtime_ns
     except FileNotFoundError:
         return MISSING
+    except OSError as error:
+        raise ConfigError(f"data.shards: {location} cannot be read: {error.strerror or error}") from error
 
 
 def _remote_state(url: str) -> State | None:
     filesystem, path = open_filesystem(url)
-    facts = _repeated(url, lambda: filesystem.info(path))
+    facts = repeated(url, lambda: filesystem.info(path))
     if facts.get("size") is None:
         return None
     names = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
@@ -113,7 +115,7 @@ def _options(url: str) -> dict[str, Any]:
     return {"client_kwargs": {"timeout": timeout, **configured}}
 
 
-def _repeated(url: str, action: Callable[[], Result]) -> Result:
+def repeated(url: str, action: Callable[[], Result]) -> Result:
     """Return `action()`, repeated with growing pauses while its server times out, drops connections or fails (5xx).
 
     Raises:

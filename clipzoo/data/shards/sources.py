@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clipzoo.data.shards.locations import is_remote, open_filesystem
+from clipzoo.data.shards.locations import is_remote, open_filesystem, repeated
 from clipzoo.errors import ConfigError
 
 Paths = str | Path | Sequence[str | Path]
@@ -81,7 +81,10 @@ def _remote(url: str) -> list[str]:
         return [url]
     filesystem, path = open_filesystem(url)
     pattern = path.rstrip("/") + "/*.tar" if url.endswith("/") else path
-    shards = sorted(filesystem.glob(pattern))
+    try:
+        shards = sorted(repeated(url, lambda: filesystem.glob(pattern)))
+    except OSError as error:
+        raise ConfigError(f"data.shards: {url} cannot be listed: {error}") from error
     return _not_empty([filesystem.unstrip_protocol(shard) for shard in shards], url, "matches no file")
 
 
