@@ -16,6 +16,8 @@ RETRIEVAL = ("captions", "place", "found", "owner", "images", "gallery")
 REMEDY = "remove the dataset's files from the folder and evaluate the run again"
 Arrays = dict[str, np.ndarray]
 MOST_CONFUSIONS = 8
+MOST_IN_MATRIX = 100
+"""Largest number of classes whose confusion matrix can still be read as a picture."""
 
 
 def load(path: Path, names: Iterable[str] = ()) -> Arrays:
@@ -41,3 +43,18 @@ def confusions(arrays: Arrays) -> Table:
         if (count := int(counts[true, chosen]))
     ]
     return text_table(["class", "predicted as", "images"], rows, left=1)
+
+
+def worst_classes(arrays: Arrays) -> Table:
+    """The classes with the lowest accuracy, the largest first, and the class that each is taken for most often."""
+    counts, names = arrays["confusion"], arrays["class_names"]
+    sizes, right = counts.sum(axis=1), counts.diagonal()
+    accuracy = right / np.maximum(sizes, 1)
+    order = [index for index in np.lexsort((-sizes, accuracy)) if sizes[index]][:MOST_CONFUSIONS]
+    rows = []
+    for index in order:
+        others = counts[index].copy()
+        others[index] = -1
+        taken_for = str(names[others.argmax()]) if others.max() > 0 else ""
+        rows.append([str(names[index]), f"{int(right[index])} of {int(sizes[index])}", taken_for])
+    return text_table(["class", "right", "mostly predicted as"], rows, left=1)

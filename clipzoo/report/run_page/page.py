@@ -105,9 +105,18 @@ def _zero_shot(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[di
             "name": name,
             "top1": metrics.get(MetricKey("zero_shot", name, "", "top1")),
             "confusions": arrays.confusions(content),
-            "matrix": _save(run, f"confusion_{name}", figures.confusion_matrix(content)),
+            **_classes(run, name, content),
             "mistakes": len(content["images"]) and _save(run, f"mistakes_{name}", figures.mistakes(content)),
         }
+
+
+def _classes(run: Path, name: str, content: arrays.Arrays) -> dict[str, object]:
+    """The confusion matrix, or for more classes than a picture can show, a table of the worst ones."""
+    from clipzoo.report.run_page import figures
+
+    if len(content["class_names"]) > arrays.MOST_IN_MATRIX:
+        return {"matrix": None, "worst": arrays.worst_classes(content)}
+    return {"matrix": _save(run, f"confusion_{name}", figures.confusion_matrix(content)), "worst": None}
 
 
 def _retrieval(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[dict[str, object]]:

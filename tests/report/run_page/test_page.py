@@ -202,3 +202,20 @@ def test_dollar_signs_in_class_names_and_captions_do_not_end_the_report(tmp_path
         owner=np.zeros(2, int), images=picture[None].repeat(2, 0), gallery=1,
     )  # fmt: skip
     assert "confusion_shop" in write_report(tmp_path).read_text()
+
+
+def test_many_classes_are_listed_worst_first_instead_of_drawn(tmp_path):
+    count = 120
+    confusion = np.diag(np.full(count, 10))
+    confusion[7], confusion[9] = 0, 0
+    confusion[7, 3], confusion[9, 9], confusion[9, 4] = 10, 2, 8
+    folder = tmp_path / "evaluation" / "zero_shot"
+    folder.mkdir(parents=True)
+    np.savez(
+        folder / "names.npz", confusion=confusion, class_names=np.array([f"class {index}" for index in range(count)]),
+        images=np.zeros((1, 8, 8, 3), np.uint8), labels=np.array([7]), predictions=np.array([3]),
+    )  # fmt: skip
+    page = write_report(tmp_path).read_text()
+    worst = page[page.index("Worst classes:") :].splitlines()[4:6]
+    assert worst == ["| class 7 | 0 of 10 | class 3 |", "| class 9 | 2 of 10 | class 4 |"]
+    assert "confusion_names" not in page
