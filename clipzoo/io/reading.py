@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 NAMES = {dict: "a mapping", list: "a list", str: "text", int: "a number", float: "a number", type(None): "nothing"}
 """Types of values, in words."""
+MOST_CHARACTERS = 1_000_000
+"""Largest size of a YAML file with its aliases written out."""
 Kinds = type | tuple[type, ...]
 T = TypeVar("T")
 
@@ -104,16 +106,42 @@ def read_json(path: Path, remedy: str = "", root: type = dict) -> Any:
 
 def read_yaml(path: Path, remedy: str = "") -> dict[str, Any]:
     """Return the mapping that a YAML file holds. Raises DamagedFileError."""
-    import yaml
-
     text = read_text(path, remedy)
     try:
-        content = yaml.safe_load(text)
+        content = _parsed_yaml(text)
     # Malformed values end in YAMLError, ValueError, KeyError, AttributeError, RecursionError and more.
     except Exception as error:
         raise DamagedFileError(path, f"is not YAML ({' '.join(str(error).split())[:200]})", remedy) from None
     _require_root(path, content, dict, remedy)
     return content
+
+
+def _parsed_yaml(text: str) -> Any:
+    """Return the content of a YAML document whose aliases do not stand for more than MOST_CHARACTERS."""
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        count = _characters(root, {})
+        if count > MOST_CHARACTERS:
+            raise ValueError(f"its aliases stand for {count:,} characters, more than {MOST_CHARACTERS:,}")
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _characters(node: Any, known: dict[int, int]) -> int:
+    """Return the size of a YAML node, with a copy in place of every alias. known: sizes by id of the node."""
+    if isinstance(node.value, str):
+        return len(node.value) + 1
+    if id(node) not in known:
+        known[id(node)] = MOST_CHARACTERS  # of an alias inside the node that it names
+        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_characters(part, known) for part in parts)
+    return known[id(node)]
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

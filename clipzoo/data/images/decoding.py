@@ -25,6 +25,8 @@ except ImportError:
 
 Pixels = NDArray[np.uint8]
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_STRIP = 1 << 20
+"""Number of pixels that are converted at a time."""
 _JPEG = b"\xff\xd8\xff"
 _PLAIN_JPEGS = ("YCbCr", "Gray")
 
@@ -42,7 +44,7 @@ class EncodedImage(Protocol):
     conversions: list[str]
 
     def decode(self, reduction: int) -> Pixels:
-        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3]. Raises BadSampleError."""
+        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3], once. Raises BadSampleError."""
 
 
 def read_header(encoded: bytes, max_pixels: int) -> EncodedImage:
@@ -94,7 +96,10 @@ class _PilImage:
         with _pil_errors():
             if reduction > 1:
                 self._image.draft(None, (self.width // reduction, self.height // reduction))
-            return np.array(_to_rgb(self._image))
+            self._image.load()
+            pixels = _rgb_pixels(self._image)
+            self._image.close()
+            return pixels
 
 
 @contextmanager
@@ -119,9 +124,22 @@ def _conversions(image: Image.Image) -> list[str]:
         "palette_image": image.mode in ("P", "PA"),
         "16_bit_image": image.mode.startswith("I"),
         "transparent_image": image.has_transparency_data,
-        "animated_image": image.format != "JPEG" and getattr(image, "n_frames", 1) > 1,
+        # Counting the frames would decode all of them.
+        "animated_image": image.format != "JPEG" and getattr(image, "is_animated", False),
     }
     return [kind for kind, applies in checks.items() if applies]
+
+
+def _rgb_pixels(image: Image.Image) -> Pixels:
+    """[H, W, 3]. Converted in strips: copies of a large image in other modes would take many times its memory."""
+    rows = max(1, _STRIP // image.width)
+    if rows >= image.height:
+        return np.array(_to_rgb(image))
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top in range(0, image.height, rows):
+        end = min(top + rows, image.height)
+        pixels[top:end] = np.asarray(_to_rgb(image.crop((0, top, image.width, end))))
+    return pixels
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

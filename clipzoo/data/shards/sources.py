@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,12 @@ from pathlib import Path
 from clipzoo.data.shards.locations import is_remote, open_filesystem, repeated
 from clipzoo.errors import ConfigError
 
+MOST_SHARDS = 1_000_000
+"""Largest number of shards of one pattern."""
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
+_MARKS = 0xF0000
+"""First of the characters that no path contains."""
 Paths = str | Path | Sequence[str | Path]
 Shards = Paths | Sequence[Mapping[str, str | float | Sequence[str]]]
 
@@ -61,10 +69,35 @@ def _expand(pattern: str) -> list[str]:
     if not pattern:
         raise ConfigError("data.shards holds an empty path")
     # Without this test, braceexpand would refuse a lone closing brace, as in a shell command.
+    _check_count(pattern)
     expanded = list(braceexpand(pattern)) if "{" in pattern else [pattern]
     if pattern.startswith("pipe:"):
         return expanded
     return [shard for path in expanded for shard in (_remote(path) if is_remote(path) else _local(path))]
+
+
+def _check_count(pattern: str) -> None:
+    """Raise ConfigError if the braces of a pattern stand for too many shards. Nothing is expanded."""
+    counts: list[int] = []
+
+    def product(text: str) -> int:
+        return math.prod(counts[ord(mark) - _MARKS] for mark in text if ord(mark) >= _MARKS)
+
+    def marked(match: re.Match[str]) -> str:
+        if numbers := _NUMBERS.fullmatch(match[1]):
+            # More digits stand for more shards than are allowed.
+            first, last, step = (int((number or "1")[:19]) for number in numbers.groups())
+            counts.append(abs(last - first) // (abs(step) or 1) + 1)
+        else:
+            counts.append(sum(map(product, match[1].split(","))))
+        return chr(_MARKS + len(counts) - 1)
+
+    text, found = "".join(character for character in pattern if ord(character) < _MARKS), 1
+    while found:
+        # Innermost braces first: each becomes a character that stands for its count.
+        text, found = _BRACES.subn(marked, text)
+    if product(text) > MOST_SHARDS:
+        raise ConfigError(f"data.shards: {pattern} stands for more than {MOST_SHARDS:,} shards: give a folder")
 
 
 def _local(path: str) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -131,12 +132,13 @@ def _retrieval(name: str, folder: Path, samples: Mapping[str, Sequence[TarSample
 
 def _split_samples(folder: Path) -> list[TarSample]:
     count = _text(folder / "nshards.txt").strip()
-    if not count.isdigit():
-        raise ConfigError(f"{folder / 'nshards.txt'} must hold the number of tars, not {count!r}")
-    paths = [folder / f"{shard}.tar" for shard in range(int(count))]
-    for path in paths:
-        if not path.is_file():
-            raise ConfigError(f"{path} is missing, but {folder / 'nshards.txt'} counts it")
+    if not re.fullmatch("[0-9]{1,9}", count):
+        raise ConfigError(f"{folder / 'nshards.txt'} must hold the number of tars, not {count[:40]!r}")
+    paths: list[Path] = []
+    for shard in range(int(count)):
+        paths.append(folder / f"{shard}.tar")
+        if not paths[-1].is_file():
+            raise ConfigError(f"{paths[-1]} is missing, but {folder / 'nshards.txt'} counts it")
     return [sample for path in paths for sample in tar_samples(path, "write the dataset again")]
 
 

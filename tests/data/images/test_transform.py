@@ -15,6 +15,7 @@ from clipzoo.data.images.decoding import read_header
 from clipzoo.data.images.rand_augment import _OPERATIONS, rand_augment
 from clipzoo.data.images.transform import ImageTransform
 from clipzoo.data.plan.randomness import generator
+from tests.support.processes import Process
 
 MAX_PIXELS = 10**8
 
@@ -176,3 +177,40 @@ def test_pixels_do_not_depend_on_images_read_before():
     torch.manual_seed(5)
     augmented(photograph(70, 90), random(1))
     assert torch.equal(augmented(encoded, random(3))[0], alone)
+
+
+def _peak_of_decoding(encoded: bytes) -> None:
+    """Print by how many bytes decoding raises the peak memory of this process."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    read_header(encoded, 10**9).decode(1)
+    print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("mode", "most"), [("RGBA", 9), ("RGB", 9), ("L", 6), ("P", 6), ("I;16", 7)])
+def test_decoding_a_large_image_takes_a_small_multiple_of_its_pixels(mode, most, tmp_path):
+    side = 5000
+    stream = io.BytesIO()
+    options = {"transparency": 0} if mode == "P" else {}
+    Image.new(mode, (side, side)).save(stream, "PNG", **options)
+    assert len(stream.getvalue()) < 200_000
+    process = Process(_peak_of_decoding, stream.getvalue(), log=tmp_path / "log")
+    assert process.wait() == 0, process.stderr
+    assert int(process.stdout) / side**2 < most
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB", "CMYK", "I;16", "1"])
+def test_strips_give_the_pixels_of_the_whole_image(mode, monkeypatch):
+    random = np.random.default_rng(0)
+    image = Image.fromarray(random.integers(0, 256, (37, 23, 4), dtype=np.uint8), "RGBA")
+    if mode == "I;16":
+        image = Image.fromarray(random.integers(0, 2**16, (37, 23), dtype=np.uint16))
+    elif mode != "RGBA":
+        image = image.convert("RGB").convert(mode) if mode in ("P", "CMYK", "1") else image.convert(mode)
+    stream = io.BytesIO()
+    image.save(stream, "TIFF" if mode == "CMYK" else "PNG", **({"transparency": 3} if mode == "P" else {}))
+    whole = read_header(stream.getvalue(), 10**9).decode(1)
+    monkeypatch.setattr(decoding, "_STRIP", 23 * 5)
+    np.testing.assert_array_equal(read_header(stream.getvalue(), 10**9).decode(1), whole)
