@@ -45,13 +45,17 @@ def map_in_children(
     others = set(multiprocessing.active_children())
     # Spawned, not forked: this process may already use CUDA, NCCL and their threads.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, spawn, initializer=bind_to_parent) as pool:
+    try:
+        executor = ProcessPoolExecutor(processes, spawn, initializer=bind_to_parent)
+    except OSError as error:
+        raise TrainingError(f"child processes cannot be started ({error}): is /dev/shm full?") from error
+    with executor as pool:
         try:
             yield from pool.map(function, arguments, chunksize=chunk)
-        except BrokenProcessPool:
-            raise TrainingError("a child process was killed (out of memory?): use fewer processes") from None
-        except BaseException:
-            # The pool would wait for the arguments that its processes have begun.
+        except BaseException as error:
+            # The pool would wait for the arguments that they have begun, and they ignore its SIGTERM.
             for child in set(multiprocessing.active_children()) - others:
                 child.kill()
+            if isinstance(error, BrokenProcessPool):
+                raise TrainingError("a child process was killed (out of memory?): use fewer processes") from None
             raise
