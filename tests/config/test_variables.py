@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ import clipzoo
 from clipzoo.config.compose import compose
 from clipzoo.config.identity import identity, run_name
 from clipzoo.config.variables import with_variables
+from clipzoo.data.faults import Fault, FaultLog
 from clipzoo.data.shards.index import relative_names
+from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, masked
+from clipzoo.training.loggers import _MaskingFormatter
 from tests.support.processes import Process, run_script
 from tests.support.runs import overrides
 
@@ -94,6 +98,18 @@ def test_a_token_is_no_part_of_a_shards_name():
     assert relative_names(["https://h/a/0.tar?token=x", "https://h/a/1.tar?token=x"]) == relative_names(
         ["https://h/a/0.tar?token=y", "https://h/a/1.tar?token=y"]
     )
+
+
+def test_bad_samples_terminal_and_log_show_no_password(tmp_path, capsys):
+    url = "https://u:hunter2@host/0.tar?token=hunter3"
+    log = FaultLog(samples=100, max_bad_fraction=1.0)
+    log.write_to(tmp_path / "bad.jsonl")
+    log.record(100, [Fault(3, url, "key", "shard_missing", f"no {url}", f"{url} other")])
+    say(f"opening {url}")
+    formatter = _MaskingFormatter("%(message)s")
+    text = formatter.format(logging.LogRecord("clipzoo", logging.WARNING, "", 0, "shard %s", (url,), None))
+    shown = (tmp_path / "bad.jsonl").read_text() + capsys.readouterr().err + text
+    assert shown.count("https://u:***@host/0.tar?token=***") == 5 and "hunter" not in shown
 
 
 def written_by(folder: Path, *processes: Process) -> str:

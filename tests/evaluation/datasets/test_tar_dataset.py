@@ -152,7 +152,7 @@ def test_a_missing_dataset_is_named_with_its_path_the_others_and_the_command(tmp
     with pytest.raises(ConfigError) as error:
         open_tar_dataset(tmp_path, "thing")
     message = str(error.value)
-    assert str(tmp_path / "thing") in message and "has things" in message and "make_world.py" in message
+    assert str(tmp_path / "thing") in message and "has things" in message and "clipzoo world" in message
 
 
 @pytest.mark.parametrize(
