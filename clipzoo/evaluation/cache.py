@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
+from clipzoo import io
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
-from clipzoo.io import write_whole
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import parsed
+
+REMEDY = "the dataset is evaluated again"
 
 
 def model_key(model: Model, settings: tuple[object, ...]) -> str:
@@ -44,23 +45,20 @@ def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world:
     begin = time.perf_counter()
 
     def stored() -> dict[str, float] | None:
-        content = json.loads(path.read_text()) if path.exists() else {}
-        return content["metrics"] if content.get("key") == key else None
+        content = io.read_json(path, REMEDY) if path.exists() else {}
+        if content.get("key") != key:
+            return None
+        io.require_fields(path, content, {"metrics": dict}, REMEDY)
+        io.require_numbers(path, content["metrics"], REMEDY)
+        return content["metrics"]
 
-    metrics = world.run_on_first(stored)
+    metrics = world.run_on_first(lambda: io.DamageLog().read(stored, None))
     if metrics is None:
         metrics = measure()
-        content = json.dumps({"key": key, "metrics": metrics}, indent=1)
-        world.run_on_first(lambda: write_whole(with_folder(path), content))
+        world.run_on_first(lambda: io.write_json(path, {"key": key, "metrics": metrics}))
     seconds = time.perf_counter() - begin
     say(f"evaluation: {path.parent.name} {path.stem}: {_headline(metrics)} ({seconds:.1f} s)")
     return metrics
-
-
-def with_folder(path: Path) -> Path:
-    """Make the folder of `path` and return `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _headline(metrics: Mapping[str, float]) -> str:

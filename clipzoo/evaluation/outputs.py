@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
 from clipzoo.evaluation.retrieval import Retrieval
 from clipzoo.evaluation.zero_shot import ZeroShot
+from clipzoo.io import whole
 
 THUMBNAIL = 112
 CAPTIONS, RETRIEVED, MISTAKES = 6, 5, 12
@@ -21,11 +22,10 @@ def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, resu
     """Write the confusion matrix [K, K] (rows: labels, columns: predictions), predictions, and the worst mistakes."""
     from torchmetrics.functional.classification import multiclass_confusion_matrix  # takes seconds to import
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     wrong = (result.labels != result.predictions).nonzero().flatten()
     worst = wrong[result.margins[wrong].argsort(descending=True, stable=True)][:MISTAKES]
     classes = len(dataset.class_names)
-    np.savez_compressed(
+    write_arrays(
         path,
         confusion=multiclass_confusion_matrix(result.predictions, result.labels, classes).numpy(),
         class_names=np.array(dataset.class_names),
@@ -40,10 +40,9 @@ def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, resu
 
 def write_retrieval(path: Path, dataset: RetrievalDataset, result: Retrieval) -> None:
     """Write the positions of all captions' images, and some captions at equal distances with their best images."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     chosen = torch.linspace(0, len(dataset.captions) - 1, min(CAPTIONS, len(dataset.captions))).long().tolist()
     retrieved = result.retrieved[chosen][:, :RETRIEVED]
-    np.savez_compressed(
+    write_arrays(
         path,
         captions=np.array([dataset.captions[index] for index in chosen]),
         place=result.positions[chosen].numpy(),
@@ -53,6 +52,12 @@ def write_retrieval(path: Path, dataset: RetrievalDataset, result: Retrieval) ->
         gallery=len(dataset.images),
         all_places=result.positions.numpy(),
     )
+
+
+def write_arrays(path: Path, **arrays: np.ndarray | int) -> None:
+    """Write an .npz file atomically."""
+    with whole(path) as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def _thumbnails(images: Sequence[Image.Image]) -> np.ndarray:

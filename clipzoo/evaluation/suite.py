@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation import outputs
-from clipzoo.evaluation.cache import cached, dataset_key, model_key, with_folder
+from clipzoo.evaluation.cache import cached, dataset_key, model_key
 from clipzoo.evaluation.checks import check_classes, check_labels, check_paired
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
@@ -25,7 +24,7 @@ from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.evaluation.probe.linear_probe import LinearProbe
 from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.zero_shot import zero_shot
-from clipzoo.io import write_whole
+from clipzoo.io import write_json
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import MetricKey, written
 from clipzoo.types import Part, Progress
@@ -167,8 +166,7 @@ class Suite(Part):
     def _run(self, model: Model, output: Path, key: str, encoder: BatchEncoder) -> dict[str, float]:
         world = encoder.world
         if self._datasets or self._missing:
-            text = json.dumps(self._missing, indent=1)
-            world.run_on_first(lambda: write_whole(with_folder(output / "missing.json"), text))
+            world.run_on_first(lambda: write_json(output / "missing.json", self._missing))
         metrics: dict[str, float] = {}
         for task in self._names:
             for name in self._available(task):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo import io
 from clipzoo.contracts import Dataset
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
@@ -69,8 +70,7 @@ def write_sample_summary(objective: Objective, path: Path, extremes: int = 16) -
     """Write `summarise_samples` as JSON, unless it is empty, and return it."""
     summary = summarise_samples(objective, extremes)
     if summary:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(summary))
+        io.write_whole(path, json.dumps(summary))
     return summary
 
 
@@ -83,12 +83,12 @@ def write_examples(summary: Mapping[str, Any], dataset: Dataset, folder: Path) -
         return
     from torchvision.utils import save_image
 
-    folder.mkdir(parents=True, exist_ok=True)
     captions = {}
     for sample_id, (image, caption) in zip(ids, examples, strict=True):
-        save_image(image.float() / 255, folder / f"{sample_id}.png")
+        with io.whole(folder / f"{sample_id}.png") as file:
+            save_image(image.float() / 255, file, format="png")
         captions[sample_id] = caption
-    (folder / "captions.json").write_text(json.dumps(captions))
+    io.write_whole(folder / "captions.json", json.dumps(captions))
 
 
 def _summary(values: Tensor, ids: Tensor, extremes: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles, LabelledSplit, PixelArrays
+from clipzoo.io import read_lines
 
 EXTENSIONS = {".jpg", ".jpeg", ".png", ".ppm"}
 
@@ -168,7 +169,7 @@ def _image_paths(folder: Path) -> Iterable[Path]:
 
 
 def _lines(path: Path) -> list[str]:
-    return [line for line in _existing(path).read_text().splitlines() if line.strip()]
+    return [line for line in read_lines(_existing(path), "download it again") if line.strip()]
 
 
 def _existing(path: Path) -> Path:

@@ -18,6 +18,7 @@ from typing import Literal
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.catalogue import Templates, WordList
 from clipzoo.evaluation.datasets.tar_dataset import NAMES_FILE, TEMPLATES_FILE
+from clipzoo.io import read_lines
 
 PACKAGE = "pip install --no-deps clip-benchmark"
 Protocol = Literal["slip", "clip", "set"]
@@ -68,14 +69,14 @@ def _candidate_names(own: Sequence[str], facts: WordList, folder: Path) -> Itera
     yield list(own)
     yield [facts.get("renamed", {}).get(name, name.replace("_", " ")) for name in own]
     if (folder / NAMES_FILE).exists():
-        yield _lines(folder / NAMES_FILE)
+        yield read_lines(folder / NAMES_FILE)
     if facts["source"] != "own":
         yield _installed_names(facts["source"], own)
 
 
 def _candidate_templates(facts: WordList, folder: Path) -> Iterator[list[str]]:
     if (folder / TEMPLATES_FILE).exists():
-        yield _lines(folder / TEMPLATES_FILE)
+        yield read_lines(folder / TEMPLATES_FILE)
     yield _installed_templates(facts)
 
 
@@ -110,7 +111,3 @@ def _package_list(file: str, name: str) -> list[str]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"the list {name!r} comes from the clip-benchmark package: {PACKAGE}") from error
     return json.loads(package.joinpath("datasets", file).read_text(encoding="utf-8"))[name]
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").rstrip().splitlines()

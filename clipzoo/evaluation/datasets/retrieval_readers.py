@@ -5,13 +5,16 @@ Each reader takes the dataset's folder and raises FileNotFoundError for missing 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from clipzoo import io
 from clipzoo.evaluation.datasets.images import EncodedImages, ImageFile, ImageFiles
 from clipzoo.evaluation.datasets.tar_dataset import EXTENSIONS, tar_samples
+
+REMEDY = "download it again"
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ def karpathy(folder: Path, split: str, captions: int) -> SourceRetrieval:
     lists = sorted(folder.glob("dataset_*.json"))
     if not lists:
         raise FileNotFoundError(f"{folder} has no dataset_*.json")
-    entries = [entry for entry in json.loads(lists[0].read_text())["images"] if entry["split"] == split]
+    entries = [entry for entry in read_entries(lists[0]) if entry["split"] == split]
     # Flickr30k's entries name no folder.
     paths = [folder / entry.get("filepath", "flickr30k-images") / entry["filename"] for entry in entries]
     missing = next((path for path in paths if not path.exists()), None)
@@ -35,6 +38,18 @@ def karpathy(folder: Path, split: str, captions: int) -> SourceRetrieval:
         raise FileNotFoundError(f"{missing} is missing")
     texts = [[sentence["raw"].strip() for sentence in entry["sentences"][:captions]] for entry in entries]
     return SourceRetrieval(ImageFiles([ImageFile(path) for path in paths]), texts)
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """Entries of Karpathy's dataset_*.json. Raises DamagedFileError."""
+    content = io.read_json(path, REMEDY)
+    io.require_fields(path, content, {"images": list}, REMEDY)
+    for entry in content["images"]:
+        values = entry if isinstance(entry, dict) else {}
+        io.require_fields(path, values, {"split": str, "filename": str, "sentences": list}, REMEDY)
+        for sentence in values["sentences"]:
+            io.require_fields(path, sentence if isinstance(sentence, dict) else {}, {"raw": str}, REMEDY)
+    return content["images"]
 
 
 def pairs(folder: Path, split: str, captions: int) -> SourceRetrieval:

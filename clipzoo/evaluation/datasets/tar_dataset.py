@@ -12,7 +12,6 @@ Datasets exported by CLIP_benchmark open unchanged, and CLIP_benchmark opens wha
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -21,12 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from clipzoo import io
 from clipzoo.data.shards.tar import UNTERMINATED, Member, list_members
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import METRICS, ClassificationDataset, EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles, LabelledSplit, read_range
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+REMEDY = "restore the file, or convert the dataset again"
 NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
 
 
@@ -50,7 +51,10 @@ class TarSample:
         if extension not in self.members:
             raise ConfigError(f"{self.path}: {self.key} has no .{extension}")
         member = self.members[extension]
-        return read_range(self.path, member.offset, member.size).decode("utf-8")
+        try:
+            return read_range(self.path, member.offset, member.size).decode("utf-8")
+        except UnicodeDecodeError:
+            raise io.DamagedFileError(self.path, f"has a .{extension} of {self.key} that is not UTF-8 text") from None
 
 
 def is_tar_dataset(folder: Path) -> bool:
@@ -63,14 +67,15 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
     splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
     if not splits:
         raise ConfigError(_missing(Path(root), name))
-    meta = json.loads(_text(folder / "meta.json")) if (folder / "meta.json").exists() else {}
+    meta = io.read_json(folder / "meta.json", REMEDY) if (folder / "meta.json").exists() else {}
+    counts = _counts(folder / "meta.json", meta)
     samples = {split: _split_samples(folder / split) for split in splits}
-    for split, facts in meta.get("splits", {}).items():
+    for split, expected in counts.items():
         count = len(samples.get(split, ()))
-        if count != facts["samples"]:
-            raise ConfigError(f"{folder / split} has {count} samples, but its meta.json says {facts['samples']}")
+        if count != expected:
+            raise ConfigError(f"{folder / split} has {count} samples, but its meta.json says {expected}")
     type_file = folder / "dataset_type.txt"
-    kind = _text(type_file).strip().lower() if type_file.exists() else "classification"
+    kind = io.read_text(type_file, REMEDY).strip().lower() if type_file.exists() else "classification"
     if kind == "retrieval":
         return _retrieval(name, folder, samples)
     if kind == "classification":
@@ -84,7 +89,7 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
     remedy: what to do about a damaged tar, for the message. unterminated: accept a tar without its closing blocks, as
     img2dataset may leave it.
     """
-    with path.open("rb") as file:
+    with io.readable(path, remedy) as file:
         contents = list_members(partial(_read_at, file.fileno()), os.fstat(file.fileno()).st_size)
     if contents.flaw is not None and not (unterminated and contents.flaw == UNTERMINATED):
         raise ConfigError(f"{path}: {contents.flaw}; {remedy}")
@@ -99,13 +104,15 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
 def _classification(
     name: str, folder: Path, meta: Mapping[str, Any], samples: Mapping[str, Sequence[TarSample]]
 ) -> ClassificationDataset:
-    class_names = _lines(folder / NAMES_FILE)
-    templates = _lines(folder / TEMPLATES_FILE)
+    # An empty line inside would be a class of its own; only those at the end are ignored.
+    class_names = io.read_lines(folder / NAMES_FILE, REMEDY)
+    templates = io.read_lines(folder / TEMPLATES_FILE, REMEDY)
     for template in templates:
         if "{c}" not in template:
-            raise ConfigError(f"{folder}: the prompt template {template!r} lacks {{c}}, where the class name goes")
+            fault = f"has the prompt template {template!r} without {{c}}, where the class name goes"
+            raise io.DamagedFileError(folder / TEMPLATES_FILE, fault, REMEDY)
     metric = meta.get("metric", "top1")
-    if metric not in METRICS:
+    if not isinstance(metric, str) or metric not in METRICS:
         raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is none of {', '.join(METRICS)}")
     splits = {
         split: LabelledSplit(
@@ -131,7 +138,7 @@ def _retrieval(name: str, folder: Path, samples: Mapping[str, Sequence[TarSample
 
 
 def _split_samples(folder: Path) -> list[TarSample]:
-    count = _text(folder / "nshards.txt").strip()
+    count = io.read_text(folder / "nshards.txt", REMEDY).strip()
     if not re.fullmatch("[0-9]{1,9}", count):
         raise ConfigError(f"{folder / 'nshards.txt'} must hold the number of tars, not {count[:40]!r}")
     paths: list[Path] = []
@@ -144,24 +151,25 @@ def _split_samples(folder: Path) -> list[TarSample]:
 
 def _label(sample: TarSample, classes: int) -> int:
     text = sample.text("cls").strip()
-    if not text.isdigit() or int(text) >= classes:
-        raise ConfigError(f"{sample.path}: {sample.key} has the label {text!r}, but there are {classes} classes")
+    if not text.isdecimal() or int(text) >= classes:
+        raise ConfigError(
+            f"{sample.path}: {sample.key} has the label {text!r}, but {NAMES_FILE} names {classes} classes"
+        )
     return int(text)
+
+
+def _counts(path: Path, meta: Mapping[str, Any]) -> dict[str, int]:
+    """Number of samples of every split that meta.json states. Raises DamagedFileError."""
+    splits = meta.get("splits", {})
+    io.require_fields(path, {"splits": splits}, {"splits": dict}, REMEDY)
+    io.require_fields(path, splits, dict.fromkeys(splits, dict), REMEDY)
+    for facts in splits.values():
+        io.require_fields(path, facts, {"samples": int}, REMEDY)
+    return {split: facts["samples"] for split, facts in splits.items()}
 
 
 def _read_at(descriptor: int, length: int, offset: int) -> bytes:
     return os.pread(descriptor, length, offset)
-
-
-def _text(path: Path) -> str:
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing")
-    return path.read_text(encoding="utf-8")
-
-
-def _lines(path: Path) -> list[str]:
-    # An empty line inside would be a class of its own; only those at the end are ignored.
-    return [line.strip() for line in _text(path).rstrip().splitlines()]
 
 
 def _missing(root: Path, name: str) -> str:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from clipzoo import io
 from clipzoo.evaluation.datasets.dataset import LabelledImages
 from clipzoo.evaluation.encoder import BatchEncoder
-from clipzoo.io import write_whole
 from clipzoo.model import Model
 from clipzoo.types import Embedding, Features
 
 PROJECTIONS = ("before", "after")
+REMEDY = "the features are computed again"
 
 
 @dataclass(frozen=True)
@@ -53,38 +56,73 @@ def write_features(
     the features depend on.
     """
     world = encoder.world
-    key_file = folder / f"{split}.key"
-    if world.run_on_first(lambda: key_file.exists() and key_file.read_text() == key):
+    key_file, paths = folder / f"{split}.key", _paths(folder, split)
+    if world.run_on_first(lambda: _is_written(folder, split, key, len(images))):
         return
 
     def compute(features: Features, labels: Tensor) -> list[Embedding]:
         return [*(model.head.probe(features, projection).float() for projection in PROJECTIONS), labels]
 
-    files: list[np.ndarray] = []
-    done = 0
+    files: list[IO[bytes]] = []
     for batch in encoder.images(model, images, resize, compute, f"features of {name}, {split}"):
         if not world.is_first:
             continue
         arrays = [part.cpu().numpy() for part in batch if isinstance(part, Tensor)]
         if not files:
-            folder.mkdir(parents=True, exist_ok=True)
+            io.make_folder(folder)
             key_file.unlink(missing_ok=True)
-            files = [
-                np.lib.format.open_memmap(path, "w+", array.dtype, (len(images), *array.shape[1:]))
-                for path, array in zip(_paths(folder, split), arrays, strict=True)
-            ]
-        for file, array in zip(files, arrays, strict=True):
-            file[done : done + len(array)] = array
-        done += len(arrays[0])
-    for file in files:
-        file.flush()  # type: ignore[attr-defined]
-    world.run_on_first(lambda: write_whole(key_file, key))
+            files = [_allocated(path, array, len(images)) for path, array in zip(paths, arrays, strict=True)]
+        for path, file, array in zip(paths, files, arrays, strict=True):
+            with io.explained(path):
+                file.write(array.tobytes())
+    for path, file in zip(paths, files, strict=False):
+        with io.explained(path):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+    world.run_on_first(lambda: io.write_whole(key_file, key))
 
 
 def read_features(folder: Path, split: str, projection: str) -> LabelledFeatures:
-    """Read what `write_features` wrote. projection: "before" or "after"."""
+    """Read what `write_features` wrote. projection: "before" or "after". Raises DamagedFileError."""
     paths = dict(zip((*PROJECTIONS, "labels"), _paths(folder, split), strict=True))
-    return LabelledFeatures(torch.from_numpy(np.load(paths[projection])), torch.from_numpy(np.load(paths["labels"])))
+    return LabelledFeatures(torch.from_numpy(_load(paths[projection])), torch.from_numpy(_load(paths["labels"])))
+
+
+def _is_written(folder: Path, split: str, key: str, count: int) -> bool:
+    """Return True if the files of a split are complete and belong to `key`; damaged ones are named in the log."""
+    key_file = folder / f"{split}.key"
+    if not key_file.exists():
+        return False
+
+    def is_written() -> bool:
+        return io.read_text(key_file, REMEDY) == key and all(
+            len(_load(path, mmap_mode="r")) == count for path in _paths(folder, split)
+        )
+
+    return io.DamageLog().read(is_written, False)
+
+
+def _load(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode)
+    except (OSError, ValueError, EOFError):
+        raise io.DamagedFileError(path, "is no undamaged .npy file", REMEDY) from None
+
+
+def _allocated(path: Path, batch: np.ndarray, count: int) -> IO[bytes]:
+    """Open an .npy file for `count` rows like those of `batch`, with all of its space reserved.
+
+    A disk that is too small is an error now, not after the last image. Raises WriteError.
+    """
+    header = {"descr": np.lib.format.dtype_to_descr(batch.dtype), "fortran_order": False,
+              "shape": (count, *batch.shape[1:])}  # fmt: skip
+    with io.explained(path):
+        file = path.open("wb")
+        np.lib.format.write_array_header_1_0(file, header)
+        file.flush()
+        os.posix_fallocate(file.fileno(), file.tell(), max(1, count * batch[0].nbytes))
+    return file
 
 
 def _paths(folder: Path, split: str) -> list[Path]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from clipzoo.distributed.environment import say
-from clipzoo.evaluation.cache import with_folder
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset
 from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.evaluation.probe.features import PROJECTIONS, read_features, write_features
 from clipzoo.evaluation.probe.search import Probe, probe
-from clipzoo.io import write_whole
+from clipzoo.io import write_json
 from clipzoo.model import Model
 
 
@@ -63,8 +61,7 @@ class LinearProbe:
                 }
                 for projection, result in probes.items()
             }  # fmt: skip
-            path = with_folder(output / "linear_probe" / f"{dataset.name}.search.json")
-            write_whole(path, json.dumps(content, indent=1))
+            write_json(output / "linear_probe" / f"{dataset.name}.search.json", content)
             if not self.keep_features:
                 shutil.rmtree(folder)
         return {projection: probes[projection].metrics for projection in PROJECTIONS}
