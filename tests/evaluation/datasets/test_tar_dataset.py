@@ -160,13 +160,16 @@ def test_a_missing_dataset_is_named_with_its_path_the_others_and_the_command(tmp
     [
         (lambda folder: (folder / "train/1.tar").unlink(), r"train/1\.tar is missing"),
         (lambda folder: (folder / "classnames.txt").unlink(), r"classnames\.txt is missing"),
-        (lambda folder: (folder / "classnames.txt").write_text("one\ntwo\n"), "label '2', but there are 2 classes"),
+        (
+            lambda folder: (folder / "classnames.txt").write_text("one\ntwo\n"),
+            "label '2', but classnames.txt names 2 classes",
+        ),
         (lambda folder: (folder / "train/nshards.txt").write_text("2"), "8 samples, but its meta.json says 9"),
         (lambda folder: (folder / "train/nshards.txt").write_text("many"), "not 'many'"),
         (lambda folder: (folder / "dataset_type.txt").write_text("multilabel"), "multilabel"),
         (lambda folder: only_member(folder, "a.cls", b"0"), "a has no image"),
         (lambda folder: only_member(folder, "a.png", picture(0)), r"a has no \.cls"),
-        (lambda folder: (folder / "zeroshot_classification_templates.txt").write_text("a thing"), "lacks {c}"),
+        (lambda folder: (folder / "zeroshot_classification_templates.txt").write_text("a thing"), "without {c}"),
     ],
 )
 def test_a_damaged_dataset_is_refused_with_the_damaged_file(tmp_path: Path, damage, words: str) -> None:
