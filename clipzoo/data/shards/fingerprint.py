@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.data.shards.index import FOLDER, ShardIndex, load
-from clipzoo.data.shards.locations import is_remote
+from clipzoo.data.shards.locations import is_remote, states
 from clipzoo.data.shards.sources import Source, parse_sources
 
 DATASET = "clipzoo.data.shard_dataset.ShardDataset"
@@ -21,16 +21,30 @@ def fingerprint(indexes: Sequence[ShardIndex], sources: Sequence[Source], window
 
 
 def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
-    """Return the fingerprint of the dataset of a `data` node, from its stored index; None without an index.
+    """Return the fingerprint of the dataset of a `data` node, from its stored index; None without an up-to-date one.
 
     run: run directory, which may hold the index.
     """
     if data["_target_"] != DATASET:
         return None
     sources = parse_sources(data["shards"])
-    indexes = [load(source.shards, index_folders(source.shards, data["index_folder"], run)) for source in sources]
+    indexes = [
+        _stored_index(source.shards, index_folders(source.shards, data["index_folder"], run)) for source in sources
+    ]
     known = [index for index in indexes if index is not None]
     return fingerprint(known, sources, data["shuffle_window"]) if len(known) == len(sources) else None
+
+
+def _stored_index(shards: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
+    """Return the stored index if it describes these files: another dataset may have shards of the same names."""
+    index = load(shards, folders)
+    if index is None:
+        return None
+    try:
+        now = states(shards)
+    except OSError:
+        return None
+    return index if now == [shard.state for shard in index.shards] else None
 
 
 def index_folders(shards: Sequence[str], index_folder: str | None, run: Path | None) -> list[Path]:
