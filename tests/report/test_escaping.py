@@ -95,7 +95,12 @@ def run(tmp_path: Path) -> Path:
     plain["trainer"]["precision"], plain["data"]["interpolation"] = HOSTILE[0], HOSTILE[1]
     plain["head"]["_target_"] = f"x.{HOSTILE[4]}"
     (folder / "config.yaml").write_text(yaml.safe_dump(plain))
-    arrays = {"confusion": np.array([[1, 2], [3, 4]]), "class_names": np.array(HOSTILE[:2]), "images": np.zeros((0, 2))}
+    arrays = {
+        "confusion": np.array([[1, 2], [3, 4]]),
+        "class_names": np.array(HOSTILE[:2]),
+        "images": np.zeros((0, 9, 9, 3), np.uint8),
+    }
+    arrays |= dict.fromkeys(("labels", "predictions", "margins"), np.zeros(0, np.int64))
     np.savez(folder / "evaluation" / "zero_shot" / "<script>.npz", **arrays)
     (folder / "evaluation" / "missing.json").write_text(json.dumps({HOSTILE[0]: HOSTILE[4]}))
     record = {
@@ -120,6 +125,13 @@ def test_the_papers_tables_with_a_hostile_run_hold_no_tag_of_its_own(run, tmp_pa
     page = index.read_text()
     assert Tags(page).names <= allowed and "&lt;script&gt;" in page
     assert_plain((tmp_path / "pages" / "tables.md").read_text())
+
+
+def test_a_scale_cannot_name_a_file(run, tmp_path):
+    (tmp_path / "outside.yaml").write_text("about: {title: secret}")
+    record = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps({**record, "overrides": [f"scale={tmp_path / 'outside'}"]}))
+    assert "secret" not in write_pages([run.parent], [], tmp_path / "pages").read_text()
 
 
 def test_a_statistic_cannot_name_a_file_outside_the_run(tmp_path):

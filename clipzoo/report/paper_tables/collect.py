@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
+from clipzoo.config.groups import options
 from clipzoo.config.identity import flat
 from clipzoo.errors import ConfigError
 from clipzoo.report.paper_tables.experiments import (
@@ -62,8 +63,9 @@ class Run:
 
     @property
     def scale(self) -> str:
+        """The scale of the command line; PAPER without one, or with one that does not exist."""
         chosen = [text.split("=", 1)[1] for text in self.record.overrides if text.startswith("scale=")]
-        return chosen[-1] if chosen else PAPER
+        return chosen[-1] if chosen and chosen[-1] in options("scale") else PAPER
 
     @property
     def pairs(self) -> int | None:
