@@ -7,7 +7,6 @@ tower) can be imported.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from torch import Tensor
 
 from clipzoo.api.build import build_model
 from clipzoo.errors import ConfigError, nearest
+from clipzoo.io import make_folder, read_json, require_fields, write_json
 from clipzoo.model import Model
 
+EXPORT_REMEDY = "export the model again"
 CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
 CLIP_HEAD, TWO_TOWERS = "clipzoo.heads.clip.ClipHead", "clipzoo.encoders.towers.TwoTowers"
@@ -43,12 +44,12 @@ def to_open_clip(model: Model, config: Mapping[str, Any], folder: Path) -> None:
     path = folder / "open_clip_config.json"
     if path.exists():
         raise ConfigError(f"{folder} already contains an exported model: choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     state = _open_clip_state(model.state_dict(), TOWERS[encoder["image_tower"]["_target_"]])
     save_file({key: value.contiguous() for key, value in state.items()}, folder / "open_clip_model.safetensors")
     preprocess = {"mean": encoder["mean"], "std": encoder["std"], "interpolation": "bicubic", "resize_mode": "shortest"}
     content = {"model_cfg": _model_config(encoder, head), "preprocess_cfg": preprocess}
-    path.write_text(json.dumps(content, indent=1))
+    write_json(path, content)
 
 
 def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, Any]]:
@@ -195,7 +196,10 @@ def _described(name: str) -> dict[str, Any]:
     import open_clip
 
     if name.startswith("local-dir:"):
-        return json.loads((Path(name.removeprefix("local-dir:")) / "open_clip_config.json").read_text())["model_cfg"]
+        path = Path(name.removeprefix("local-dir:")) / "open_clip_config.json"
+        content = read_json(path, EXPORT_REMEDY)
+        require_fields(path, content, {"model_cfg": dict}, EXPORT_REMEDY)
+        return content["model_cfg"]
     described = open_clip.get_model_config(name)
     if described is None:
         raise ConfigError(f"open_clip has no model {name}{nearest(name, open_clip.list_models())}")

@@ -24,7 +24,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from clipzoo import io
 from clipzoo.data.children import map_in_children
 from clipzoo.demo_world import parts as world_parts
 from clipzoo.demo_world.parts import Part, WorldParameters
@@ -50,7 +52,8 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
         partial, old = (root.with_name(f".{root.name}.{suffix}") for suffix in ("partial", "old"))
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)
-        _generate(partial, parameters, processes, progress)
+        with io.explained(root, only_full_disks=True):
+            _generate(partial, parameters, processes, progress)
         if root.exists():
             os.replace(root, old)
         os.replace(partial, root)
@@ -63,10 +66,10 @@ def is_complete(root: Path, parameters: WorldParameters) -> bool:
     path = root / RECORD
     if not path.is_file():
         return False
-    record = json.loads(path.read_text())
-    if {key: record.get(key) for key in ("parameters", "code")} != _recipe(parameters):
+    record: dict[str, Any] = io.DamageLog().read(lambda: io.read_json(path, "the world is generated again"), {})
+    files = record.get("files")
+    if {key: record.get(key) for key in ("parameters", "code")} != _recipe(parameters) or not isinstance(files, dict):
         return False
-    files = record["files"]
     return all((root / name).is_file() and _digest(root / name) == digest for name, digest in files.items())
 
 
@@ -80,7 +83,7 @@ def _generate(folder: Path, parameters: WorldParameters, processes: int, progres
     files = {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     record = _recipe(parameters) | {"digest": digest, "files": files}
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    io.write_whole(folder / RECORD, json.dumps(record, indent=1) + "\n")
 
 
 def _write(parts: list[Part], folder: Path, processes: int) -> Iterator[Part]:

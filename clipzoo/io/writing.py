@@ -91,11 +91,16 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn an error of the operating system while `path` is written into a WriteError."""
+def explained(path: Path, only_full_disks: bool = False) -> Iterator[None]:
+    """Turn an error of the operating system while `path` is written into a WriteError.
+
+    only_full_disks: leave other errors as they are, because the block reads files too.
+    """
     try:
         yield
     except OSError as error:
+        if only_full_disks and error.errno not in NO_SPACE:
+            raise
         raise write_error(path, error) from error
 
 

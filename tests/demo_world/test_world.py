@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -23,6 +24,9 @@ from clipzoo.demo_world.world import ensure_world
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
+from clipzoo.io import WriteError
+from tests.support import damage
+from tests.support.disks import small_disk
 
 SMALL = WorldParameters(seed=3, image_size=32, train=20, shard=8, probe=20, test=10, scenes=6)
 CLASSES = {"shapes": SHAPES, "colours": COLOURS, "textures": TEXTURES, "counts": COUNTS}
@@ -51,6 +55,23 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_write_the_same_bytes_as_one(small: Path, tmp_path: Path) -> None:
     make(tmp_path / "again", processes=2)
     assert files(tmp_path / "again") == files(small)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", damage.KINDS)
+def test_a_world_with_a_damaged_file_is_generated_again(small: Path, tmp_path: Path, kind) -> None:
+    root = tmp_path / "demo"
+    shutil.copytree(small, root)
+    for name in ("world.json", "train/00000.tar", "downstream/shapes/classnames.txt"):
+        kind(root / name)
+    assert make(root) and files(root) == files(small) and not make(root)
+
+
+def test_a_disk_too_small_for_the_world_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size="64k") as disk:
+        with pytest.raises(WriteError, match="could not write .*: No space left on device"):
+            make(disk / "demo")
+        assert not (disk / "demo").exists()
 
 
 def test_another_seed_changes_every_image(small: Path, tmp_path: Path) -> None:

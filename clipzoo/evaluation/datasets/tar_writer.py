@@ -14,6 +14,7 @@ from typing import TypedDict
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.images import EXTENSIONS
 from clipzoo.evaluation.datasets.tar_dataset import NAMES_FILE, TEMPLATES_FILE
+from clipzoo.io import explained
 
 
 class SplitFacts(TypedDict):
@@ -65,13 +66,14 @@ def _new_dataset(folder: Path) -> Iterator[Path]:
         raise ConfigError(f"{folder} exists already: remove it to write the dataset again")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
+    with explained(folder, only_full_disks=True):
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            os.replace(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial)
+            raise
 
 
 def _write_split(folder: Path, rows: Iterable[tuple[bytes, str, str]], shard_size: int) -> SplitFacts:
