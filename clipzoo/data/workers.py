@@ -170,7 +170,7 @@ class _Receiver(Generic[Item]):
                 if not isinstance(item, Exception):
                     return item
             for worker in self._workers:
-                if not worker.is_alive():
+                if worker.exitcode:  # 0 at the end of the items
                     raise TrainingError(_death(worker.pid, worker.exitcode, key))
             if isinstance(item, Exception):
                 # Errors of the dataset are items: this is one of the loader.
