@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -44,6 +45,20 @@ def test_items_come_in_order_and_the_workers_end_with_them(workers):
     assert children(os.getpid()) == before
 
 
+class SlowToEnd(Tensors):
+    """The process that computes item 0 takes a second to end."""
+
+    def __getitem__(self, step: int) -> tuple[torch.Tensor, int]:
+        if step == 0:
+            multiprocessing.util.Finalize(None, time.sleep, args=(1.0,), exitpriority=0)
+        return super().__getitem__(step)
+
+
+@pytest.mark.medium
+def test_a_worker_that_ends_before_the_others_after_the_last_item_is_not_lost():
+    assert len(list(items(SlowToEnd()))) == 100
+
+
 def test_a_killed_worker_is_named_with_its_signal_and_a_remedy():
     before = set(children(os.getpid()))
     iterator = items(Tensors(seconds=0.05))
@@ -76,6 +91,7 @@ def test_an_error_of_the_dataset_is_raised_where_its_item_would_come():
     assert children(os.getpid()) == before
 
 
+@pytest.mark.medium
 def test_a_worker_that_is_busy_ends_with_its_killed_parent(tmp_path):
     process = Process(_wait_for_an_item, log=tmp_path / "parent")
     process.wait_for("started")
