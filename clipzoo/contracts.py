@@ -60,7 +60,10 @@ class Evaluator(Protocol):
 
 
 class Schedule(Protocol):
-    """A learning rate as a pure function of training progress."""
+    """A learning rate as a pure function of training progress. peak: the largest rate."""
+
+    @property
+    def peak(self) -> float: ...
 
     def __call__(self, progress: Progress) -> float:
         """Return the learning rate of the step that follows `progress.step` steps."""

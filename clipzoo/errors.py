@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
+import tempfile
+import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 MASK = "***"
@@ -21,6 +26,8 @@ _SECRETS = (
 )
 """Secrets in URLs, after the group that remains: a password, a user without one, the value of a query parameter."""
 T = TypeVar("T")
+SECONDS_FOR_LAUNCHER = 2.0
+"""Time in which a launcher ends the other ranks when the first one has failed."""
 
 
 def masked(value: T) -> T:
@@ -47,18 +54,96 @@ class ConfigError(_MaskedError, ValueError):
     """The request is invalid. The message names the fault, the value seen and the key to change."""
 
 
+class PartError(ConfigError):
+    """A constructor has failed on the configured values. The traceback of the cause is written to a file."""
+
+
 class TrainingError(_MaskedError, RuntimeError):
     """Training cannot continue. The message names the cause and what has been saved."""
 
 
+class UnexpectedError(_MaskedError, RuntimeError):
+    """A fault of the program. The message names the file with the traceback."""
+
+
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn the user's errors into one line on stderr and an exit code: 2 for ConfigError, 1 for TrainingError."""
+    """Turn every error into one message on stderr and an exit code: 2 for ConfigError, 1 for all others.
+
+    The traceback of an unexpected error goes to a file that the message names.
+    """
     try:
         yield
-    except (ConfigError, TrainingError) as error:
-        print(f"clipzoo: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except Exception as error:
+        code = 2 if isinstance(error, ConfigError) else 1
+        if not isinstance(error, ConfigError | TrainingError | UnexpectedError):
+            error = unexpected(error)
+        elif isinstance(error, PartError):
+            error = PartError(f"{error} (traceback: {written_traceback(error)})")
+        if not repeats_first_rank(error):
+            if os.environ.get("RANK", "0") != "0":
+                time.sleep(SECONDS_FOR_LAUNCHER)
+            print(f"clipzoo: {error}", file=sys.stderr)
+        sys.exit(code)
+
+
+@contextmanager
+def same_on_all_ranks() -> Iterator[None]:
+    """Leave it to the first rank to report a ConfigError of the block, which all ranks raise."""
+    try:
+        yield
+    except ConfigError as error:
+        error.repeats_first_rank = os.environ.get("RANK", "0") != "0"  # type: ignore[attr-defined]
+        raise
+
+
+def repeats_first_rank(error: BaseException) -> bool:
+    """Return True if `error` was raised by the first rank too, which reports it."""
+    return getattr(error, "repeats_first_rank", False)
+
+
+@contextmanager
+def tracebacks_in(folder: Path | None) -> Iterator[None]:
+    """Write the traceback of an unexpected error in the block to a file in `folder`, and raise UnexpectedError."""
+    try:
+        yield
+    except (ConfigError, TrainingError, UnexpectedError):
+        raise
+    except Exception as error:
+        raise unexpected(error, folder) from error
+
+
+def unexpected(error: BaseException, folder: Path | None = None) -> UnexpectedError:
+    """Return the error as one line that names the file with its traceback.
+
+    folder: for the file; None, or a folder that cannot be written, for the temporary folder.
+    """
+    return UnexpectedError(f"{first_line(error)} (traceback: {written_traceback(error, folder)})")
+
+
+def written_traceback(error: BaseException, folder: Path | None = None) -> str:
+    """Write the traceback of an error to a new file and return its path. folder: see `unexpected`."""
+    text = masked("".join(traceback.format_exception(error)))
+    for place in (folder, None):
+        if place is not None and not place.is_dir():
+            continue
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="clipzoo-error-", suffix=".log", dir=place, text=True)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            return path
+        except OSError:
+            continue
+    print(text, file=sys.stderr)
+    return "above, because no file can be written"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type and the message of an error on one line; of an error from another process, its cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if "Traceback" in str(error) else f"{type(error).__name__}: {lines[0]}"
 
 
 def nearest(key: str, known: Sequence[str]) -> str:

@@ -19,12 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.config.vocabulary import Count as Count
+from clipzoo.config.vocabulary import Positive as Positive
 from clipzoo.distributed.world import World as World
-
-Positive = float
-"""Annotation of a constructor argument above zero; `clipzoo/config/schema.py` refuses other values."""
-Count = int
-"""Annotation of a whole constructor argument above zero."""
 
 
 class Part:

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from clipzoo.config.arguments import is_a
 from clipzoo.config.schema import HYDRA_KEYS
 from clipzoo.config.trust import KEY, OWN, is_within, refusal
 from clipzoo.contracts import Dataset, Logger, Optimizer
-from clipzoo.errors import ConfigError
+from clipzoo.encoders.base import Encoder
+from clipzoo.errors import ConfigError, PartError, TrainingError, first_line
 from clipzoo.evaluation.suite import Suite
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
@@ -44,19 +46,19 @@ def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> RunPar
         ConfigError: a constructor refuses its arguments, or the objective cannot train the head.
     """
     parts = RunParts(
-        trainer=part(plain["trainer"], trust),
+        trainer=part(plain["trainer"], trust, Trainer),
         head=build_head(plain, trust),
         objective=build_objective(plain, trust),
-        dataset=part(plain["data"], trust),
-        evaluator=part(plain["eval"], trust),
-        optimizer=part(plain["optim"], trust),
-        logger=part(plain["logger"], trust),
+        dataset=part(plain["data"], trust, Dataset),
+        evaluator=part(plain["eval"], trust, Suite),
+        optimizer=part(plain["optim"], trust, Optimizer),
+        logger=part(plain["logger"], trust, Logger),
     )
     compatibility.require(parts.head, parts.objective)
     return parts
 
 
-def part(node: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
+def part(node: Mapping[str, Any], trust: Collection[str] = (), kind: type = object) -> Any:
     """Build the object that a `_target_` node describes, and the nodes inside it, from plain values.
 
     This is the only place where a `_target_` becomes a class; strings are taken as they are, never interpolated.
@@ -64,14 +66,27 @@ def part(node: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
     Args:
         node: `_target_` and the arguments of the class; `_args_` and `_partial_` as in Hydra.
         trust: packages and classes that the node may name beside the parts of this package.
+        kind: class or Protocol that the object must satisfy.
 
     Raises:
-        ConfigError: a class is no part and is not trusted, or its constructor refuses a value.
+        ConfigError: a class is no part and is not trusted, its constructor refuses a value or fails, or the object is
+            not of this kind.
     """
-    constructor = _constructor(node.get("_target_"), trust)
+    target = node.get("_target_")
+    constructor = _constructor(target, trust)
     positional = _built(node.get("_args_", []), trust)
     named = {str(key): _built(value, trust) for key, value in node.items() if key not in HYDRA_KEYS}
-    return partial(constructor, *positional, **named) if node.get("_partial_") else constructor(*positional, **named)
+    try:
+        built = (
+            partial(constructor, *positional, **named) if node.get("_partial_") else constructor(*positional, **named)
+        )
+    except (ConfigError, TrainingError):
+        raise
+    except Exception as error:
+        raise PartError(f"{target} cannot be built: {first_line(error)}") from error
+    if not is_a(built, kind):
+        raise ConfigError(f"{target} is no {kind.__name__}: change the _target_ of its group")
+    return built
 
 
 def _built(value: Any, trust: Collection[str]) -> Any:
@@ -106,35 +121,27 @@ def _constructor(target: object, trust: Collection[str]) -> Callable[..., Any]:
 
 def build_head(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Head:
     """Build the head with the initial weights of `seed`."""
-    return _seeded(plain, "head", trust)
+    return _seeded(plain, "head", trust, Head)
 
 
 def build_objective(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Objective:
     """Build the objective with the initial parameters of `seed`."""
-    return _seeded(plain, "objective", trust)
+    return _seeded(plain, "objective", trust, Objective)
 
 
 def build_model(plain: Mapping[str, Any], head: Head | None = None, trust: Collection[str] = ()) -> Model:
     """Build encoder and head with the initial weights of `seed`; on the meta device under `torch.device("meta")`.
 
     head: already built; None builds it. trust: as in `part`.
-
-    Raises:
-        ConfigError: the head expects features of another width.
     """
-    for width in ("image_width", "text_width"):
-        expected = plain["head"].get(width)
-        actual = plain["encoder"].get(width, expected)
-        if expected != actual:
-            raise ConfigError(f"head.{width} is {expected}, but the encoder's features have {actual}: leave it out")
-    encoder = _seeded(plain, "encoder", trust)
+    encoder = _seeded(plain, "encoder", trust, Encoder)
     return Model(encoder, head or build_head(plain, trust))
 
 
-def _seeded(plain: Mapping[str, Any], name: str, trust: Collection[str]) -> Any:
+def _seeded(plain: Mapping[str, Any], name: str, trust: Collection[str], kind: type) -> Any:
     """Build a part whose initial weights depend on the seed alone, not on the order of construction."""
     torch.manual_seed(plain["seed"])
-    return part(plain[name], trust)
+    return part(plain[name], trust, kind)
 
 
 def parameters_of(module: nn.Module) -> int:

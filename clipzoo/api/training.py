@@ -105,7 +105,7 @@ def adam(learning_rate: float, final_learning_rate: float = 0.0) -> AdamW:
         peak=learning_rate, start=learning_rate, end=final_learning_rate, warmup_epochs=None, warmup_steps=0,
         restart_epochs=None, per_epoch=False,
     )  # fmt: skip
-    return AdamW(betas=[0.9, 0.999], eps=1e-8, weight_decay=0.0, schedule=schedule)
+    return AdamW(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, schedule=schedule)
 
 
 def _ignore(line: str) -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from clipzoo.cli import datasets, report, shards, world
+from clipzoo.cli.arguments import Parser, own_paths
 from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.distributed.stop_signals import handle_until_the_run_begins
 from clipzoo.errors import exit_on_error
@@ -50,12 +51,13 @@ def main(*command: str) -> int:
         parser = _parser()
         complete_if_asked(parser)
         options = parser.parse_args(arguments)
-        options.run(options)
+        with own_paths(options):
+            options.run(options)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="clipzoo", description="Contrastive image-text pretraining.")
+    parser = Parser(prog="clipzoo", description="Contrastive image-text pretraining.")
     parser.add_argument("--version", action="version", version=f"clipzoo {version('clipzoo')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (_, summary) in OVERRIDE_COMMANDS.items():

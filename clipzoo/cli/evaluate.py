@@ -19,7 +19,8 @@ from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.stop_signals import SIGNALS
-from clipzoo.errors import ConfigError, nearest
+from clipzoo.errors import ConfigError, same_on_all_ranks
+from clipzoo.report.paper_tables.published import require_row
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import parsed
@@ -48,25 +49,27 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
     signals: those that end all ranks with exit code 75; finished datasets are cached, so the same command continues.
     """
     # A mistyped key is reported before torch is imported.
-    plain, trust = _composed(overrides, PLACEHOLDERS), trusted_names(overrides)
-    _check(plain)
-    if plain["run"] is not None:
-        _stored_config(plain["run"])
-    folder = _output_folder(plain)
-    if run.is_finished(folder):
-        RunRecord.read(folder)  # damaged results are reported before the evaluation
+    with same_on_all_ranks():
+        plain, trust = _composed(overrides, PLACEHOLDERS), trusted_names(overrides)
+        _check(plain)
+        if plain["run"] is not None:
+            _stored_config(plain["run"])
+        folder = _output_folder(plain)
+        if run.is_finished(folder):
+            RunRecord.read(folder)  # damaged results are reported before the evaluation
     from clipzoo.api.build import part
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
+    from clipzoo.evaluation.suite import Suite
 
     world = World.join(plain["device"], plain["timeout"], key="device")
     watchdog = Watchdog()
     Preemption(watchdog, signals)
-    with watchdog.guard(world, plain["timeout"]):
+    with watchdog.guard(world, plain["timeout"], folder):
         model = _load(plain, trust)
         plain = _composed(overrides, model.config["encoder"])
-        suite = part(plain["eval"], trust)
+        suite = part(plain["eval"], trust, Suite)
         suite.open()
         metrics = suite.run(model.to(world.device), folder / "evaluation", world)
         world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
@@ -82,17 +85,9 @@ def _composed(overrides: list[str], encoder: Mapping[str, Any]) -> dict[str, Any
 def _check(plain: Mapping[str, Any]) -> None:
     if (plain["run"] is None) == (plain["model"] is None):
         raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
-    if plain["row"] is not None:
-        _check_row(plain["row"], plain["run"])
-
-
-def _check_row(row: str, run: str | None) -> None:
-    from clipzoo.report.paper_tables.published import row_names
-
-    if run is not None:
-        raise ConfigError(f"row={row} goes with model=: a run has a row of its own")
-    if row not in row_names():
-        raise ConfigError(f"no paper has the row {row}{nearest(row, row_names())}")
+    if plain["row"] is not None and plain["run"] is not None:
+        raise ConfigError(f"row={plain['row']} goes with model=: a run has a row of its own")
+    require_row(plain["row"])
 
 
 def _stored_config(path: str) -> dict[str, Any]:

@@ -18,10 +18,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from clipzoo.cli.arguments import Parser, number_in, own_paths
 from clipzoo.config import sweep
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
-from clipzoo.errors import ConfigError
+from clipzoo.config.vocabulary import Count, NonNegativeCount
+from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import write_whole
 from clipzoo.runs.directory import is_finished
 
@@ -30,6 +32,11 @@ SWEEP_SCRIPT = Path("slurm") / "sweep.sbatch"
 
 def main(arguments: list[str]) -> None:
     options = _options(arguments)
+    with own_paths(options):
+        _launch(options)
+
+
+def _launch(options: argparse.Namespace) -> None:
     points = sweep.points(options.overrides)
     if options.point is not None:
         train(points, options.point, options.overrides)
@@ -60,8 +67,15 @@ def submit(points: list[sweep.Point], options: argparse.Namespace) -> None:
     for point in points:
         compose(list(point.overrides))
     (last, limit) = (len(points) - 1, f"%{options.at_once}" if options.at_once else "")
-    batch = ["sbatch", f"--array=0-{last}{limit}", *shlex.split(options.sbatch), str(SWEEP_SCRIPT)]
-    subprocess.run([*batch, *options.overrides], cwd=roots[0], check=True)
+    try:
+        batch = ["sbatch", f"--array=0-{last}{limit}", *shlex.split(options.sbatch), str(SWEEP_SCRIPT)]
+        code = subprocess.run([*batch, *options.overrides], cwd=roots[0]).returncode
+    except FileNotFoundError:
+        raise ConfigError("there is no sbatch: run --submit on a machine with SLURM") from None
+    except ValueError as error:
+        raise ConfigError(f"--sbatch {options.sbatch!r} cannot be read: {error}") from None
+    if code:
+        raise TrainingError(f"sbatch ended with code {code}, nothing has been submitted")
 
 
 def show(points: list[sweep.Point], options: argparse.Namespace) -> None:
@@ -78,15 +92,13 @@ def show(points: list[sweep.Point], options: argparse.Namespace) -> None:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "clipzoo launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("clipzoo launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--point", type=int, help="train this point, replacing this process")
+    action.add_argument("--point", type=number_in(NonNegativeCount), help="train this point, replacing this process")
     action.add_argument("--submit", action="store_true", help="submit all points as a SLURM array")
     action.add_argument("--table", metavar="METRIC", help="tabulate and plot this metric of results.json, or loss")
     parser.add_argument("--sbatch", default="", help="options for sbatch, in one string")
-    parser.add_argument("--at-once", type=int, help="maximum number of points that run at the same time")
+    parser.add_argument("--at-once", type=number_in(Count), help="maximum number of points that run at the same time")
     parser.add_argument("--lowest", action="store_true", help="the lowest value is best")
     parser.add_argument("--output", type=Path, help="folder for the table and its plot")
     parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")

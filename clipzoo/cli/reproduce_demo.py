@@ -18,8 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.identity import run_folder
+from clipzoo.config.vocabulary import Count
 from clipzoo.report.paper_tables.experiments import experiments
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.training_log import TrainingLog
@@ -127,10 +129,12 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
 
 def main() -> int:
     """Train the rows and write their page. Returns 1 if a row failed, 130 after an interruption."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/reproduce-demo"), help="(default: %(default)s)")
     parser.add_argument("--output", type=Path, help="folder for the page (default: <runs>/report)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="rows at a time (default: CPU cores)")
+    parser.add_argument(
+        "--jobs", type=number_in(Count), default=os.cpu_count() or 1, help="rows at a time; default: cores"
+    )
     options = parser.parse_args()
     jobs = jobs_of(ROWS, options.runs)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -185,4 +189,4 @@ def _print(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -14,8 +14,10 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from clipzoo.cli.arguments import number_in
+from clipzoo.config.vocabulary import Count, Gigabytes, Processes, Range, Seed
 from clipzoo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,8 +81,6 @@ def index(options: argparse.Namespace) -> None:
     for shard in index.shards:
         if shard.flaw or not shard.count:
             print(f"  {shard.name}: {shard.count} samples, {shard.flaw or 'none'}")
-    if not index.samples:
-        raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}")
 
 
 def inspect(options: argparse.Namespace) -> None:
@@ -106,7 +106,11 @@ def _load_index(options: argparse.Namespace, cache: ShardCache) -> ShardIndex:
     if options.index_folder is None and is_remote(source.shards[0]):
         raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
     folder = options.index_folder or Path(source.shards[0]).parent / FOLDER
-    return load_or_build(source.shards, cache, [folder], options.processes)
+    index = load_or_build(source.shards, cache, [folder], options.processes)
+    if not index.samples:
+        flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
+        raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))
+    return index
 
 
 def _make_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,27 +120,34 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caption", default="title", help="the table's column of captions")
     parser.add_argument("--images", type=Path, default=Path("."), help="the image folder of a .json")
     parser.add_argument("--splits", nargs="+", default=["train"], help="splits of a .json")
-    parser.add_argument("--samples-a-shard", type=int, default=10_000)
-    parser.add_argument("--shuffle-seed", type=int, default=0, help="-1 keeps the order of the source")
-    parser.add_argument("--shortest-side", type=int, help="downscale larger images to this many pixels, as JPEG")
+    parser.add_argument("--samples-a-shard", type=number_in(Count), default=10_000)
+    parser.add_argument(
+        "--shuffle-seed",
+        type=number_in(Annotated[int, Range(at_least=-1, at_most=2**63 - 1)]),
+        default=0,
+        help="-1 keeps the order of the source",
+    )
+    parser.add_argument(
+        "--shortest-side", type=number_in(Count), help="downscale larger images to this many pixels, as JPEG"
+    )
     parser.set_defaults(run=make)
 
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
     _shard_arguments(parser)
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one per core")
+    parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
     parser.add_argument("--cache-folder", help="local copies of remote shards")
-    parser.add_argument("--cache-gigabytes", type=float, default=50.0)
+    parser.add_argument("--cache-gigabytes", type=number_in(Gigabytes), default=50.0)
     parser.set_defaults(run=index)
 
 
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     _shard_arguments(parser)
     parser.add_argument("--caption-key", help="the caption's key in .json (default: the .txt)")
-    parser.add_argument("--samples", type=int, default=1000, help="number of random samples to read")
+    parser.add_argument("--samples", type=number_in(Count), default=1000, help="number of random samples to read")
     parser.add_argument("--sheet", type=Path, help="write a contact sheet of images and captions to this PNG")
-    parser.add_argument("--images", type=int, default=36, help="images on the contact sheet")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--images", type=number_in(Count), default=36, help="images on the contact sheet")
+    parser.add_argument("--seed", type=number_in(Seed), default=0)
     parser.set_defaults(run=inspect, processes=None)
 
 

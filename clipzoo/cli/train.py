@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from clipzoo.cli.arguments import Parser
 from clipzoo.config import overrides, sweep
 from clipzoo.config.compose import checked, compose
 from clipzoo.config.groups import CONF
@@ -21,7 +24,8 @@ from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
 from clipzoo.distributed import environment, submitit
-from clipzoo.errors import ConfigError, exit_on_error, masked
+from clipzoo.errors import ConfigError, exit_on_error, first_line, masked, same_on_all_ranks
+from clipzoo.report.paper_tables.published import require_row
 from clipzoo.runs import record
 from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, is_finished
 from clipzoo.runs.lock import RunLock
@@ -32,8 +36,14 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> None:
     """Check the command line, then let Hydra run the job, or one job for each point of a sweep."""
-    sys.argv[1:] = hydra_arguments(arguments)
-    job()
+    with same_on_all_ranks():
+        sys.argv[1:] = hydra_arguments(arguments)
+    # Hydra then raises its errors instead of ending the process with its own words.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    try:
+        job()
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(first_line(error)) from None
 
 
 def hydra_arguments(arguments: list[str]) -> list[str]:
@@ -49,28 +59,43 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
         if options.cfg:
             raise ConfigError("--cfg shows one configuration: leave out -m (--multirun)")
         os.environ.setdefault("CLIPZOO_SWEEP", sweep.sweep_name(lines))
-    if not (options.help or options.hydra_help or options.version or options.info or options.shell_completion):
-        for point in overrides.covering_points([overrides.read(line) for line in lines]):
-            compose(point, complete=options.cfg is None)
+    for option in ("config_path", "config_name", "config_dir", "experimental_rerun"):
+        if getattr(options, option) is not None:
+            raise ConfigError(f"--{option.replace('_', '-')} is not for clipzoo, whose settings are groups and keys: "
+                              "choose them with KEY=VALUE, or add an experiment to conf/experiment")  # fmt: skip
+    if (options.resolve or options.package is not None) and not options.cfg:
+        raise ConfigError("--resolve and --package go with --cfg job")
+    if not (options.version or options.shell_completion):
+        read = [overrides.read(line) for line in lines]
+        for override in read:
+            overrides.require_values(override, options.multirun)
+        shows = options.cfg or options.help or options.hydra_help or options.info
+        for point in overrides.covering_points(read):
+            require_row(compose(point, complete=not shows)["row"])
     return [argument for argument in arguments if argument not in options.overrides] + lines
 
 
 def _read_command_line(arguments: list[str]) -> tuple[Namespace, list[str]]:
     """Return Hydra's options, and the overrides in Hydra's grammar."""
-    parser = ArgumentParser(add_help=False)
+    parser = Parser("clipzoo train", add_help=False)
     for option in ("-h/--help", "--hydra-help", "--version", "--resolve", "-r/--run", "-m/--multirun",
                    "-sc/--shell-completion"):  # fmt: skip
         parser.add_argument(*option.split("/"), action="store_true")
-    for option in ("-c/--cfg", "-p/--package", "-cp/--config-path", "-cn/--config-name", "-cd/--config-dir",
+    parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
+    for option in ("-p/--package", "-cp/--config-path", "-cn/--config-name", "-cd/--config-dir",
                    "--experimental-rerun"):  # fmt: skip
         parser.add_argument(*option.split("/"))
-    parser.add_argument("-i", "--info", nargs="?", const="all")
+    parser.add_argument("-i", "--info", nargs="?", const="all", choices=INFORMATION)
     parser.add_argument("overrides", nargs="*")
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         key = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
         raise ConfigError(f"there is no option {unknown[0]}; values are given as {FOREIGN_KEYS.get(key, key)}=VALUE")
     return options, [str(overrides.read(text).input_line) for text in options.overrides]
+
+
+INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+"""What Hydra's --info may show."""
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
@@ -111,13 +136,13 @@ def train(config: DictConfig) -> None:
     parts = build_parts(values, trust)
     trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
     world = World.join(trainer.device, trainer.timeout)
-    with watchdog.guard(world, trainer.timeout), RunLock(folder) as lock:
+    with watchdog.guard(world, trainer.timeout, folder), RunLock(folder) as lock:
         with created(folder, world):
+            model = build_model(values, parts.head, trust)
             dataset.open(folder, world)
             trainer.check(dataset, plain["seed"], world)
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
-            model = build_model(values, parts.head, trust)
         world.run_on_first(lambda: claim(lock, plain, dataset.fingerprint))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"

@@ -10,7 +10,12 @@ import argparse
 import os
 import time
 from pathlib import Path
+from typing import Annotated
 
+from clipzoo.cli.arguments import number_in
+from clipzoo.config.vocabulary import Count, Processes, Range, Seed
+
+IMAGE_SIZE = Annotated[int, Range(at_least=16, at_most=4096)]
 WORLD_OPTIONS = (
     ("seed", 0, "seed of the generated scenes"),
     ("image-size", 64, "side of an image in pixels"),
@@ -25,9 +30,12 @@ WORLD_OPTIONS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, default=Path("data/demo"), help="output folder (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: all cores)")
+    parser.add_argument(
+        "--processes", type=number_in(Processes), default=os.cpu_count() or 1, help="default: all cores"
+    )
     for name, default, meaning in WORLD_OPTIONS:
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: %(default)s)")
+        kind = number_in({"seed": Seed, "image-size": IMAGE_SIZE}.get(name, Count))
+        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (default: %(default)s)")
     parser.set_defaults(run=run)
 
 

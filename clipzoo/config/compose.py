@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from clipzoo.config import schema
+from clipzoo.config import relations, schema
+from clipzoo.config.annotations import kind_of
 from clipzoo.config.groups import CONF, groups, is_group
 from clipzoo.config.identity import flat
 from clipzoo.config.overrides import read
@@ -22,13 +24,20 @@ from clipzoo.config.trust import require_trusted, trusted_names
 from clipzoo.config.variables import without_variables
 from clipzoo.errors import ConfigError
 
-TOP_LEVEL: dict[str, tuple[type, ...]] = {
-    "name": (str, type(None)),
-    "runs": (str,),
-    "seed": (int,),
-    "row": (str, type(None)),
-}
-"""The keys of train.yaml that belong to no group, and their types."""
+TOP_LEVEL = {
+    "train": {"name": "str | None", "runs": "str", "seed": "Seed", "row": "str | None"},
+    "eval": {
+        "run": "str | None", "model": "str | None", "pretrained": "str | None", "row": "str | None",
+        "output": "str | None", "device": "Literal['auto', 'cpu', 'cuda']", "timeout": "Seconds",
+    },
+    "studies": {"folder": "str", "jobs": "Count | None", "studies": "list[str]"},
+}  # fmt: skip
+"""Keys that belong to no group, with their annotations, by the file in conf that has them."""
+PARTS = {
+    "train": ("encoder", "head", "objective", "data", "optim", "trainer", "logger", "eval"), "eval": ("eval",),
+    "studies": (),
+}  # fmt: skip
+"""Groups without which a configuration cannot be used."""
 NOT_SETTINGS = ("hydra", "about", "trust")
 """Top-level keys that are never stored with a run: `about` holds an experiment's title, command and cost for the
 report; `trust` is read from the command line alone."""
@@ -61,31 +70,35 @@ def compose(
     if nodes:
         OmegaConf.set_struct(config, False)
         config.update(_literal(nodes))
-    return checked(config, trusted_names(lines), complete)
+    return checked(config, trusted_names(lines), complete, name)
 
 
-def checked(config: DictConfig, trust: Collection[str], complete: bool = True) -> dict[str, Any]:
+def checked(config: DictConfig, trust: Collection[str], complete: bool = True, name: str = "train") -> dict[str, Any]:
     """Return the configuration as plain values, without NOT_SETTINGS.
 
     Interpolations are resolved, but for environment variables in texts; `with_variables` resolves these.
 
-    trust: classes and packages that the command line trusts; see `trusted_names`.
+    trust: classes and packages that the command line trusts; see `trusted_names`. name: as for `compose`.
 
     Raises:
-        ConfigError: names every unknown key, wrong type and, if `complete`, every missing value.
+        ConfigError: names every unknown key, wrong value and, if `complete`, every missing value; and if there is
+            none of these, every relation between values that does not hold.
     """
     try:
         missing = sorted(OmegaConf.missing_keys(config))
         container = without_variables(config)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from None
+    except RecursionError:
+        raise ConfigError("an interpolation ${...} refers to itself") from None
     assert isinstance(container, dict)
     plain = {str(key): value for key, value in container.items() if key not in NOT_SETTINGS}
     require_trusted(plain, trust)
     faults = [f"{key} has no value: give {key}=..." for key in missing if complete]
-    faults += _top_level_faults(plain)
+    faults += _top_level_faults(plain, name)
     not_given = tuple(f"{key} must be" for key in missing)
     faults += [fault for fault in schema.faults(plain) if not fault.startswith(not_given)]
+    faults = faults or list(relations.broken(relations.RUN, plain))
     if faults:
         raise ConfigError("\n         ".join(faults))
     return plain
@@ -107,15 +120,18 @@ def _literal(value: Any) -> Any:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-def _top_level_faults(plain: dict[str, Any]) -> list[str]:
-    faults = [
-        f"{key} must be {' or '.join(allowed.__name__ for allowed in types)}, not {plain[key]!r}"
-        for key, types in TOP_LEVEL.items()
-        if key in plain and not isinstance(plain[key], types)
+def _top_level_faults(plain: dict[str, Any], name: str) -> list[str]:
+    kinds = {key: kind_of(ast.Constant(annotation)) for key, annotation in TOP_LEVEL[name].items()}
+    faults = [f"{key} has no value: give {key}=..." for key in kinds if key not in plain]
+    faults += [
+        f"{key} must be {kind.words}, not {schema.shown(plain[key])}"
+        for key, kind in kinds.items()
+        if key in plain and not kind.admits(plain[key])
     ]
-    seed = plain.get("seed")
-    if isinstance(seed, int) and not 0 <= seed < 2**63:
-        faults.append(f"seed must lie between 0 and 2^63 - 1, not {seed}")
+    for group in PARTS[name]:
+        part = plain.get(group)
+        if not isinstance(part, Mapping) or "_target_" not in part:
+            faults.append(f"{group} has no class (_target_): choose an option, {group}=...")
     return faults
 
 
@@ -143,4 +159,6 @@ def _known_keys(lines: list[str], name: str) -> list[str]:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    key = getattr(error, "full_key", None)
+    place = f"{key}: " if key and lines and key not in lines[0] else ""
+    return place + lines[0] if lines else type(error).__name__

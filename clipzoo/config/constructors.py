@@ -1,4 +1,4 @@
-"""Constructor arguments of the classes that a configuration names.
+"""Constructor arguments and constants of the classes that a configuration names.
 
 Modules of this package are parsed, not imported: torch takes seconds. Other packages' classes are imported.
 """
@@ -6,11 +6,13 @@ Modules of this package are parsed, not imported: torch takes seconds. Other pac
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from clipzoo.errors import nearest
 
@@ -50,18 +52,43 @@ def constructor_arguments(target: str) -> dict[str, Argument]:
     raise LookupError(f"{module} defines no {name}{nearest(name, known)}")
 
 
+def class_constant(target: str, name: str) -> Any:
+    """Return the literal that a class with the dotted name `target`, or a base of it, assigns to `name`, or None."""
+    module, _, class_name = target.rpartition(".")
+    if module.split(".")[0] != PACKAGE.name:
+        return getattr(getattr(importlib.import_module(module), class_name, None), name, None)
+    names = _names(module)
+    node = names.get(class_name)
+    if isinstance(node, str):
+        return class_constant(node, name)
+    if not isinstance(node, ast.ClassDef):
+        return None
+    for item in node.body:
+        match item:
+            case ast.Assign(targets=[ast.Name(id=assigned)], value=value) if assigned == name:
+                return ast.literal_eval(value)
+    inherited = (class_constant(base, name) for base in _bases(node, module, names))
+    return next((constant for constant in inherited if constant is not None), None)
+
+
+def _bases(node: ast.ClassDef, module: str, names: dict[str, ast.stmt | str]) -> list[str]:
+    """Return the dotted names of the bases of a class, those from outside the package without arguments left out."""
+    targets = []
+    for base in node.bases:
+        first, _, rest = ast.unparse(base.value if isinstance(base, ast.Subscript) else base).partition(".")
+        source = names.get(first)
+        parts = (source, rest) if isinstance(source, str) else (module, first, rest)
+        targets.append(".".join(filter(None, parts)))
+    return [target for target in targets if target.rpartition(".")[2] not in _WITHOUT_ARGUMENTS]
+
+
 def _class_arguments(node: ast.ClassDef, module: str, names: dict[str, ast.stmt | str]) -> dict[str, Argument]:
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             return dict(list(_signature(item.args, names).items())[1:])
     arguments: dict[str, Argument] = {}
-    for base in reversed(node.bases):
-        first, _, rest = ast.unparse(base.value if isinstance(base, ast.Subscript) else base).partition(".")
-        source = names.get(first)
-        parts = (source, rest) if isinstance(source, str) else (module, first, rest)
-        target = ".".join(filter(None, parts))
-        if target.rpartition(".")[2] not in _WITHOUT_ARGUMENTS:
-            arguments |= constructor_arguments(target)
+    for base in reversed(_bases(node, module, names)):
+        arguments |= constructor_arguments(base)
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
         arguments |= {
@@ -105,16 +132,28 @@ def _signature(arguments: ast.arguments, names: dict[str, ast.stmt | str]) -> di
 
 
 def _expanded(annotation: ast.expr | None, names: dict[str, ast.stmt | str]) -> ast.expr | None:
-    """Return the annotation, or what it stands for if it is an alias of its module (`Side = Literal["a", "b"]`)."""
-    alias = names.get(annotation.id) if isinstance(annotation, ast.Name) else None
-    return alias.value if isinstance(alias, ast.Assign) else annotation
+    """Return the annotation with the aliases of its module (`Side = Literal["a", "b"]`) replaced by their values."""
+    return None if annotation is None else _Aliases(names).visit(copy.deepcopy(annotation))
+
+
+class _Aliases(ast.NodeTransformer):
+    def __init__(self, names: dict[str, ast.stmt | str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 (ast's name)
+        alias = self._names.get(node.id)
+        return self.visit(copy.deepcopy(alias.value)) if isinstance(alias, ast.Assign) else node
 
 
 def _imported(module: str, name: str) -> dict[str, Argument]:
     target = getattr(importlib.import_module(module), name, None)
     if target is None:
         raise LookupError(f"{module} defines no {name}")
-    signature = inspect.signature(target)
+    try:
+        signature = inspect.signature(target, eval_str=True)
+    except NameError:
+        # An annotation that only a type checker imports.
+        signature = inspect.signature(target)
     parameters = [
         parameter.replace(default=parameter.empty if parameter.default is parameter.empty else None)
         for parameter in signature.parameters.values()

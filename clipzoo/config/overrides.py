@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
@@ -13,6 +14,8 @@ from clipzoo.config.groups import is_group
 from clipzoo.config.suggestions import unknown_option
 from clipzoo.errors import ConfigError
 
+MOST_VALUES = 10_000
+"""Largest number of values of a swept key."""
 _SHARD_RANGE = re.compile(r"""[^\s,=\[\]"']*\{\d+\.\.\d+\}[^\s,\[\]"']*""")
 """A path with a brace range such as {0..9}.tar, which Hydra's grammar reads only in quotes."""
 
@@ -40,7 +43,24 @@ def alternatives(override: Override) -> list[str] | None:
         return [override.input_line or ""]
     if not override.is_discrete_sweep() or override.value_type is ValueType.GLOB_CHOICE_SWEEP:
         return None
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    values = list(islice(override.sweep_string_iterator(), MOST_VALUES + 1))
+    if len(values) > MOST_VALUES:
+        raise ConfigError(f"{override.input_line} has more than {MOST_VALUES} values")
+    return [f"{override.get_key_element()}={value}" for value in values]
+
+
+def require_values(override: Override, is_sweep: bool) -> None:
+    """Raise ConfigError if an override has several values, but the command is no sweep, or has none."""
+    line, key = override.input_line, override.get_key_element()
+    if not override.is_sweep_override():
+        return
+    if not is_sweep:
+        raise ConfigError(f"{line} has several values: add -m for one run each, or quote a value with commas twice")
+    values = alternatives(override)
+    if values is None and override.value_type is not ValueType.GLOB_CHOICE_SWEEP:
+        raise ConfigError(f"{line} is no list of values: give {key}=a,b,c or {key}=range(1,5)")
+    if values == []:
+        raise ConfigError(f"{line} has no value")
 
 
 def covering_points(overrides: Sequence[Override]) -> list[list[str]]:

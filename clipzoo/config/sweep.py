@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clipzoo.config.compose import compose
 from clipzoo.config.identity import run_folder
-from clipzoo.config.overrides import alternatives, read
+from clipzoo.config.overrides import alternatives, read, require_values
 from clipzoo.errors import ConfigError
 
 
@@ -33,9 +33,10 @@ def points(overrides: Sequence[str]) -> list[Point]:
     """Return every combination of the values `key=a,b,c`; the values of the last key change fastest."""
     choices: list[list[tuple[str, str | None]]] = []
     for override in map(read, overrides):
+        require_values(override, is_sweep=True)
         key, lines = override.get_key_element(), alternatives(override)
         if lines is None:
-            raise ConfigError(f"{override.input_line} is no list of values: give {key}=a,b,c or {key}=range(1,5)")
+            raise ConfigError(f"{override.input_line} is a pattern: give {key}=a,b,c")
         if key == "name":
             raise ConfigError(
                 f"{override.input_line} would give all points of the sweep one name: leave it out, "

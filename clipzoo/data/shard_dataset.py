@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Ascending, Count, Gigabytes, Probability, Range, Share, Workers
 from clipzoo.data.faults import Fault, FaultLog
 from clipzoo.data.images.transform import ImageTransform
 from clipzoo.data.plan.plan import Plan
@@ -25,7 +27,11 @@ from clipzoo.data.workers import iterate
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch, Part, World
 
+Operations = Annotated[int, Range(at_least=0, at_most=100)]
+Magnitude = Annotated[int, Range(at_least=0, at_most=10)]
 
+
+@checked
 class ShardDataset(Part):
     """Batches of image-caption pairs from WebDataset shards. Satisfies `contracts.Dataset`.
 
@@ -52,30 +58,22 @@ class ShardDataset(Part):
         self,
         shards: str | list[str] | list[dict[str, str | float | list[str]]],
         tokenizer: Tokenizer,
-        image_size: int,
-        crop_scale: tuple[float, float],
+        image_size: Count,
+        crop_scale: Annotated[tuple[Share, Share], Ascending()],
         interpolation: Literal["bicubic", "bilinear"],
-        flip: float,
-        rand_augment: tuple[int, int] | None,
+        flip: Probability,
+        rand_augment: tuple[Operations, Magnitude] | None,
         decode: Literal["exact", "fast"],
-        max_pixels: int,
+        max_pixels: Count,
         caption_key: str | None,
-        shuffle_window: int,
-        max_bad_fraction: float,
-        workers: int,
-        prefetch: int,
+        shuffle_window: Count,
+        max_bad_fraction: Probability,
+        workers: Workers,
+        prefetch: Annotated[int, Range(at_least=1, at_most=1024)],
         index_folder: str | None,
         cache_folder: str | None,
-        cache_gigabytes: float,
+        cache_gigabytes: Gigabytes,
     ) -> None:
-        valid_scale = len(crop_scale) == 2 and 0 < crop_scale[0] <= crop_scale[1] <= 1
-        _require(valid_scale, "crop_scale", crop_scale, "[low, high], fractions of the area")
-        _require(not rand_augment or len(rand_augment) == 2, "rand_augment", rand_augment, "[operations, magnitude]")
-        _require(0 <= flip <= 1, "flip", flip, "a probability")
-        _require(0 <= max_bad_fraction <= 1, "max_bad_fraction", max_bad_fraction, "a fraction")
-        _require(shuffle_window >= 1, "shuffle_window", shuffle_window, "at least 1")
-        _require(workers >= 0, "workers", workers, "at least 0")
-        _require(prefetch >= 1, "prefetch", prefetch, "at least 1")
         self._sources = parse_sources(shards)
         self._tokenizer = tokenizer
         # Plain tuples, because Hydra passes lists of its own that are slow to index.
@@ -176,8 +174,3 @@ class ShardDataset(Part):
 
     def _folders(self, shards: tuple[str, ...]) -> list[Path]:
         return index_folders(shards, self._index_folder, self._run)
-
-
-def _require(valid: bool, key: str, value: object, wanted: str) -> None:
-    if not valid:
-        raise ConfigError(f"data.{key} is {value}: it must be {wanted}")

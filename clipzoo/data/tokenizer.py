@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Range
 from clipzoo.types import Part
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class ClipTokenizer(Part):
     end_token = 49407
     vocabulary = 49408
 
-    def __init__(self, context_length: int) -> None:
+    def __init__(self, context_length: Annotated[int, Range(at_least=3)]) -> None:
         self.context_length = context_length
         self._loaded: tuple[SimpleTokenizer, Pattern[str]] | None = None
         self._words: dict[str, list[int]] = {}

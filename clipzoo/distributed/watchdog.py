@@ -16,13 +16,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from clipzoo.distributed import environment
 from clipzoo.distributed.collectives import STORE_ERRORS, is_collective_error
 from clipzoo.distributed.heartbeats import PERIOD, MessageBoard
-from clipzoo.distributed.world import World, repeats_first_rank
-from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError, TrainingError, repeats_first_rank, tracebacks_in, unexpected
 
 MISSED_HEARTBEATS = 30
 """Periods without a heartbeat after which a neighbour counts as lost."""
@@ -42,21 +43,23 @@ class Watchdog:
         self.world = World()
         self._timeout = float("inf")
         self._status = (0, "starting", False)
+        self._folder: Path | None = None
         self._before_exit: Callable[[], None] | None = None
         self._stopped = threading.Event()
         self._exiting, self._leaving = threading.RLock(), threading.Lock()
         self._board: MessageBoard | None = None
 
     @contextmanager
-    def guard(self, world: World, timeout: float) -> Iterator[None]:
+    def guard(self, world: World, timeout: float, folder: Path | None = None) -> Iterator[None]:
         """Guard all ranks in the block: an error on one of them ends the processes of all.
 
         timeout: seconds without a new status after which a rank counts as hanging. In a single process, errors are
         raised as usual.
+        folder: for the traceback of an unexpected error.
         """
-        self.world, self._timeout = world, timeout
+        self.world, self._timeout, self._folder = world, timeout, folder
         if world.size == 1:
-            with self._threads((self._run_alone,)):
+            with self._threads((self._run_alone,)), tracebacks_in(folder):
                 yield
             return
         # The main thread reports through a connection of its own: the thread's may break in the middle of a message.
@@ -112,8 +115,7 @@ class Watchdog:
             elif isinstance(error, ConfigError | TrainingError) and not repeats_first_rank(error):
                 board.report(MISUSED if isinstance(error, ConfigError) else FAILED, f"clipzoo: {error}")
             elif not repeats_first_rank(error):
-                trace = "".join(traceback.format_exception(error)).rstrip()
-                board.report(FAILED, f"rank {self.world.rank} failed:\n{trace}")
+                board.report(FAILED, f"clipzoo: {unexpected(error, self._folder)}")
             self._exit_with_failure(board)
         except STORE_ERRORS:
             self._exit_without_store(GONE)

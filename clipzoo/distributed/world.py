@@ -172,11 +172,6 @@ class World:
         return copy
 
 
-def repeats_first_rank(error: BaseException) -> bool:
-    """Return True if `error` was raised by the first rank in `run_on_first`, and only repeated by this rank."""
-    return getattr(error, "repeats_first_rank", False)
-
-
 def _initialise(device: torch.device, timeout: float, launch: environment.Environment) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     # NCCL's own watchdog aborts the process without an explanation: ours must come before it.

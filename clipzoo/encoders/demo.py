@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, MultipleOf
 from clipzoo.types import Features
 
 
+@checked
 class DemoImageTower(nn.Module):
     """Four strided convolutions with residual convolutions between them, one transformer block, maximum over positions.
 
@@ -16,7 +21,12 @@ class DemoImageTower(nn.Module):
     width: width of the tokens. heads: number of heads of the transformer block.
     """
 
-    def __init__(self, image_size: int, width: int, heads: int) -> None:
+    relations = {"width % heads == 0": "width must be a multiple of heads"}
+    derived = {"tokens": "(image_size // 16) ** 2"}
+
+    def __init__(
+        self, image_size: Annotated[Count, MultipleOf(16)], width: Annotated[Count, MultipleOf(8)], heads: Count
+    ) -> None:
         super().__init__()
         self.width = width
         narrow, middle, wide = width // 8, width // 4, width // 2

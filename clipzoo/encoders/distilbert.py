@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from clipzoo.config.vocabulary import NonNegativeCount, Range
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError
 from clipzoo.types import Features, Part
@@ -21,7 +22,7 @@ class DistilBertTower(nn.Module):
 
     trunk: Any
 
-    def __init__(self, pretrained: str | None, end_token: int) -> None:
+    def __init__(self, pretrained: str | None, end_token: NonNegativeCount) -> None:
         super().__init__()
         transformers = _transformers("encoder.text_tower")
         if pretrained is None:
@@ -46,7 +47,7 @@ class DistilBertTokenizer(Part):
 
     end_token = 102
 
-    def __init__(self, name: str, context_length: int) -> None:
+    def __init__(self, name: str, context_length: Annotated[int, Range(at_least=3, at_most=512)]) -> None:
         self.context_length = context_length
         self._name = name
         self._tokenizer: Any = None

@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, Layers
+from clipzoo.errors import ConfigError, nearest
 from clipzoo.types import Features
 
 
+@checked
 class TimmTower(nn.Module):
     """Any timm trunk. Tokens: all tokens after the final norm (CLS first), or the positions of a feature map.
 
@@ -31,7 +35,7 @@ class TimmTower(nn.Module):
     def __init__(
         self,
         name: str,
-        image_size: int | None,
+        image_size: Count | None,
         pretrained: bool,
         options: dict[str, Any],
         checkpoint: bool = False,
@@ -40,7 +44,16 @@ class TimmTower(nn.Module):
         import timm
 
         size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
+        if not timm.is_model(name) and ":" not in name:
+            raise ConfigError(
+                f"encoder.image_tower.name={name}: timm has no such model{nearest(name, timm.list_models())}"
+            )
         self.trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
+        patch = getattr(getattr(self.trunk, "patch_embed", None), "patch_size", (1, 1))
+        if image_size is not None and any(image_size % side for side in patch):
+            raise ConfigError(
+                f"encoder.image_size={image_size} must be a multiple of the patches of {name}, {patch[0]}"
+            )
         self.trunk.set_grad_checkpointing(checkpoint)
         self.width: int = self.trunk.num_features
         # timm declares the size of the last feature map of convolutional trunks.
@@ -55,19 +68,26 @@ class TimmTower(nn.Module):
         return Features(pooled, tokens)
 
 
+@checked
 class ClipViT(nn.Module):
     """open_clip's vision transformer, with its norm before the blocks. Tokens: CLS first, after ln_post.
 
     quick_gelu: x sigmoid(1.702 x) instead of GELU. checkpoint: recompute activations in the backward pass.
     """
 
+    relations = {
+        "image_size % patch_size == 0": "image_size must be a multiple of patch_size",
+        "width % heads == 0": "width must be a multiple of heads",
+    }
+    derived = {"tokens": "(image_size // patch_size) ** 2 + 1"}
+
     def __init__(
         self,
-        image_size: int,
-        patch_size: int,
-        width: int,
-        layers: int,
-        heads: int,
+        image_size: Count,
+        patch_size: Count,
+        width: Count,
+        layers: Layers,
+        heads: Count,
         quick_gelu: bool,
         checkpoint: bool = False,
     ) -> None:
@@ -94,6 +114,7 @@ class ClipViT(nn.Module):
         return Features(tokens[:, 0], tokens)
 
 
+@checked
 class ClipResNet(nn.Module):
     """CLIP's modified ResNet with attention pooling, stopped before the pooling's output projection.
 
@@ -101,8 +122,20 @@ class ClipResNet(nn.Module):
     wide. heads: number of heads of the attention pooling. Tokens: the last feature map's positions.
     """
 
+    relations = {
+        "image_size % 32 == 0": "image_size must be a multiple of 32",
+        "stem_width % 2 == 0": "stem_width must be even",
+        "32 * stem_width % heads == 0": "the width of the features, 32 stem_width, must be a multiple of heads",
+    }
+    derived = {"tokens": "(image_size // 32) ** 2", "width": "32 * stem_width"}
+
     def __init__(
-        self, image_size: int, layers: list[int], stem_width: int, heads: int, checkpoint: bool = False
+        self,
+        image_size: Count,
+        layers: tuple[Layers, Layers, Layers, Layers],
+        stem_width: Count,
+        heads: Count,
+        checkpoint: bool = False,
     ) -> None:
         super().__init__()
         from open_clip.modified_resnet import ModifiedResNet

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, Layers, NonNegativeCount, Range
 from clipzoo.types import Features
 
 
+@checked
 class ClipTextTower(nn.Module):
     """Token ids [b, L] -> Features: causal transformer, pooled at the end-of-text token, tokens after the final norm.
 
@@ -25,17 +28,22 @@ class ClipTextTower(nn.Module):
     checkpoint: recompute activations in the backward pass.
     """
 
+    relations = {
+        "width % heads == 0": "width must be a multiple of heads",
+        "end_token < vocabulary": "end_token must be an id of the vocabulary",
+    }
+
     def __init__(
         self,
-        context_length: int,
-        vocabulary: int,
-        width: int,
-        layers: int,
-        heads: int,
+        context_length: Count,
+        vocabulary: Count,
+        width: Count,
+        layers: Layers,
+        heads: Count,
         quick_gelu: bool,
         distinct_pads: bool,
-        end_token: int,
-        norm_eps: float,
+        end_token: NonNegativeCount,
+        norm_eps: Annotated[float, Range(at_least=1e-30, at_most=1)],
         checkpoint: bool = False,
     ) -> None:
         super().__init__()

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, Probability, Scale
 from clipzoo.encoders.base import Encoder
-from clipzoo.errors import ConfigError
 from clipzoo.types import Features
 
 
+@checked
 class TwoTowers(Encoder):
     """An image tower and a text tower, each a module from its input to Features.
 
@@ -24,25 +26,29 @@ class TwoTowers(Encoder):
     _scale: Tensor
     _shift: Tensor
 
+    relations = {
+        "image_width == image_tower.width": "image_width must be the width of the tower",
+        "text_width == text_tower.width": "text_width must be the width of the tower",
+        "image_size == image_tower.image_size": "both must be the same",
+        "tokenizer.context_length == context_length": "both must be the same",
+        "context_length <= text_tower.context_length": "the tower must have a position for every token of a caption",
+        "tokenizer.vocabulary <= text_tower.vocabulary": "the tower must have an embedding for every token",
+        "tokenizer.end_token == text_tower.end_token": "both must be the same",
+    }
+
     def __init__(
         self,
         image_tower: nn.Module,
         text_tower: nn.Module,
-        image_width: int,
-        text_width: int,
-        image_size: int,
-        context_length: int,
+        image_width: Count,
+        text_width: Count,
+        image_size: Count,
+        context_length: Count,
         tokenizer: Callable[[list[str]], Tensor],
-        mean: list[float],
-        std: list[float],
+        mean: tuple[Probability, Probability, Probability],
+        std: tuple[Scale, Scale, Scale],
     ) -> None:
         super().__init__()
-        for key, stated, tower in (
-            ("image_width", image_width, image_tower),
-            ("text_width", text_width, text_tower),
-        ):
-            if stated != tower.width:
-                raise ConfigError(f"encoder.{key} is {stated}, but the tower's width is {tower.width}: set it to that")
         self.image_tower = image_tower
         self.text_tower = text_tower
         self.image_width = image_width

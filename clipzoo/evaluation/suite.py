@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, Epochs, Range, Seed, Workers
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
@@ -33,6 +35,7 @@ SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
 """Splits that a task needs."""
 
 
+@checked
 class Suite(Part):
     """Evaluates a model on datasets under `root`; finished datasets are cached, so that an evaluation can resume.
 
@@ -62,30 +65,21 @@ class Suite(Part):
         linear_probe: list[str],
         retrieval: list[str],
         tokenizer: Tokenizer,
-        image_size: int,
+        image_size: Count,
         interpolation: Literal["bicubic", "bilinear"],
         prompts: Literal["slip", "clip", "set"],
         missing: Literal["error", "report"],
-        probe_resize: float,
-        probe_validation: float,
-        batch_size: int,
-        workers: int,
+        probe_resize: Annotated[float, Range(at_least=1, at_most=10)],
+        probe_validation: Annotated[float, Range(at_least=1e-3, below=1)],
+        batch_size: Count,
+        workers: Workers,
         precision: Literal["bf16", "fp16", "float32"],
-        draws: int,
+        draws: Count,
         paired: bool,
-        every_epochs: float | None,
-        seed: int,
+        every_epochs: Epochs | None,
+        seed: Seed,
         keep_features: bool,
     ) -> None:
-        for key, value in {"batch_size": batch_size, "draws": draws}.items():
-            if value < 1:
-                raise ConfigError(f"eval.{key} must be at least 1, not {value}")
-        if probe_resize < 1:
-            raise ConfigError(f"eval.probe_resize={probe_resize} would crop beyond the image: it must be at least 1")
-        if not 0 < probe_validation < 1:
-            raise ConfigError(f"eval.probe_validation must be between 0 and 1, not {probe_validation}")
-        if every_epochs is not None and every_epochs <= 0:
-            raise ConfigError(f"eval.every_epochs must be above 0, not {every_epochs}: null evaluates at the end only")
         self._root = Path(root)
         self._names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
         self._encoder = BatchEncoder(tokenizer, image_size, interpolation, batch_size, workers, precision)

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from clipzoo.errors import ConfigError
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, Positive, Scale
 from clipzoo.heads.vector import UnitVectorHead
-from clipzoo.types import Count, Positive
 
 
+@checked
 class ClipHead(UnitVectorHead):
     """logits = exp(log_scale) * unit(x P) . unit(y Q).
 
@@ -26,21 +27,23 @@ class ClipHead(UnitVectorHead):
         *("conditional", "joint", "mmd_conditional", "mmd_joint"),
     )
 
+    relations = {
+        "not learnable_temperature or 1 <= 1 / temperature <= max_scale": (
+            "every step clamps the scale 1 / temperature to [1, max_scale]: change one, or set "
+            "learnable_temperature=false"
+        )
+    }
+
     def __init__(
         self,
-        image_width: int,
-        text_width: int,
+        image_width: Count,
+        text_width: Count,
         embed_width: Count,
-        temperature: Positive,
+        temperature: Scale,
         max_scale: Positive,
         learnable_temperature: bool,
     ) -> None:
         super().__init__(image_width, text_width, embed_width)
-        if learnable_temperature and not 1 <= 1 / temperature <= max_scale:
-            raise ConfigError(
-                f"head.temperature={temperature} is an initial scale of {1 / temperature:g}, and every step clamps the "
-                f"scale to [1, head.max_scale={max_scale:g}]: change one, or set head.learnable_temperature=false"
-            )
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable_temperature)
         self.learnable_temperature = learnable_temperature
         self._max_scale = max_scale if learnable_temperature else 1 / temperature

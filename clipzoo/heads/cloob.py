@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, Range, Scale
 from clipzoo.heads.vector import UnitVectorHead
-from clipzoo.types import Count, Positive, Similarity, World, gather_embedding
+from clipzoo.types import Similarity, World, gather_embedding
 
 
+@checked
 class CloobHead(UnitVectorHead):
     """logits = inverse_temperature * cosine; in training, of patterns retrieved from the global batch.
 
@@ -25,12 +30,12 @@ class CloobHead(UnitVectorHead):
 
     def __init__(
         self,
-        image_width: int,
-        text_width: int,
+        image_width: Count,
+        text_width: Count,
         embed_width: Count,
-        inverse_temperature: Positive,
+        inverse_temperature: Scale,
         hopfield: bool,
-        beta: Positive,
+        beta: Annotated[float, Range(at_least=0, at_most=1e6)],
     ) -> None:
         super().__init__(image_width, text_width, embed_width)
         self._inverse_temperature = inverse_temperature

@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Generator, Tensor
 
-from clipzoo.types import Part, Positive
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Scale
+from clipzoo.types import Part
 
 
 class Kernel(Part, ABC):
@@ -22,10 +24,11 @@ class Kernel(Part, ABC):
         """Draw omega from the spectral distribution, [D, d] float32: E cos(omega . (u - v)) = k(u, v)."""
 
 
+@checked
 class GaussianKernel(Kernel):
     """exp(-r^2 / 2 width^2); omega ~ N(0, width^-2)."""
 
-    def __init__(self, width: Positive) -> None:
+    def __init__(self, width: Scale) -> None:
         self._width = width
 
     def value(self, squared_distance: Tensor) -> Tensor:
@@ -35,6 +38,7 @@ class GaussianKernel(Kernel):
         return _normal(features, dimensions, generator) / self._width
 
 
+@checked
 class InverseMultiquadricKernel(Kernel):
     """width / sqrt(width^2 + r^2); omega = (g / width) h, g ~ N(0, 1) and h ~ N(0, I) for every feature.
 
@@ -42,7 +46,7 @@ class InverseMultiquadricKernel(Kernel):
     is therefore exact in any dimension and needs no tabulated Bessel density, as in WPSE's released code.
     """
 
-    def __init__(self, width: Positive) -> None:
+    def __init__(self, width: Scale) -> None:
         self._width = width
 
     def value(self, squared_distance: Tensor) -> Tensor:

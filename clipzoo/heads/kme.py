@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, Range
 from clipzoo.heads.base import Head
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.ops.kme import kme_score
-from clipzoo.types import Count, Features, PointSet, Positive
+from clipzoo.types import Features, PointSet
 
 
+@checked
 class KmeHead(Head[PointSet]):
     """logit = log sum_ij w_i w'_j exp(-gamma |v_i - u_j|^2) (eq. 3), w = softplus(token . p), v unit vectors.
 
@@ -33,10 +36,10 @@ class KmeHead(Head[PointSet]):
 
     def __init__(
         self,
-        image_width: int,
-        text_width: int,
+        image_width: Count,
+        text_width: Count,
         embed_width: Count,
-        gamma: Positive,
+        gamma: Annotated[float, Range(at_least=1e-3, at_most=1e6)],
         image_points: Count | None,
         text_points: Literal["all", "caption"],
     ) -> None:

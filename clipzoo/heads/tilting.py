@@ -7,12 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from clipzoo.errors import ConfigError
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, Scale
 from clipzoo.heads.vector import VectorHead, projection
 from clipzoo.ops.squared_distances import squared_distances
-from clipzoo.types import Count, Features, Positive, Similarity, World
+from clipzoo.types import Features, Similarity, World
 
 
+@checked
 class InnerProductHead(VectorHead):
     """logits = <g_u, g_v> / temperature (eq. 25).
 
@@ -24,13 +26,14 @@ class InnerProductHead(VectorHead):
     published_with = ("conditional", "joint", "mmd_conditional", "mmd_joint", "infonce")
     score_range = (-math.inf, math.inf)
 
-    def __init__(self, image_width: int, text_width: int, embed_width: Count | None, temperature: Positive) -> None:
+    relations = {
+        "embed_width is not None or image_width == text_width": (
+            "without projections (embed_width null) the encoder's widths must be equal: set embed_width to a number"
+        )
+    }
+
+    def __init__(self, image_width: Count, text_width: Count, embed_width: Count | None, temperature: Scale) -> None:
         super().__init__()
-        if embed_width is None and image_width != text_width:
-            raise ConfigError(
-                f"head.embed_width is null, but the encoder's widths differ (image {image_width}, text {text_width}): "
-                "set head.embed_width to a number"
-            )
         self.image_projection = None if embed_width is None else projection(image_width, embed_width)
         self.text_projection = None if embed_width is None else projection(text_width, embed_width)
         self._temperature = temperature

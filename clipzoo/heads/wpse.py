@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from numpy.random import SeedSequence
 from torch import Tensor, nn
 
-from clipzoo.errors import ConfigError
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, Positive, Range, Scale, Seed, Weight
 from clipzoo.heads.kernels import Kernel
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.heads.vector import VectorHead
 from clipzoo.ops.random_features import pooled_waves
-from clipzoo.types import Count, Features, Positive
+from clipzoo.types import Features
 
 _ACTIVATIONS = {"signed": torch.tanh, "positive": torch.sigmoid}
 
 
+@checked
 class WpseHead(VectorHead):
     """logits = scale * <e_x, e_y>, e = [sqrt(a1) mean_i w_i v_i, sqrt(a2) mean_i w_i z(v_i)] (eq. 8), not normalised.
 
@@ -43,33 +45,33 @@ class WpseHead(VectorHead):
     frequencies: Tensor
     phases: Tensor
 
+    relations = {
+        "sum(alpha) > 0": "one of the two weights must be above 0",
+        "min_scale <= 1 / temperature <= max_scale": (
+            "the initial scale 1 / temperature must lie between min_scale and max_scale: change one of them"
+        ),
+    }
+
     def __init__(
         self,
-        image_width: int,
-        text_width: int,
+        image_width: Count,
+        text_width: Count,
         embed_width: Count,
-        alpha: tuple[float, float],
+        alpha: tuple[Weight, Weight],
         kernel: Kernel,
         features: Count,
         evaluation_features: Count,
         weights: Literal["signed", "positive"],
-        weight_bound: Positive,
+        weight_bound: Annotated[float, Range(at_least=1e-3, at_most=1e6)],
         reduction: Literal["mean", "sum"],
         image_points: Count | None,
         text_points: Literal["all", "caption"],
-        temperature: Positive,
-        min_scale: float,
-        max_scale: float,
-        seed: int,
+        temperature: Scale,
+        min_scale: Positive,
+        max_scale: Positive,
+        seed: Seed,
     ) -> None:
         super().__init__()
-        if min(alpha) < 0 or sum(alpha) == 0:
-            raise ConfigError(f"head.alpha is {list(alpha)}: no weight may be negative, and one must be positive")
-        if not 0 < min_scale <= 1 / temperature <= max_scale:
-            raise ConfigError(
-                f"head.temperature={temperature} is an initial scale of {1 / temperature:g}; it must lie between "
-                f"head.min_scale={min_scale:g} and head.max_scale={max_scale:g}, both above 0: change one of them"
-            )
         self.needs_padding = text_points == "all"
         self.stochastic = alpha[1] > 0
         self.image = TokenPoints(image_width, embed_width, "head.image_points", image_points, padding=False)

@@ -6,12 +6,15 @@ import math
 
 from torch import Tensor
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Weight
 from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import direction_weights, weighted_loss
+from clipzoo.objectives.directions import weighted_loss
 from clipzoo.objectives.infonce import cross_entropy
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 
 
+@checked
 class Conditional(Objective):
     """-1/2 E[ lambda_u log rho(u|v) + lambda_v log rho(v|u) ], u the image and v the text.
 
@@ -21,10 +24,11 @@ class Conditional(Objective):
 
     name = "conditional"
 
-    def __init__(self, lambda_u: float, lambda_v: float) -> None:
+    relations = {"lambda_u + lambda_v > 0": "one of the weights must be above 0"}
+
+    def __init__(self, lambda_u: Weight, lambda_v: Weight) -> None:
         super().__init__()
-        u_given_v, v_given_u = direction_weights(lambda_u=lambda_u, lambda_v=lambda_v)
-        self._weights = v_given_u / 2, u_given_v / 2
+        self._weights = lambda_v / 2, lambda_u / 2
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         return weighted_loss(similarity, self._weights, negative_log_density)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Positive, Scale, Weight
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.infonce import cross_entropy
 from clipzoo.objectives.logit_scale import LogitScale
 from clipzoo.objectives.requirements import plain_cosines
 from clipzoo.similarity.dense import DenseScores
-from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 
 
+@checked
 class CyCLIP(Objective):
     """CLIP's loss + cross_modal * 1/N sum_ij (s(x_i, y_j) - s(x_j, y_i))^2
     + in_modal * 1/N sum_ij (s(x_i, x_j) - s(y_i, y_j))^2, s the cosine.
@@ -24,13 +27,15 @@ class CyCLIP(Objective):
     name = "cyclip"
     own_temperature = True
 
+    relations = {"1 / temperature <= max_scale": "the scale 1 / temperature must not exceed its bound max_scale"}
+
     def __init__(
         self,
-        temperature: Positive,
+        temperature: Scale,
         learnable_temperature: bool,
         max_scale: Positive,
-        in_modal: float,
-        cross_modal: float,
+        in_modal: Weight,
+        cross_modal: Weight,
     ) -> None:
         super().__init__()
         self.scale = LogitScale(1 / temperature, learnable_temperature, max_scale)

@@ -7,15 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from clipzoo.errors import ConfigError
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Decay, Scale, Weight
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import direction_weights, weighted_loss
+from clipzoo.objectives.directions import weighted_loss
 from clipzoo.objectives.requirements import plain_cosines
 from clipzoo.similarity.dense import DenseScores
-from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 
 
+@checked
 class DCL(Objective):
     """-log( p / (p + g) ), p = exp(s_ii / tau), averaged over anchors and weighted over the directions.
 
@@ -27,13 +29,13 @@ class DCL(Objective):
     name = "dcl"
     own_temperature = True
 
-    def __init__(self, temperature: Positive, tau_plus: float, image_to_text: float, text_to_image: float) -> None:
+    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
+
+    def __init__(self, temperature: Scale, tau_plus: Decay, image_to_text: Weight, text_to_image: Weight) -> None:
         super().__init__()
-        if not 0 <= tau_plus < 1:
-            raise ConfigError(f"objective.tau_plus is {tau_plus}: it is a share of the negatives and must be in [0, 1)")
         self._temperature = temperature
         self._tau_plus = tau_plus
-        self._weights = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
+        self._weights = image_to_text, text_to_image
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         return weighted_loss(similarity, self._weights, self._debiased)

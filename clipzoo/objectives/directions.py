@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from clipzoo.errors import ConfigError
 from clipzoo.types import Loss, Scores, Similarity
 
 NAMES = ("image_to_text", "text_to_image")
@@ -23,12 +22,3 @@ def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses:
     terms = {name: (weight, loss(scores)) for name, weight, loss, scores in directions if weight}
     weighted = [weight * value for weight, value in terms.values()]
     return Loss(sum(weighted[1:], weighted[0]), {f"loss_{name}": value.detach() for name, (_, value) in terms.items()})
-
-
-def direction_weights(**weights: float) -> tuple[float, float]:
-    """Return the two weights. Raises ConfigError, with their names, if one is negative or both are zero."""
-    if min(weights.values()) < 0 or not any(weights.values()):
-        given = " ".join(f"objective.{name}={value}" for name, value in weights.items())
-        raise ConfigError(f"{given}: the weights must not be negative, and one must be positive")
-    first, second = weights.values()
-    return first, second

@@ -6,12 +6,15 @@ import math
 
 from torch import Tensor
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Scale, Weight
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import direction_weights, weighted_loss
-from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
+from clipzoo.objectives.directions import weighted_loss
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 
 
+@checked
 class InfoLOOB(Objective):
     """scale * sum over the two directions of weight * mean_i [ log sum_{j != i} exp s_ij - s_ii ].
 
@@ -22,10 +25,11 @@ class InfoLOOB(Objective):
 
     name = "infoloob"
 
-    def __init__(self, scale: Positive, image_to_text: float, text_to_image: float) -> None:
+    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
+
+    def __init__(self, scale: Scale, image_to_text: Weight, text_to_image: Weight) -> None:
         super().__init__()
-        first, second = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
-        self._weights = scale * first, scale * second
+        self._weights = scale * image_to_text, scale * text_to_image
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         return weighted_loss(similarity, self._weights, leave_one_out)

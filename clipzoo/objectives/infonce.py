@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Weight
 from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import direction_weights, weighted_loss
+from clipzoo.objectives.directions import weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 
 
+@checked
 class InfoNCE(Objective):
     """sum over the two directions of weight * mean_i [ log sum_j exp s_ij - s_ii ].
 
@@ -17,9 +20,11 @@ class InfoNCE(Objective):
 
     name = "infonce"
 
-    def __init__(self, image_to_text: float, text_to_image: float) -> None:
+    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
+
+    def __init__(self, image_to_text: Weight, text_to_image: Weight) -> None:
         super().__init__()
-        self._weights = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
+        self._weights = image_to_text, text_to_image
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         return weighted_loss(similarity, self._weights, cross_entropy)

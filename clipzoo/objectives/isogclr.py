@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from clipzoo.errors import ConfigError
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Positive, Probability, Scale, Share, Weight
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
     both_anchors,
@@ -17,9 +18,10 @@ from clipzoo.objectives.moving_average import (
     without_positive,
 )
 from clipzoo.objectives.per_sample import IMAGE, TEXT
-from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity, World
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
 
+@checked
 class ISogCLR(MovingAverageObjective):
     """1/n sum_i tau_i [ log mean_{j != i} exp((s_ij - s_ii) / tau_i) + rho ], both directions added, tau_i learned.
 
@@ -33,23 +35,24 @@ class ISogCLR(MovingAverageObjective):
     tau: Tensor
     tau_momentum: Tensor
 
+    relations = {
+        "minimum_temperature <= temperature <= maximum_temperature": (
+            "temperature must lie between minimum_temperature and maximum_temperature"
+        )
+    }
+
     def __init__(
         self,
-        temperature: Positive,
-        gamma: float,
-        rho: float,
-        eta: float,
-        momentum: float,
+        temperature: Scale,
+        gamma: Share,
+        rho: Weight,
+        eta: Probability,
+        momentum: Share,
         gradient_clip: Positive,
-        minimum_temperature: Positive,
-        maximum_temperature: Positive,
+        minimum_temperature: Scale,
+        maximum_temperature: Scale,
     ) -> None:
         super().__init__(gamma, tau=temperature, tau_momentum=0.0)
-        if not minimum_temperature <= temperature <= maximum_temperature:
-            raise ConfigError(
-                f"objective.temperature is {temperature}: it must lie between objective.minimum_temperature="
-                f"{minimum_temperature} and objective.maximum_temperature={maximum_temperature}"
-            )
         self._rho = rho
         self._eta = eta
         self._momentum = momentum

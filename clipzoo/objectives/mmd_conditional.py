@@ -7,13 +7,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Weight
 from clipzoo.heads.kernels import Kernel
 from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import direction_weights, weighted_loss
+from clipzoo.objectives.directions import weighted_loss
 from clipzoo.objectives.raw_views import kernel_matrix
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
 
+@checked
 class MMDConditional(Objective):
     """lambda_u L(u|v) + lambda_v L(v|u), u the image and v the text.
 
@@ -27,18 +30,19 @@ class MMDConditional(Objective):
 
     name = "mmd_conditional"
 
+    relations = {"lambda_u + lambda_v > 0": "one of the weights must be above 0"}
+
     def __init__(
         self,
-        lambda_u: float,
-        lambda_v: float,
+        lambda_u: Weight,
+        lambda_v: Weight,
         image_kernel: Kernel,
         text_kernel: Kernel,
         median_unit: bool,
         exclude_diagonal: bool,
     ) -> None:
         super().__init__()
-        u_given_v, v_given_u = direction_weights(lambda_u=lambda_u, lambda_v=lambda_v)
-        self._weights = v_given_u, u_given_v
+        self._weights = lambda_v, lambda_u
         self._kernels = image_kernel, text_kernel
         self._median_unit = median_unit
         self._exclude_diagonal = exclude_diagonal

@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
+from clipzoo.config.arguments import checked
 from clipzoo.heads.kernels import Kernel
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
@@ -13,6 +14,7 @@ from clipzoo.objectives.raw_views import kernel_matrix
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
 
+@checked
 class MMDJoint(Objective):
     """-2 E k(x, y) + E k(y, y'), x a true pair, y and y' pairs (u_i, v_j) drawn with P_ij = exp S_ij / sum exp S.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clipzoo.errors import ConfigError
+from clipzoo.config.vocabulary import Share
 from clipzoo.heads.base import Head
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, PerSampleObjective
 from clipzoo.objectives.requirements import plain_cosines
@@ -29,10 +29,8 @@ class MovingAverageObjective(PerSampleObjective):
     own_temperature = True
     log_u: Tensor
 
-    def __init__(self, gamma: float, **initial: float) -> None:
+    def __init__(self, gamma: Share, **initial: float) -> None:
         super().__init__(log_u=NEVER, **initial)
-        if not 0 < gamma <= 1:
-            raise ConfigError(f"objective.gamma is {gamma}: the weight of the new value must be in (0, 1]")
         self._gamma = gamma
 
     def check(self, head: Head) -> list[str]:

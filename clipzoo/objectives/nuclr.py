@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import NonNegativeCount, Probability, Range, Scale, Share, Weight
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
     both_anchors,
@@ -19,9 +21,13 @@ from clipzoo.objectives.moving_average import (
     without_positive,
 )
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT
-from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity, World
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
+
+Popularity = Annotated[float, Range(at_least=-10, at_most=10)]
+"""A log popularity times the temperature, on the scale of cosines."""
 
 
+@checked
 class NUCLR(MovingAverageObjective):
     """Algorithm 1 for anchors of both modalities, added: a surrogate loss whose gradient is the estimator (15).
 
@@ -47,14 +53,14 @@ class NUCLR(MovingAverageObjective):
 
     def __init__(
         self,
-        temperature: Positive,
-        gamma: float,
-        zeta: float,
-        xi: float,
-        eta: float,
-        eta_image_factor: float,
-        momentum: float,
-        frozen_epochs: int,
+        temperature: Scale,
+        gamma: Share,
+        zeta: Popularity,
+        xi: Popularity,
+        eta: Probability,
+        eta_image_factor: Weight,
+        momentum: Share,
+        frozen_epochs: NonNegativeCount,
         learn_zeta: bool,
         positive: Literal["xi", "zeta"],
         xi_update: Literal["epoch", "step"],

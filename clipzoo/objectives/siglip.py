@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Range, Scale, Weight
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import direction_weights, weighted_loss
+from clipzoo.objectives.directions import weighted_loss
 from clipzoo.objectives.logit_scale import LogitScale
 from clipzoo.objectives.requirements import plain_cosines
-from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 
 
+@checked
 class SigLIP(Objective):
     """sum over the directions of weight * 1/N sum_ij -log sigmoid( y_ij (t s_ij + bias) ), y = 1 for i = j, else -1.
 
@@ -24,14 +29,20 @@ class SigLIP(Objective):
 
     name = "siglip"
 
+    relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
+
     def __init__(
-        self, initial_scale: Positive | None, initial_bias: float, image_to_text: float, text_to_image: float
+        self,
+        initial_scale: Scale | None,
+        initial_bias: Annotated[float, Range(at_least=-1000, at_most=1000)],
+        image_to_text: Weight,
+        text_to_image: Weight,
     ) -> None:
         super().__init__()
         self.scale = None if initial_scale is None else LogitScale(initial_scale, learnable=True, maximum=None)
         self.own_temperature = self.scale is not None
         self.bias = nn.Parameter(torch.tensor(float(initial_bias)))
-        self._weights = direction_weights(image_to_text=image_to_text, text_to_image=text_to_image)
+        self._weights = image_to_text, text_to_image
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         scale = self.bias.new_ones(()) if self.scale is None else self.scale()

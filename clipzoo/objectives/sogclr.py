@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Scale, Share
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
     both_anchors,
@@ -16,9 +18,10 @@ from clipzoo.objectives.moving_average import (
     surrogate,
     without_positive,
 )
-from clipzoo.types import Batch, Loss, Positive, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
 
 
+@checked
 class SogCLR(MovingAverageObjective):
     """tau/n sum_i log( [1 +] sum_{j != i} exp((s_ij - s_ii) / tau) ) over all n samples, both directions added.
 
@@ -28,7 +31,7 @@ class SogCLR(MovingAverageObjective):
 
     name = "sogclr"
 
-    def __init__(self, temperature: Positive, gamma: float, positive_in_denominator: bool) -> None:
+    def __init__(self, temperature: Scale, gamma: Share, positive_in_denominator: bool) -> None:
         super().__init__(gamma)
         self._temperature = temperature
         self._positive_in_denominator = positive_in_denominator

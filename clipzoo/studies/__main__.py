@@ -121,15 +121,8 @@ def run_all(plain: dict[str, Any]) -> bool:
 
 def _check(plain: dict[str, Any]) -> None:
     """Check the values that the schema does not cover, before any study runs."""
-    jobs, names = plain["jobs"], plain["studies"]
-    if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
-        raise ConfigError(f"jobs must be at least 1, or null for one per core, not {jobs!r}")
     known = sorted(path.stem for path in (CONF / "study").glob("*.yaml"))
-    if not isinstance(names, list):
-        raise ConfigError(f"studies must be a list, studies=[half_disc,rank], not {names!r}")
-    if not isinstance(plain["folder"], str):
-        raise ConfigError(f"folder must be a path, not {plain['folder']!r}")
-    for name in names:
+    for name in plain["studies"]:
         if name not in known:
             raise ConfigError(f"studies names {name!r}, which is none of: {', '.join(known)}")
     try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.config.vocabulary import Count, NonNegative, Range, Rate, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.model import Model
@@ -19,7 +21,7 @@ from clipzoo.studies.framework.draw import BLUE, GREEN, VERMILION, panels
 from clipzoo.studies.framework.encoders import LeNet
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.framework.training import fit, seeded
-from clipzoo.types import Batch, Count, Progress
+from clipzoo.types import Batch, Progress
 
 LABELS = 10
 TWO, LABEL, IMAGE = "two-sided", "label given image", "image given label"
@@ -40,16 +42,16 @@ class Digits(Study):
     """
 
     mnist: str | None
-    test_share: float
+    test_share: Annotated[float, Range(above=0, below=1)]
     batch: Count
     epochs: Count
-    rate: float
-    shown: int
+    rate: Rate
+    shown: Count
     drawn: Count
     candidates: Count
-    identity_tolerance: float
+    identity_tolerance: NonNegative
     seeds: Count
-    seed: int
+    seed: Seed
 
     title = "Digits"
     source = "A mathematical perspective on contrastive learning, section 6.2, proposition 6.1, figures 11 and 12"

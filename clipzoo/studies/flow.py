@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, Positive, Range, Seed
 from clipzoo.errors import ConfigError
-from clipzoo.types import Count, Part
+from clipzoo.types import Part
 
 START = (0.75, 0.75)
 Complex = NDArray[np.complex128]
@@ -33,13 +35,13 @@ class Flows(Part):
     frequencies.
     """
 
-    largest: int
-    speed: float
-    turn: float
-    duration: float
+    largest: Count
+    speed: Positive
+    turn: Positive
+    duration: Positive
     observations: Count
-    relative_error: float
-    seed: int
+    relative_error: Annotated[float, Range(at_least=1e-12, at_most=1)]
+    seed: Seed
 
     @property
     def waves(self) -> Real:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, NonNegative, Probability, Scale, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
 from clipzoo.heads.tilting import InnerProductHead
@@ -17,7 +18,7 @@ from clipzoo.studies import half_disc_world as world
 from clipzoo.studies.framework.draw import BLACK, BLUE, GREEN, VERMILION, panels
 from clipzoo.studies.framework.encoders import Vectors
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
-from clipzoo.types import Count, Progress
+from clipzoo.types import Progress
 
 METHODS = {"GCL": VERMILION, "NUCLR": BLUE, "MLE": GREEN}
 TICKS = [digit * 10.0**power for power in range(-5, 1) for digit in (1, 2, 5)]
@@ -35,20 +36,20 @@ class HalfDisc(Study):
     risk_tolerance: of the true risk, in standard errors of its estimate.
     """
 
-    temperatures: list[float]
-    sizes: list[int]
+    temperatures: list[Scale]
+    sizes: list[Count]
     draws: Count
     shown: Count
     iterations: Count
     nuclr_steps: Count
     mini_batch: Count
     mini_steps: Count
-    mini_eta: float
+    mini_eta: Probability
     risk_samples: Count
-    seed: int
-    zeta_tolerance: float
-    gradient_tolerance: float
-    risk_tolerance: float
+    seed: Seed
+    zeta_tolerance: NonNegative
+    gradient_tolerance: NonNegative
+    risk_tolerance: NonNegative
 
     title = "Popularity and generalisation"
     source = "NUCLR, sections 3.3, G.1 and G.2, figures 2 and 6"

@@ -11,6 +11,7 @@ import torch
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, Layers, NonNegative, Positive, Rate, Scale, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.evaluation.ranking import positions, score_blocks
 from clipzoo.heads.clip import ClipHead
@@ -21,7 +22,7 @@ from clipzoo.studies.framework.draw import BLUE, VERMILION, panels
 from clipzoo.studies.framework.encoders import Trajectories
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.framework.training import fit, seeded
-from clipzoo.types import Count, Embedding, concatenate
+from clipzoo.types import Embedding, concatenate
 
 DIRECTIONS = {"coefficients to trajectories": "to_trajectories", "trajectories to coefficients": "to_coefficients"}
 SPLITS = {"train": VERMILION, "test": BLUE}
@@ -42,20 +43,20 @@ class Lagrangian(Study):
     samples: Count
     test_samples: Count
     width: Count
-    layers: Count
+    layers: Layers
     heads: Count
     batch: Count
     epochs: Count
-    rate: float
-    temperature: float
-    max_scale: float
+    rate: Rate
+    temperature: Scale
+    max_scale: Positive
     precision: Literal["bf16", "float32"]
     device: Literal["auto", "cpu"]
-    compared_step: float
+    compared_step: Positive
     compared_flows: Count
-    solver_tolerance: float
-    conserved_tolerance: float
-    seed: int
+    solver_tolerance: NonNegative
+    conserved_tolerance: NonNegative
+    seed: Seed
 
     title = "Lagrangian data assimilation"
     source = "A mathematical perspective on contrastive learning, section 6.3, figures 13 to 15"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.base import Head
 from clipzoo.heads.clip import ClipHead
@@ -18,7 +19,7 @@ from clipzoo.studies.framework.draw import BLUE, CYCLE, VERMILION, panels
 from clipzoo.studies.framework.encoders import Lookup
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.framework.training import fit, seeded
-from clipzoo.types import Count, Features
+from clipzoo.types import Features
 
 CLIP, KME = "CLIP", "KME-CLIP"
 COLOURS = {CLIP: VERMILION, KME: BLUE}
@@ -70,19 +71,19 @@ class Mixture(Study):
     loss at the largest width above its minimum -I.
     """
 
-    classes: list[int]
-    widths: list[int]
+    classes: list[Count]
+    widths: list[Count]
     item_width: Count
     samples: Count
     batch: Count
     steps: Count
-    rate: float
-    temperature: float
-    max_scale: float
-    gamma: float
-    built_error: float
-    information_tolerance: float
-    seed: int
+    rate: Rate
+    temperature: Scale
+    max_scale: Positive
+    gamma: Scale
+    built_error: NonNegative
+    information_tolerance: NonNegative
+    seed: Seed
 
     title = "The mixture world"
     source = "KME-CLIP, section 4.2, assumption 5, theorems 6 and 7"

@@ -9,6 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.cloob import CloobHead
 from clipzoo.model import Model
@@ -29,7 +30,7 @@ from clipzoo.studies.information_claims import (
     claim_steadier,
     claims_variance,
 )
-from clipzoo.types import Batch, Count, Scores
+from clipzoo.types import Batch, Scores
 
 COLOURS = {INFONCE: BLUE, INFOLOOB: VERMILION, HOPFIELD: GREEN}
 
@@ -47,19 +48,19 @@ class MutualInformation(Study):
     """
 
     dimensions: Count
-    information: list[float]
-    trained_at: list[float]
+    information: list[Positive]
+    trained_at: list[Positive]
     batch: Count
     steps: Count
-    hidden: list[int]
+    hidden: list[Count]
     embed_width: Count
-    rate: float
-    inverse_temperatures: list[float]
-    betas: list[float]
+    rate: Rate
+    inverse_temperatures: list[Scale]
+    betas: list[Scale]
     validation_batches: Count
     test_batches: Count
-    seed: int
-    tolerance: float
+    seed: Seed
+    tolerance: NonNegative
 
     title = "Mutual information"
     source = "CLOOB, appendix A.2, figures 2 and A1"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed, Weight
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.base import Head
 from clipzoo.heads.kernels import GaussianKernel
@@ -19,7 +20,7 @@ from clipzoo.studies.framework.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION
 from clipzoo.studies.framework.encoders import Lookup
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.framework.training import fit, seeded
-from clipzoo.types import Batch, Count, Loss, Progress, Similarity
+from clipzoo.types import Batch, Loss, Progress, Similarity
 
 INNER, WPSE = "inner product", "WPSE"
 
@@ -37,23 +38,23 @@ class Rank(Study):
     """
 
     items: Count
-    sharpness: float
-    floor: float
-    inner_widths: list[int]
-    wpse_widths: list[int]
-    points: list[int]
+    sharpness: Positive
+    floor: Positive
+    inner_widths: list[Count]
+    wpse_widths: list[Count]
+    points: list[Count]
     item_width: Count
-    kernel_width: float
-    alpha: list[float]
+    kernel_width: Scale
+    alpha: tuple[Weight, Weight]
     features: Count
     steps: Count
-    rate: float
-    wpse_rate: float
+    rate: Rate
+    wpse_rate: Rate
     evaluation_features: Count
-    small_features: list[int]
+    small_features: list[Count]
     evaluation_draws: Count
-    seed: int
-    tolerance: float
+    seed: Seed
+    tolerance: NonNegative
 
     title = "The rank of the similarity"
     source = "WPSE, section 5.1, proposition C.1 and theorem 5.1"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, NonNegative, Positive, Range, Scale, Seed
 from clipzoo.heads.kernels import GaussianKernel, InverseMultiquadricKernel, Kernel
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.wpse import WpseHead
 from clipzoo.studies.framework.draw import BLACK, CYCLE, panels
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
-from clipzoo.types import Count, Features, PointSet
+from clipzoo.types import Features, PointSet
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,18 @@ class Rates(Study):
     """
 
     dimensions: Count
-    gamma: float
-    concentration: float
+    gamma: Scale
+    concentration: Positive
     population: Count
-    points: list[int]
+    points: list[Count]
     point_draws: Count
-    kernel_width: float
-    cosines: list[float]
-    features: list[int]
+    kernel_width: Scale
+    cosines: list[Annotated[float, Range(at_least=-1, at_most=1)]]
+    features: list[Count]
     feature_draws: Count
-    rate_tolerance: float
-    size_tolerance: float
-    seed: int
+    rate_tolerance: NonNegative
+    size_tolerance: NonNegative
+    seed: Seed
 
     title = "Rates of the approximations"
     source = "KME-CLIP, theorem 5; WPSE, section 5.3"

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import nn
 
-from clipzoo.errors import ConfigError
-from clipzoo.training.schedules import Cosine
-from clipzoo.types import Part, Positive, Progress
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Decay, NonNegative, Range
+from clipzoo.contracts import Schedule
+from clipzoo.types import Part, Progress
 
 
+@checked
 @dataclass(frozen=True)
 class AdamW(Part):
     """torch's fused AdamW, without weight decay for parameters of fewer than two dimensions (biases, norms, scales)."""
 
-    betas: list[float]
-    eps: Positive
-    weight_decay: float
-    schedule: Cosine
+    betas: tuple[Decay, Decay]
+    eps: Annotated[float, Range(at_least=1e-30, at_most=1)]
+    weight_decay: NonNegative
+    schedule: Schedule
 
-    def __post_init__(self) -> None:
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"optim.betas is {list(self.betas)}: it must be two numbers in [0, 1)")
-        if self.weight_decay < 0:
-            raise ConfigError(f"optim.weight_decay must be at least 0, not {self.weight_decay}")
+    relations = {
+        "schedule.peak * weight_decay <= 1": "a step must not take away more than the whole weight: lower one of them"
+    }
 
     def build(self, *modules: nn.Module) -> torch.optim.AdamW:
         """Return the optimizer over all parameters of the modules that require a gradient."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated
 
-from clipzoo.errors import ConfigError
-from clipzoo.types import Part, Positive, Progress
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Epochs, NonNegative, NonNegativeCount, Range, Rate
+from clipzoo.types import Part, Progress
 
 
+@checked
 @dataclass(frozen=True)
 class Cosine(Part):
     """Linear warmup from `start` to `peak`, then half a cosine down to `end`.
@@ -19,20 +22,19 @@ class Cosine(Part):
     per_epoch: the rate changes only at the start of an epoch (NUCLR).
     """
 
-    peak: Positive
-    start: float
-    end: float
-    warmup_epochs: float | None
-    warmup_steps: int | None
-    restart_epochs: Positive | None
+    peak: Rate
+    start: NonNegative
+    end: NonNegative
+    warmup_epochs: Annotated[float, Range(at_least=0, at_most=1e6)] | None
+    warmup_steps: NonNegativeCount | None
+    restart_epochs: Epochs | None
     per_epoch: bool
 
-    def __post_init__(self) -> None:
-        if (self.warmup_epochs is None) == (self.warmup_steps is None):
-            raise ConfigError(
-                "give one of optim.schedule.warmup_epochs and optim.schedule.warmup_steps and null for the other: "
-                f"they are {self.warmup_epochs} and {self.warmup_steps}"
-            )
+    relations = {
+        "(warmup_epochs is None) != (warmup_steps is None)": "give one of the two, and null for the other",
+        "start <= peak": "the warmup must not start above the peak",
+        "end <= peak": "the rate must not end above the peak",
+    }
 
     def __call__(self, progress: Progress) -> float:
         """Return the learning rate of the step that follows `progress.step` steps."""

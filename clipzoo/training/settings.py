@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
+from clipzoo.config.arguments import checked
+from clipzoo.config.vocabulary import Count, Epochs, Positive, Range
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.similarity.tiled import automatic_tile
@@ -18,22 +20,16 @@ MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 """Precision of fp32 matrix products -> its name in torch.set_float32_matmul_precision."""
 
 
+@checked
 @dataclass(frozen=True)
 class Length:
     """global_batch: samples of a step, over all ranks. epochs or steps: one of them, the other None."""
 
-    global_batch: int
-    epochs: float | None
-    steps: int | None
+    global_batch: Annotated[int, Range(at_least=2)]
+    epochs: Epochs | None
+    steps: Count | None
 
-    def __post_init__(self) -> None:
-        if (self.epochs is None) == (self.steps is None):
-            fix = "trainer.epochs=null" if self.steps is not None else "trainer.epochs=..."
-            raise ConfigError(
-                f"give one of trainer.epochs and trainer.steps: they are {self.epochs} and {self.steps}; add {fix}"
-            )
-        if self.global_batch < 2:
-            raise ConfigError("trainer.global_batch=1 has nothing to contrast a sample with: it must be at least 2")
+    relations = {"(epochs is None) != (steps is None)": "give one of the two, and null for the other"}
 
     def total_steps(self, samples: int) -> int:
         """Return the number of steps for a dataset of `samples` samples."""
@@ -53,6 +49,7 @@ class Length:
             )
 
 
+@checked
 @dataclass(frozen=True)
 class Computation:
     """How steps are computed. Only the precisions, clip_gradient and loss_limit change results.
@@ -67,10 +64,10 @@ class Computation:
 
     precision: Precision = "float32"
     head_products: HeadProducts = "float32"
-    micro_batch: int | None = None
-    tile: Literal["auto"] | int | None = "auto"
-    clip_gradient: float | None = None
-    loss_limit: float = 1e4
+    micro_batch: Count | None = None
+    tile: Literal["auto"] | Count | None = "auto"
+    clip_gradient: Annotated[float, Range(at_least=1e-6)] | None = None
+    loss_limit: Positive = 1e4
     compile: bool = False
     gather: Literal["exact", "bf16"] = "exact"
 
@@ -93,6 +90,7 @@ class Computation:
         return self.tile
 
 
+@checked
 @dataclass(frozen=True)
 class Saving:
     """log_every, save_every: steps. keep: number of newest checkpoints.
@@ -101,8 +99,8 @@ class Saving:
     in_background: training continues while a checkpoint is written.
     """
 
-    log_every: int
-    save_every: int
-    keep: int = 1
+    log_every: Count
+    save_every: Count
+    keep: Count = 1
     best_metric: str | None = None
     in_background: bool = False

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
+from clipzoo.config.vocabulary import Count, Epochs, Range, Seconds
 from clipzoo.contracts import Dataset
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
@@ -20,7 +21,7 @@ from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Length, Sa
 from clipzoo.training.state import TrainingState
 from clipzoo.training.step import TrainStep
 from clipzoo.training.throughput import Throughput
-from clipzoo.types import Count, Part, Positive
+from clipzoo.types import Part
 
 
 class Trainer(Part):
@@ -32,17 +33,19 @@ class Trainer(Part):
     save_in_background: see Saving.in_background. The other arguments: see Computation and Saving.
     """
 
+    relations = {"(epochs is None) != (steps is None)": "give one of the two, and null for the other"}
+
     def __init__(
         self,
-        global_batch: Count,
-        epochs: Positive | None,
+        global_batch: Annotated[int, Range(at_least=2)],
+        epochs: Epochs | None,
         steps: Count | None,
         micro_batch: Count | None,
         tile: Literal["auto"] | Count | None,
         precision: Literal["bf16", "fp16", "float32", "float64"],
         head_products: Literal["float32", "tf32", "bf16"],
-        clip_gradient: Positive | None,
-        loss_limit: Positive,
+        clip_gradient: Annotated[float, Range(at_least=1e-6)] | None,
+        loss_limit: Annotated[float, Range(at_least=1)],
         device: Literal["auto", "cpu", "cuda"],
         compile: bool,
         gather: Literal["exact", "bf16"],
@@ -51,7 +54,7 @@ class Trainer(Part):
         keep: Count,
         best_metric: str | None,
         save_in_background: bool,
-        timeout: Positive,
+        timeout: Seconds,
     ) -> None:
         self.length = Length(global_batch, epochs, steps)
         self.computation = Computation(

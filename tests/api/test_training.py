@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import clipzoo
+from clipzoo.api.training import adam
 from clipzoo.encoders.base import Encoder
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.heads.clip import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
+from clipzoo.training.optimizers import AdamW
 from clipzoo.training.settings import Computation
 from clipzoo.types import Features
 from tests.support.paths import ROOT
@@ -103,7 +105,7 @@ def test_micro_batches_and_tiles_train_the_same_model(changes):
 
 
 def test_faults_are_named():
-    with pytest.raises(ConfigError, match="give one of trainer.epochs and trainer.steps"):
+    with pytest.raises(ConfigError, match="epochs=1.0, steps=.*: give one of the two"):
         train(model(), epochs=1.0)
     with pytest.raises(ConfigError, match="a source that has only 40"):
         train(model(), batch=41)
@@ -111,11 +113,20 @@ def test_faults_are_named():
         train(model(), computation=Computation(loss_limit=1e-3))
 
 
+class Absurd(AdamW):
+    """AdamW with a learning rate at which the weights become infinite."""
+
+    def set_rate(self, optimizer, progress):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e39
+        return 1e39
+
+
 def test_weights_that_are_not_finite_are_not_saved_and_the_earlier_checkpoint_is_used(tmp_path):
     expected = train(model(), steps=3, folder=tmp_path, save_every=1).model.state_dict()
     # The same length and seed, so that the training goes on from step 3 with an absurd learning rate.
     with pytest.raises(TrainingError, match=r"model encoder\.\S+ and \d+ more tensors held NaN or infinite values .*4"):
-        train(model(), steps=6, folder=tmp_path, save_every=1, learning_rate=1e39)
+        train(model(), steps=6, folder=tmp_path, save_every=1, optimizer=Absurd(**vars(adam(1e-3))))
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*.pt"))
     assert names[-1] == "step_00000003.pt"
     saved = torch.load(tmp_path / "checkpoints" / names[-1], weights_only=True)["model"]

@@ -66,12 +66,14 @@ def test_an_experiment_composes_and_fits_the_schema(name):
 @pytest.mark.parametrize("scale", ["small", "demo"])
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "cc12m" not in name and "yfcc" not in name])
 def test_an_experiment_has_three_sizes(name, scale):
-    plain, full = composed(name, f"scale={scale}"), composed(name)
+    # As the experiment's title says: the demo's encoder has 16 tokens.
+    points = re.findall(rf"with scale={scale} add ([\w.=]+)", EXPERIMENTS[name].title)
+    plain, full = composed(name, f"scale={scale}", *points), composed(name)
     assert plain["encoder"] == composed("wpse/cc3m_clip", f"scale={scale}")["encoder"]
     assert plain["optim"] == composed("wpse/cc3m_clip", f"scale={scale}")["optim"]
     assert plain["objective"] == full["objective"]
     changed = {key for key in full["head"] if plain["head"][key] != full["head"][key]}
-    assert changed <= {"image_width", "text_width", "embed_width"}
+    assert changed <= {"image_width", "text_width", "embed_width", *(point.split("=")[0][5:] for point in points)}
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: f"{path.parent.name}/{path.stem}")

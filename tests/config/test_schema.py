@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 
 import pytest
 
@@ -31,9 +32,9 @@ def test_an_unknown_argument_is_named_with_the_nearest():
     ("key", "value", "expected"),
     [
         ("embed_width", 4.5, "head.embed_width must be a whole number of at least 1, not 4.5 (float)"),
-        ("temperature", "hot", "head.temperature must be a number above 0, not 'hot' (str)"),
-        ("temperature", 0, "head.temperature must be a number above 0, not 0 (int)"),
-        ("image_width", "wide", "head.image_width must be int, not 'wide' (str)"),
+        ("temperature", "hot", "head.temperature must be a number from 0.001 to 1000, not 'hot' (str)"),
+        ("temperature", 0, "head.temperature must be a number from 0.001 to 1000, not 0 (int)"),
+        ("image_width", "wide", "head.image_width must be a whole number of at least 1, not 'wide' (str)"),
         ("learnable_temperature", 1, "head.learnable_temperature must be bool, not 1 (int)"),
         ("embed_width", True, "head.embed_width must be a whole number of at least 1, not True (bool)"),
     ],
@@ -58,7 +59,16 @@ def test_a_missing_class_is_named_with_the_nearest():
     ("annotation", "fitting", "unfitting"),
     [
         ("int | None", [1, None], ["1", 1.0]),
-        ("float", [1, 1.5, float("inf")], ["1", None, True]),
+        ("float", [1, 1.5, -1e38], ["1", None, True, math.inf, math.nan, 1e39, 10**400]),
+        ("AnyNumber", [1, 1.5, math.inf, math.nan], ["1", None, True]),
+        ("NonNegative", [0, 1.5], [-1, math.nan, math.inf, "1"]),
+        ("Probability", [0, 0.5, 1], [-0.1, 1.1, math.nan, True]),
+        ("NonNegativeCount | None", [0, 5, None], [-1, 0.5, 10**30]),
+        ("Annotated[int, MultipleOf(16)]", [16, 32], [17, 1.0]),
+        ("typing.Annotated[Count, MultipleOf(16), 'in pixels']", [16, 32], [17, 0]),
+        ("Annotated[float, Range(above=0, below=1)]", [0.5], [0, 1, math.nan, "a"]),
+        ("OrderedPair", [[1, 2], [1, 1]], [[2, 1], [1], [1, 2, 3], [1, math.nan], 1]),
+        ("ChannelTriple", [[1, 2.5, -1]], [[1], [1, 2, math.inf], 1]),
         ("Positive", [1, 0.5], [0, -1.0, "1", True]),
         ("Count | None", [1, None], [0, -1, 0.5]),
         ("Literal['a', 'b']", ["a"], ["c", 1]),
@@ -130,7 +140,7 @@ def test_a_constructor_inherited_from_another_module_is_checked(part):
         "from clipzoo.bases import Base as Part",
     ):
         assert part(source, width=1, depth=None) == []
-        assert part(source, width="wide") == ["part.width must be int, not 'wide' (str)"]
+        assert part(source, width="wide") == ["part.width must be a whole number, not 'wide' (str)"]
         assert part(source) == ["part.width is missing: Part needs it"]
 
 
@@ -138,7 +148,7 @@ def test_fields_of_an_inherited_dataclass_are_checked(part):
     imports = "from dataclasses import dataclass\nfrom clipzoo.bases import Record\n"
     source = f"{imports}@dataclass\nclass Part(Record):\n    name: str = ''"
     assert part(source, size=1, name="a") == []
-    assert part(source, size=1.5) == ["part.size must be int, not 1.5 (float)"]
+    assert part(source, size=1.5) == ["part.size must be a whole number, not 1.5 (float)"]
 
 
 def test_an_alias_of_the_module_is_expanded(part):
@@ -157,7 +167,8 @@ def test_optional_and_further_keywords_are_checked(part, package):
     name = package if package == "clipzoo" else "optional_part"
     assert part(source, name, width=None, rate=0.5) == part(source, name, width=3) == []
     assert part(source, name, width="wide", rate="fast") == [
-        "part.width must be int or null, not 'wide' (str)", "part.rate must be float, not 'fast' (str)"
+        "part.width must be a whole number or null, not 'wide' (str)",
+        "part.rate must be a finite number, not 'fast' (str)",
     ]  # fmt: skip
 
 

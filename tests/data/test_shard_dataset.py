@@ -215,5 +215,5 @@ def test_workers_end_with_a_run_that_stops_early(folder, rest, code):
     ],
 )
 def test_invalid_arguments_are_errors(folder, key, value):
-    with pytest.raises(ConfigError, match=f"data.{key} is"):
+    with pytest.raises(ConfigError, match=f"ShardDataset: {key} must be"):
         shard_data(folder, **{key: value})

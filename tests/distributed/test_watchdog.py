@@ -30,12 +30,13 @@ def test_killing_the_first_rank_which_serves_the_store_ends_the_others(tiny_shar
     assert "rank 0, which serves the ranks' store, is gone: killed" in log_of_end(second, 1)
 
 
-def test_an_exception_on_one_rank_ends_all_ranks_with_one_traceback(tiny_shards, tmp_path):
+def test_an_exception_on_one_rank_ends_all_ranks_and_its_traceback_is_in_the_run_directory(tiny_shards, tmp_path):
     first, second = start(tiny_shards, tmp_path, ranks=2, fault="raises:3:1")
-    assert "rank 1 failed:\nTraceback" in log_of_end(second, 1)
-    assert second.stderr.rstrip().endswith("LookupError: broken on purpose")
-    assert "rank 1 ends the run: LookupError: broken on purpose" in log_of_end(first, 1)
-    assert "Traceback" not in first.stderr
+    assert "clipzoo: LookupError: broken on purpose (traceback: " in log_of_end(second, 1)
+    assert "rank 1 ends the run: LookupError: broken on purpose (traceback: " in log_of_end(first, 1)
+    assert "Traceback" not in first.stderr + second.stderr
+    (file,) = (tmp_path / "run").glob("clipzoo-error-*.log")
+    assert file.read_text().startswith("Traceback") and "in forward" in file.read_text()
 
 
 def test_a_hanging_rank_is_named_after_the_timeout(tiny_shards, tmp_path):

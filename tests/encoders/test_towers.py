@@ -113,5 +113,5 @@ def test_uint8_images_are_normalised_as_their_float_form():
 
 def test_a_width_that_differs_from_the_towers_is_refused():
     image_tower = ClipViT(image_size=32, patch_size=8, width=32, layers=1, heads=2, quick_gelu=False)
-    with pytest.raises(ConfigError, match="encoder.image_width is 64, but the tower's width is 32"):
+    with pytest.raises(ConfigError, match="image_width=64, image_tower.width=32: image_width must be"):
         TwoTowers(image_tower, text_tower(), 64, 32, 32, 77, open_clip.tokenize, [0.5] * 3, [0.5] * 3)

@@ -252,11 +252,11 @@ def image(seed: int) -> bytes:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"batch_size": 0}, "eval.batch_size must be at least 1, not 0"),
-        ({"draws": 0}, "eval.draws must be at least 1"),
-        ({"probe_resize": 0.5}, "eval.probe_resize=0.5 would crop beyond the image"),
-        ({"probe_validation": 1.0}, "eval.probe_validation must be between 0 and 1, not 1.0"),
-        ({"every_epochs": 0.0}, "eval.every_epochs must be above 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
+        ({"draws": 0}, "draws must be a whole number of at least 1"),
+        ({"probe_resize": 0.5}, "probe_resize must be a number from 1 to 10, not 0.5"),
+        ({"probe_validation": 1.0}, "probe_validation must be a number of at least 0.001 and below 1, not 1.0"),
+        ({"every_epochs": 0.0}, "every_epochs must be a number above 0"),
     ],
 )
 def test_impossible_settings_are_refused_with_their_key(change, expected):

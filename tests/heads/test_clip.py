@@ -39,7 +39,7 @@ def test_temperature_starts_at_seven_hundredths_and_is_clamped_to_one_hundredth(
 
 @pytest.mark.parametrize("temperature", [0.009, 1.5])
 def test_a_learnable_temperature_starts_within_its_bounds_and_a_fixed_one_has_none(temperature):
-    with pytest.raises(ConfigError, match=rf"head.temperature={temperature} .*head.max_scale=100"):
+    with pytest.raises(ConfigError, match=rf"temperature={temperature}, max_scale=100"):
         build_head("clip", f"head.temperature={temperature}")
     fixed = build_head("clip", f"head.temperature={temperature}", "head.learnable_temperature=false")
     fixed.clamp_()

@@ -37,7 +37,7 @@ def test_null_embedding_width_uses_the_pooled_features(name):
 
 @every_tilting
 def test_null_embedding_width_needs_an_encoder_of_equal_widths(name):
-    with pytest.raises(ConfigError, match="image 12, text 10"):
+    with pytest.raises(ConfigError, match="image_width=12, text_width=10: without projections"):
         build_head(name, "head.embed_width=null")
 
 

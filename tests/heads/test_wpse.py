@@ -231,13 +231,13 @@ def test_prompts_are_averaged_without_normalisation():
 
 @pytest.mark.parametrize("alpha", ["[0,0]", "[-0.5,1.5]"])
 def test_negative_or_zero_kernel_weights_are_refused(alpha):
-    with pytest.raises(ConfigError, match="head.alpha"):
+    with pytest.raises(ConfigError, match="WpseHead: alpha"):
         build_head("wpse", f"head.alpha={alpha}")
 
 
-@pytest.mark.parametrize("override", ["head.temperature=0.009", "head.min_scale=20", "head.min_scale=0"])
+@pytest.mark.parametrize("override", ["head.temperature=0.009", "head.min_scale=20"])
 def test_an_initial_scale_outside_its_range_is_refused(override):
-    with pytest.raises(ConfigError, match=r"head.temperature=.* head.min_scale=.* head.max_scale=100"):
+    with pytest.raises(ConfigError, match=r"min_scale=.*, temperature=.*, max_scale=100"):
         build_head("wpse", override)
 
 

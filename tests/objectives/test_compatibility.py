@@ -42,7 +42,7 @@ def test_yaml_gives_every_argument_with_its_type(objective):
 
 def test_a_loss_scale_of_zero_is_refused():
     (fault,) = schema.faults(composed("+objective=infoloob", "objective.scale=0"))
-    assert fault == "objective.scale must be a number above 0, not 0 (int)"
+    assert fault == "objective.scale must be a number from 0.001 to 1000, not 0 (int)"
 
 
 def test_infonce_trains_every_head_as_published(pairs):

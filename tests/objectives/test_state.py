@@ -121,19 +121,19 @@ def test_repeated_and_out_of_range_sample_ids_are_refused(make, ids, message):
     "make", [lambda gamma: NUCLR(**{**NUCLR_OPTIONS, "gamma": gamma}), lambda gamma: SogCLR(0.1, gamma, True)]
 )
 def test_gamma_outside_0_to_1_is_refused(make, gamma):
-    with pytest.raises(ConfigError, match=f"objective.gamma is {gamma}"):
+    with pytest.raises(ConfigError, match=f"gamma must be a number above 0 and at most 1, not {gamma}"):
         make(gamma)
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.5])
 def test_an_initial_temperature_outside_its_bounds_is_refused(temperature):
-    with pytest.raises(ConfigError, match=r"objective.temperature is .*minimum_temperature=0.1.*maximum.*=0.45"):
+    with pytest.raises(ConfigError, match=r"minimum_temperature=0.1, temperature=.*, maximum_temperature=0.45"):
         ISogCLR(**{**ISOGCLR_OPTIONS, "temperature": temperature})
 
 
 @pytest.mark.parametrize("tau_plus", [-0.1, 1.0])
 def test_tau_plus_outside_0_to_1_is_refused(tau_plus):
-    with pytest.raises(ConfigError, match="objective.tau_plus"):
+    with pytest.raises(ConfigError, match="DCL: tau_plus must be"):
         DCL(0.1, tau_plus, 0.5, 0.5)
 
 

@@ -111,7 +111,7 @@ def test_missing_shards_are_named_and_leave_no_run_directory(tmp_path):
     ("override", "expected"),
     [
         ("trainer.global_batch=104", "a batch takes up to 104 samples of a source that has only 100"),
-        ("head.text_width=3", "head.text_width is 3, but the encoder's features have 32"),
+        ("head.text_width=3", "head.text_width=3, encoder.text_width=32: the head's width must be that of the encoder"),
         ("trainer.best_metric=zero_shot/cars/top1", "there is no metric trainer.best_metric=zero_shot/cars/top1"),
     ],
 )

@@ -8,12 +8,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from clipzoo.config.annotations import kind_of_object
+from clipzoo.config.vocabulary import Range
 from clipzoo.data.shards.locations import is_remote, open_filesystem, repeated
 from clipzoo.errors import ConfigError
 
 MOST_SHARDS = 1_000_000
 """Largest number of shards of one pattern."""
+WEIGHT = kind_of_object(Annotated[float, Range(at_least=1e-3, at_most=1e3)])
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _MARKS = 0xF0000
@@ -45,13 +49,13 @@ def parse_sources(shards: Shards) -> list[Source]:
 
 
 def _weighted(entry: object) -> Source:
-    if not isinstance(entry, Mapping) or "path" not in entry or set(entry) - {"path", "weight"}:
+    if not isinstance(entry, Mapping) or not entry.get("path") or set(entry) - {"path", "weight"}:
         raise ConfigError(
             f"data.shards holds {entry!r}: in a list with weights, every entry is {{path: ..., weight: ...}}"
         )
     weight, paths = entry.get("weight", 1.0), entry["path"]
-    if not isinstance(weight, int | float) or not weight > 0:
-        raise ConfigError(f"data.shards: the weight of {paths} is {weight!r}; it must be a number above 0")
+    if not WEIGHT.admits(weight):
+        raise ConfigError(f"data.shards: the weight of {paths} must be {WEIGHT.words}, not {weight!r}")
     return Source(_expand_all([paths] if isinstance(paths, str) else paths), float(weight))
 
 
@@ -70,7 +74,10 @@ def _expand(pattern: str) -> list[str]:
         raise ConfigError("data.shards holds an empty path")
     # Without this test, braceexpand would refuse a lone closing brace, as in a shell command.
     _check_count(pattern)
-    expanded = list(braceexpand(pattern)) if "{" in pattern else [pattern]
+    try:
+        expanded = list(braceexpand(pattern)) if "{" in pattern else [pattern]
+    except ValueError as error:
+        raise ConfigError(f"data.shards: {pattern}: {error}") from None
     if pattern.startswith("pipe:"):
         return expanded
     return [shard for path in expanded for shard in (_remote(path) if is_remote(path) else _local(path))]
@@ -101,7 +108,10 @@ def _check_count(pattern: str) -> None:
 
 
 def _local(path: str) -> list[str]:
-    absolute = Path(path).expanduser().absolute()
+    try:
+        absolute = Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(f"data.shards: {path}: {error}") from None
     if absolute.is_dir():
         return _not_empty(sorted(str(shard) for shard in absolute.glob("*.tar")), path, "holds no *.tar")
     if glob.has_magic(path) and not absolute.exists():

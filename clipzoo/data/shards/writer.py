@@ -8,6 +8,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images.decoding import read_header
 from clipzoo.data.shards.reader import has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, first_line
 
 _MAX_PIXELS = 10**9
 
@@ -44,30 +45,48 @@ def pairs_from_folder(folder: Path) -> list[Pair]:
 
 def pairs_from_table(table: Path, image_column: str, caption_column: str) -> list[Pair]:
     """Return the pairs of a CSV or TSV. Paths are relative to the table; rows with the same image become one pair."""
-    with open(table, newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file, delimiter="\t" if table.suffix == ".tsv" else ",")
+    captions: dict[str, list[str]] = {}
+    with open(table, newline="", encoding="utf-8-sig") as file, _readable(table):
+        rows = csv.DictReader(file, delimiter="\t" if table.suffix == ".tsv" else ",", strict=True)
         missing = {image_column, caption_column} - set(rows.fieldnames or [])
         if missing:
             raise ConfigError(f"{table} has no column {sorted(missing)[0]!r}, but: {', '.join(rows.fieldnames or [])}")
-        captions: dict[str, list[str]] = {}
         for row in rows:
+            # A row with more or fewer values than columns has the key None, or the value None.
+            if None in row or None in row.values():
+                raise ConfigError(f"{table}, line {rows.line_num}: the row does not have a value for each column")
             captions.setdefault(row[image_column], []).append(row[caption_column])
     return [Pair(table.parent / image, texts) for image, texts in captions.items()]
 
 
 def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
     """Return the images of some splits of Karpathy's dataset_coco.json or dataset_flickr30k.json, with all captions."""
-    entries = json.loads(split_file.read_text())["images"]
-    known = sorted({entry["split"] for entry in entries})
+    with _readable(split_file):
+        entries = json.loads(split_file.read_text(encoding="utf-8"))["images"]
+        known = sorted({str(entry["split"]) for entry in entries})
+        pairs = [
+            Pair(
+                images / entry.get("filepath", "") / entry["filename"],
+                [str(text["raw"]) for text in entry["sentences"]],
+            )
+            for entry in entries
+            if entry["split"] in splits
+        ]
     if set(splits) - set(known):
         raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")
-    return [
-        Pair(
-            images / entry.get("filepath", "") / entry["filename"], [sentence["raw"] for sentence in entry["sentences"]]
-        )
-        for entry in entries
-        if entry["split"] in splits
-    ]
+    return pairs
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a table or a JSON file into one ConfigError."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (csv.Error, ValueError, LookupError, TypeError, AttributeError) as error:
+        expected = "Karpathy's splits as JSON" if path.suffix == ".json" else "a table in UTF-8"
+        raise ConfigError(f"{path} is not {expected}: {first_line(error)}") from None
 
 
 def write_shards(

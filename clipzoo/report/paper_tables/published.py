@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, nearest
 from clipzoo.runs.metric_key import MetricKey
 
 FOLDER = Path(__file__).parent / "published"
@@ -154,6 +154,12 @@ def table_names() -> list[str]:
 def row_names() -> list[str]:
     """Names of all rows, in the order of the papers' tables."""
     return list(dict.fromkeys(row.name for name in table_names() for row in table(name).rows))
+
+
+def require_row(name: str | None) -> None:
+    """Raise ConfigError if `name` is given and no paper's table has such a row."""
+    if name is not None and name not in row_names():
+        raise ConfigError(f"no paper has the row {name}{nearest(name, row_names())}")
 
 
 def search_of(row: str) -> Search | None:

@@ -10,6 +10,7 @@ import torch
 from matplotlib.colors import BoundaryNorm
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Seed
 from clipzoo.heads.clip import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
@@ -18,7 +19,7 @@ from clipzoo.studies.framework.encoders import Vectors
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.gaussian.closed_forms import Gaussian, matched_sample, shrunk
 from clipzoo.studies.gaussian.training import Learned, learn
-from clipzoo.types import Batch, Count, Progress
+from clipzoo.types import Batch, Progress
 
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN, "normalised": PURPLE}
 GRID = torch.linspace(-8, 8, 641, dtype=torch.float64)
@@ -36,18 +37,18 @@ class GaussianPlane(Study):
     tolerance: relative, for parameters; moment_tolerance: relative, for variances; loss_tolerance: absolute.
     """
 
-    variance: float
+    variance: Positive
     covariance: float
     samples: Count
     batch: Count
     steps: Count
-    rate: float
-    seed: int
+    rate: Rate
+    seed: Seed
     sign_samples: Count
     sign_draws: Count
-    tolerance: float
-    moment_tolerance: float
-    loss_tolerance: float
+    tolerance: NonNegative
+    moment_tolerance: NonNegative
+    loss_tolerance: NonNegative
 
     title = "Gaussians: the plane"
     source = "A mathematical perspective on contrastive learning, section 5.4, figures 1 to 6"

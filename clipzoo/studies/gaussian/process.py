@@ -8,6 +8,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.tilting import InnerProductHead
 from clipzoo.objectives.conditional import Conditional
@@ -17,7 +18,6 @@ from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row
 from clipzoo.studies.framework.training import fit, seeded
 from clipzoo.studies.gaussian.closed_forms import Gaussian
 from clipzoo.studies.gaussian.process_world import ProcessWorld, conditional_errors
-from clipzoo.types import Count
 
 U, V = "error_of_u_given_v", "error_of_v_given_u"
 SWEEPS = {"width": "embedding width", "batch": "batch size", "samples": "training samples"}
@@ -38,19 +38,19 @@ class GaussianProcess(Study):
     modes: Count
     places: Count
     coefficients: Count
-    noise: float
-    widths: list[int]
-    batches: list[int]
-    sizes: list[int]
+    noise: Positive
+    widths: list[Count]
+    batches: list[Count]
+    sizes: list[Count]
     width: Count
     batch: Count
     samples: Count
     steps: Count
-    rate: float
+    rate: Rate
     seeds: Count
     paths: Count
-    seed: int
-    tolerance: float
+    seed: Seed
+    tolerance: NonNegative
 
     title = "Gaussians: a process seen twice"
     source = "A mathematical perspective on contrastive learning, section 6.1, figures 7 to 10"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from clipzoo.config.vocabulary import Count, NonNegative, Range, Rate, Seed
 from clipzoo.studies.framework.draw import BLUE, GREEN, VERMILION, panels
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.gaussian.closed_forms import Gaussian, shrunk, with_correlations
 from clipzoo.studies.gaussian.training import Learned, learn
-from clipzoo.types import Count
 
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN}
 
@@ -25,17 +26,17 @@ class GaussianTheorems(Study):
     absolute. covariance_tolerance: of the models' covariances, relative.
     """
 
-    correlations: list[float]
+    correlations: list[Annotated[float, Range(at_least=0, below=1)]]
     n_u: Count
     n_v: Count
     samples: Count
     batch: Count
     steps: Count
-    rate: float
-    seed: int
-    tolerance: float
-    loss_tolerance: float
-    covariance_tolerance: float
+    rate: Rate
+    seed: Seed
+    tolerance: NonNegative
+    loss_tolerance: NonNegative
+    covariance_tolerance: NonNegative
 
     title = "Gaussians: the theorems"
     source = "A mathematical perspective on contrastive learning, theorems 5.1, 5.3, 5.6 and corollaries 5.2, 5.4, 5.7"

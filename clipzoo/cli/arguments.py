@@ -1,0 +1,64 @@
+"""Command lines of argparse: their errors are ConfigErrors, and their numbers have the ranges of the vocabulary."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from clipzoo.config.annotations import kind_of_object
+from clipzoo.errors import ConfigError, exit_on_error
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises ConfigError for a wrong command line; so do the parsers of its subcommands."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def number_in(annotation: Any) -> Callable[[str], Any]:
+    """Return an argparse `type` that admits the numbers of an annotation, such as `vocabulary.Count`."""
+    kind = kind_of_object(annotation)
+
+    def read(text: str) -> Any:
+        value = _parsed(text)
+        if not kind.admits(value):
+            raise argparse.ArgumentTypeError(f"must be {kind.words}, not {text!r}")
+        return value
+
+    return read
+
+
+def run_main(main: Callable[[], int | None]) -> None:
+    """Run the `main` of a script and exit with its code; its errors are single messages, as those of `clipzoo`."""
+    with exit_on_error():
+        sys.exit(main())
+
+
+@contextmanager
+def own_paths(options: argparse.Namespace) -> Iterator[None]:
+    """Turn an OSError about a path of the command line, or a folder above or below it, into a ConfigError."""
+    given = [value.absolute() for value in vars(options).values() if isinstance(value, Path)]
+    try:
+        yield
+    except OSError as error:
+        failed = None if error.filename is None else Path(str(error.filename)).absolute()
+        if failed is not None and any(failed.is_relative_to(path) or path.is_relative_to(failed) for path in given):
+            raise ConfigError(f"{error.filename}: {error.strerror}") from None
+        raise
+
+
+def _parsed(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,103 @@
+"""Annotations of constructor arguments that say more than a type: the range of a number, the order of a pair.
+
+    def __init__(self, width: Count, dropout: Probability, crop: OrderedPair): ...
+    def __init__(self, temperature: Annotated[float, Range(above=0, at_most=10)]): ...
+
+A plain `float` admits finite numbers only, those that float32 can hold; `AnyNumber` also admits inf and nan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number; None for no bound."""
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+
+    def admits(self, value: Any) -> bool:
+        return (
+            (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.below is None or value < self.below)
+            and (self.at_most is None or value <= self.at_most)
+        )
+
+    @property
+    def words(self) -> str:
+        if self.at_least is not None and self.at_most is not None:
+            return f"from {_short(self.at_least)} to {_short(self.at_most)}"
+        bounds = {"at least": self.at_least, "above": self.above, "below": self.below, "at most": self.at_most}
+        words = " and ".join(f"{words} {_short(bound)}" for words, bound in bounds.items() if bound is not None)
+        return f"of {words}" if words.startswith("at ") else words
+
+
+@dataclass(frozen=True)
+class MultipleOf:
+    """A whole number that `divisor` divides."""
+
+    divisor: int
+
+    def admits(self, value: Any) -> bool:
+        return value % self.divisor == 0
+
+    @property
+    def words(self) -> str:
+        return f"that is a multiple of {self.divisor}"
+
+
+@dataclass(frozen=True)
+class Ascending:
+    """A list of numbers, none smaller than the number before it."""
+
+    words = "in ascending order"
+
+    def admits(self, value: Sequence[Any]) -> bool:
+        return all(first <= second for first, second in zip(value, value[1:], strict=False))
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """Admit inf and nan too."""
+
+
+def _short(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+AnyNumber = Annotated[float, NonFinite()]
+Positive = Annotated[float, Range(above=0)]
+NonNegative = Annotated[float, Range(at_least=0)]
+Probability = Annotated[float, Range(at_least=0, at_most=1)]
+Share = Annotated[float, Range(above=0, at_most=1)]
+"""A part of a whole that is not empty."""
+Decay = Annotated[float, Range(at_least=0, below=1)]
+"""Weight of the old value in a moving average."""
+Scale = Annotated[float, Range(at_least=1e-3, at_most=1e3)]
+"""A temperature, its inverse, or the width of a kernel: float32 holds the exponentials of what it scales."""
+Weight = Annotated[float, Range(at_least=0, at_most=1e3)]
+"""Weight of a term."""
+Rate = Annotated[float, Range(at_least=1e-12, at_most=100)]
+"""A learning rate."""
+Epochs = Annotated[float, Range(above=0, at_most=1e6)]
+Seconds = Annotated[float, Range(at_least=1, at_most=10**7)]
+Gigabytes = Annotated[float, Range(above=0, at_most=10**9)]
+
+Count = Annotated[int, Range(at_least=1)]
+NonNegativeCount = Annotated[int, Range(at_least=0)]
+Layers = Annotated[int, Range(at_least=1, at_most=1000)]
+Workers = Annotated[int, Range(at_least=0, at_most=256)]
+"""Number of processes."""
+Processes = Annotated[int, Range(at_least=1, at_most=256)]
+Seed = Annotated[int, Range(at_least=0, at_most=2**63 - 1)]
+
+OrderedPair = Annotated[tuple[float, float], Ascending()]
+ChannelTriple = tuple[float, float, float]
+"""One number for red, green and blue."""
