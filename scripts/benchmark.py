@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from clipzoo.cli.arguments import run_main
+from clipzoo.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / ".peer"
 PEER_PACKAGES = ("webdataset==0.2.86", "pandas")
@@ -33,7 +36,7 @@ def main() -> None:
     names = sys.argv[1:] or [name for name in BENCHMARKS if name != "evaluation" or TRAINED.exists()]
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
-        sys.exit(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+        raise ConfigError(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     _prepare()
     for name in names:
         print(f"== {name}", file=sys.stderr, flush=True)
@@ -51,4 +54,4 @@ def _prepare() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

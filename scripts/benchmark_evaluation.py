@@ -24,6 +24,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count, NonNegativeCount, Workers
+
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / "build" / "peer_evaluation"
 PACKAGES = ("clip-benchmark==1.6.2", "numpy<2.4")
@@ -258,17 +261,17 @@ def _prepare() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/demo"), help="a trained run; default: %(default)s")
     parser.add_argument("--root", type=Path, default=Path("data/demo/downstream"), help="default: %(default)s")
     parser.add_argument("--sets", nargs="+", default=["shapes", "colours", "counts", "textures", "scenes"])
     parser.add_argument("--encoder", default="bench_vit", help="of the timing; default: %(default)s")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=number_in(Count), default=64)
+    parser.add_argument("--workers", type=number_in(Workers), default=1)
+    parser.add_argument("--rounds", type=number_in(NonNegativeCount), default=3)
     parser.add_argument("--output", type=Path, help="a JSON file for the result")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -29,7 +29,9 @@ from torch import Tensor, nn
 
 import clipzoo
 from clipzoo.api.build import build_model, build_objective, part
+from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
+from clipzoo.config.vocabulary import Count
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision
 from clipzoo.types import Batch, Progress, World
@@ -69,17 +71,19 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS), help="all by default")
     parser.add_argument("--encoder", default="bench_vit", help="an option of the group encoder")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--micro-batch", type=int, default=None)
-    parser.add_argument("--caption-tokens", type=int, default=None, help="real tokens a caption; default: all")
+    parser.add_argument("--batch", type=number_in(Count), default=64)
+    parser.add_argument("--micro-batch", type=number_in(Count), default=None)
+    parser.add_argument(
+        "--caption-tokens", type=number_in(Count), default=None, help="tokens of a caption; default: all"
+    )
     parser.add_argument("--precision", choices=get_args(Precision), default="float32")
     parser.add_argument("--head-products", choices=list(MATMUL_PRECISIONS), default="tf32", help="on a GPU")
     parser.add_argument("--compile", action="store_true", help="the encoders of all through torch.compile")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=number_in(Count), default=7)
+    parser.add_argument("--threads", type=number_in(Count), default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="a JSON file; a plot goes beside it")
     return parser.parse_args()
@@ -264,4 +268,4 @@ def _draw(result: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -26,6 +26,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count, Workers
 from clipzoo.data.plan.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -266,17 +268,19 @@ def photographs(folder: Path, width: int, height: int, samples: int) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "data" / "benchmark", help="where the shards are made")
     parser.add_argument("--peer", type=Path, default=PEER, help="folder of webdataset 0.2.86 and pandas")
-    parser.add_argument("--samples", type=int, default=1024, help="in each set of shards, and read in each round")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--sizes", type=int, nargs="*", help="only the cases with these crop sizes")
+    parser.add_argument(
+        "--samples", type=number_in(Count), default=1024, help="in each set of shards, read in each round"
+    )
+    parser.add_argument("--batch", type=number_in(Count), default=64)
+    parser.add_argument("--rounds", type=number_in(Count), default=5)
+    parser.add_argument("--workers", type=number_in(Workers), nargs="+", default=[1, 2])
+    parser.add_argument("--sizes", type=number_in(Count), nargs="*", help="only the cases with these crop sizes")
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count
 from clipzoo.types import Scores
 
 Contender = Callable[[], object]
@@ -43,10 +45,10 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="all by default")
     parser.add_argument("--contenders", nargs="+", default=None, help="only these")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=number_in(Count), default=5)
     parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest", help="torch's setting")
     parser.add_argument("--output", type=Path, default=None)
     return parser.parse_args()
@@ -214,4 +216,4 @@ CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

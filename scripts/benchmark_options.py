@@ -22,6 +22,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count
+
 ROOT = Path(__file__).resolve().parent.parent
 SHAPE = "bench_vit: six ViT layers of width 192 on 96 px, four text layers, batch 128"
 BATCH = 128
@@ -240,12 +243,12 @@ def page(result: dict[str, Any]) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=number_in(Count), default=3)
+    parser.add_argument("--steps", type=number_in(Count), default=3)
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -24,6 +24,8 @@ import torch
 from sklearn.linear_model import LogisticRegression as Peer
 from torch import Tensor
 
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count, Positive
 from clipzoo.evaluation.probe.features import LabelledFeatures
 from clipzoo.evaluation.probe.logistic import LogisticRegression, Solution
 from clipzoo.evaluation.probe.search import search
@@ -127,19 +129,19 @@ def judged(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=50_000)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--classes", type=int, default=100)
-    parser.add_argument("--noise", type=float, default=2.5, help="beside a class's own spread of 1")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tolerance", type=float, default=1e-7, help="scikit-learn's tol")
-    parser.add_argument("--iterations", type=int, default=1000, help="scikit-learn's max_iter")
-    parser.add_argument("--every", type=int, default=3, help="scikit-learn solves every so many-th value")
-    parser.add_argument("--budget", type=float, default=400.0, help="seconds for scikit-learn")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=number_in(Count), default=50_000)
+    parser.add_argument("--width", type=number_in(Count), default=512)
+    parser.add_argument("--classes", type=number_in(Count), default=100)
+    parser.add_argument("--noise", type=number_in(Positive), default=2.5, help="beside a class's own spread of 1")
+    parser.add_argument("--threads", type=number_in(Count), default=2)
+    parser.add_argument("--tolerance", type=number_in(Positive), default=1e-7, help="scikit-learn's tol")
+    parser.add_argument("--iterations", type=number_in(Count), default=1000, help="scikit-learn's max_iter")
+    parser.add_argument("--every", type=number_in(Count), default=3, help="scikit-learn solves every so many-th value")
+    parser.add_argument("--budget", type=number_in(Positive), default=400.0, help="seconds for scikit-learn")
     parser.add_argument("--output", type=Path, help="a JSON file for the result")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

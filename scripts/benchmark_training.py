@@ -20,6 +20,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count, Workers
+
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / ".peer"
 
@@ -114,17 +117,17 @@ def _run(command: list[str], options: argparse.Namespace, environment: dict[str,
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", default="data/demo/train/{00000..00003}.tar")
     parser.add_argument("--encoder", default="bench_vit")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--batch", type=number_in(Count), default=64)
+    parser.add_argument("--steps", type=number_in(Count), default=40)
+    parser.add_argument("--rounds", type=number_in(Count), default=3)
+    parser.add_argument("--threads", type=number_in(Count), default=1)
+    parser.add_argument("--workers", type=number_in(Workers), default=1)
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -24,13 +24,15 @@ from pathlib import Path
 
 from PIL import Image
 
+from clipzoo.cli.arguments import Parser, run_main
+
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / ".peer"
 SIDES = ("clipzoo", "open_clip")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, default=PEER, help="folder of webdataset 0.2.86 and pandas")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -182,4 +184,4 @@ DAMAGED = {
 }
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

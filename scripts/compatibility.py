@@ -7,7 +7,6 @@ python scripts/compatibility.py --check    write nothing; exit with 1 if the pag
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from clipzoo.api import build
+from clipzoo.cli.arguments import Parser, run_main
 from clipzoo.config.groups import CONF
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
@@ -26,7 +26,7 @@ ENCODER = {"image_width": 8, "text_width": 8}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
     text = page(all_pairs())
@@ -114,4 +114,4 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count
 from clipzoo.report.render import markdown
 from clipzoo.report.table import Table, text_table
 from clipzoo.runs.metric_key import MetricKey
@@ -69,11 +71,14 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=("heads", "objectives"))
-    parser.add_argument("--seeds", type=int, default=None, help="default: 1 for heads, 3 for objectives")
+    parser.add_argument("--seeds", type=number_in(Count), default=None, help="default: 1 for heads, 3 for objectives")
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time (default: number of cores)"
+        "--jobs",
+        type=number_in(Count),
+        default=os.cpu_count() or 1,
+        help="runs at a time (default: number of cores)",
     )
     options = parser.parse_args()
     methods, budget = (HEADS, HEADS_BUDGET) if options.table == "heads" else (OBJECTIVES, OBJECTIVES_BUDGET)
@@ -120,4 +125,4 @@ def _run(table: str, name: str, overrides: str, seed: int) -> RunRecord:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -29,7 +29,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo.api import build
+from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.groups import CONF
+from clipzoo.config.vocabulary import Count
 from clipzoo.encoders.base import Encoder
 from clipzoo.model import Model
 from clipzoo.objectives.compatibility import check_pair
@@ -243,8 +245,8 @@ def _rank(answers: Any, rank: int, ranks: int, port: int, pairs: Sequence[Pair],
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=number_in(Count), nargs="+", default=[1, 2, 4])
     parser.add_argument("--heads", nargs="+", help="only these")
     return parser.parse_args()
 
@@ -252,4 +254,4 @@ def _options() -> argparse.Namespace:
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     torch.set_num_threads(1)
-    sys.exit(main())
+    run_main(main)

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from clipzoo.cli.arguments import run_main
+from clipzoo.errors import ConfigError
 from clipzoo.types import World
 
 _MANY = 10**9
@@ -27,6 +29,8 @@ _MANY = 10**9
 
 def main() -> None:
     torch.set_num_threads(1)
+    if len(sys.argv) != 2 or not sys.argv[1].startswith("{"):
+        raise ConfigError("benchmark_loader.py starts this program, with its options as JSON")
     options = SimpleNamespace(**json.loads(sys.argv[1]))
     if options.task == "speed":
         batches = SPEED[options.side](options)
@@ -166,4 +170,4 @@ SPEED = {"clipzoo": _our_batches, "open_clip": _their_batches}
 IDS = {"clipzoo": _our_ids, "open_clip": _their_ids}
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

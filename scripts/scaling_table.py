@@ -13,6 +13,9 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count
+
 FLOAT = 4
 TILED_FROM = 2**25
 """Entries of the local similarity matrix from which `trainer.tile=auto` uses tiles."""
@@ -178,14 +181,14 @@ def _short(value: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default="vit_b16", help="option of conf/encoder (default: %(default)s)")
-    parser.add_argument("--local-batch", type=int, default=256, help="pairs per GPU (default: %(default)s)")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--local-batch", type=number_in(Count), default=256, help="pairs a GPU (default: %(default)s)")
+    parser.add_argument("--ranks", type=number_in(Count), nargs="+", default=[8, 64, 512])
     options = parser.parse_args()
     for ranks in options.ranks:
         print(table(options.encoder, Shape(options.local_batch, ranks), H100), end="\n\n")
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)
