@@ -1,0 +1,62 @@
+"""Wrong command lines: exit code 2 and one message, whatever key, option or file is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.mistakes import Line, Outcome, fault, lines, outcomes, right_lines, run_all, write_files
+from tests.support.paths import ROOT
+from tests.support.processes import Process
+
+
+def faults(commands: list[Line], folder: Path) -> list[str]:
+    """Run the command lines in forks of one process and describe every one whose outcome is not as it should be."""
+    results = zip(commands, run_lines(commands, folder), strict=True)
+    return [_described(line, outcome) for line, outcome in results if fault(line, outcome)]
+
+
+def run_lines(commands: list[Line], folder: Path) -> list[Outcome]:
+    folder.mkdir()
+    worker = Process(run_all, commands, str(folder), log=folder / "worker")
+    assert worker.wait(3600) == 0, worker.stderr
+    return list(outcomes(folder, len(commands)))
+
+
+def _described(line: Line, outcome: Outcome) -> str:
+    return f"{fault(line, outcome)}: {line.script} {' '.join(line.arguments)}\n{outcome.errors[-600:]}"
+
+
+@pytest.mark.medium
+def test_sixty_mistakes_end_with_one_message_and_exit_code_2(tiny_shards, tmp_path):
+    commands = lines(60, 1, write_files(tmp_path / "files", tiny_shards))
+    assert "\n\n".join(faults(commands, tmp_path / "outcomes")) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+def test_a_thousand_mistakes_end_with_one_message_and_exit_code_2(tiny_shards, tmp_path):
+    files = write_files(tmp_path / "files", tiny_shards)
+    commands = lines(1000, 0, files)
+    # Without their mistakes the command lines are carried out.
+    assert [outcome.code for outcome in run_lines(right_lines(files), tmp_path / "right")] == [0] * len(
+        right_lines(files)
+    )
+    assert "\n".join(faults(commands, tmp_path / "outcomes")) == ""
+
+
+@pytest.mark.slow
+def test_thirty_mistakes_as_processes_of_their_own_end_with_one_message_and_exit_code_2(tiny_shards, tmp_path):
+    commands = [line for line in lines(60, 2, write_files(tmp_path / "files", tiny_shards)) if line.is_wrong][:30]
+    assert len(commands) == 30
+    wrong = []
+    for line in commands:
+        command = [sys.executable, line.script, *line.arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+        outcome = Outcome(done.returncode, done.stdout, done.stderr)
+        if fault(line, outcome):
+            wrong.append(_described(line, outcome))
+    assert "\n".join(wrong) == ""

@@ -1,0 +1,357 @@
+"""A grammar of wrong command lines: every key of every group, every option of every command and script."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from clipzoo.cli.__main__ import _parser
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import groups, options
+from clipzoo.config.identity import flat
+from tests.support.paths import ROOT
+
+SECONDS = 120
+"""Longest run of one command line."""
+HEADS = {
+    "infonce": ("clip", "wpse", "kme", "cloob", "inner_product", "distance"), "infoloob": ("cloob",),
+    "siglip": ("clip",), "dcl": ("cosine",), "cyclip": ("cosine",), "nuclr": ("cosine",), "sogclr": ("cosine",),
+    "isogclr": ("cosine",), "conditional": ("inner_product",), "joint": ("distance",),
+    "mmd_conditional": ("clip",), "mmd_joint": ("clip",),
+}  # fmt: skip
+"""Heads that each objective can train."""
+SIGNED = ("zeta", "xi", "initial_bias")
+"""Last parts of the keys whose numbers may be negative."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command line. is_wrong: it must be refused; otherwise it may also be carried out."""
+
+    script: str
+    arguments: tuple[str, ...]
+    is_wrong: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """code: exit code, None after the time limit. output, errors: of the process."""
+
+    code: int | None
+    output: str
+    errors: str
+
+
+def lines(count: int, seed: int, files: Mapping[str, Path]) -> list[Line]:
+    """Draw `count` command lines. files: see `write_files`."""
+    draw = random.Random(seed)
+    kinds = (_train, _wrong_train, _structure, _launch, _evaluate, _study, _program, _program, _file)
+    weights = (30, 20, 15, 5, 10, 6, 6, 6, 2)
+    return [draw.choices(kinds, weights)[0](draw, files) for _ in range(count)]
+
+
+def right_lines(files: Mapping[str, Path]) -> list[Line]:
+    """The command lines without a mistake, one for each objective: all must be carried out."""
+    draw = random.Random(0)
+    return [Line("train.py", tuple(_short_training(draw, files, objective)), False) for objective in sorted(HEADS)]
+
+
+def write_files(folder: Path, shards: str) -> dict[str, Path]:
+    """Write the files that command lines name: tables of pairs and the shards of a short training."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents: dict[str, bytes] = {
+        "ragged.csv": b"filepath,title\na.jpg\nb.jpg,b,c\n",
+        "latin.csv": "filepath,title\na.jpg,caf\xe9\n".encode("latin-1"),
+        "null.csv": b"filepath,title\na\0.jpg,b\n",
+        "quote.tsv": b'filepath\ttitle\n"a.jpg\tb\n',
+        "empty.csv": b"",
+        "broken.json": b'{"images": [',
+        "other.json": b'{"images": [{"file": 1}]}',
+        "list.json": b"[1, 2]",
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return {name: folder / name for name in contents} | {"shards": Path(shards), "runs": folder / "runs"}
+
+
+def _train(draw: random.Random, files: Mapping[str, Path], script: str = "train.py") -> Line:
+    """One wrong or unusual value of a key of a short training."""
+    base = _short_training(draw, files)
+    keys = _settings(tuple(base))
+    key = draw.choice(sorted(set(keys) - {line.split("=")[0] for line in base} - {"encoder.image_size"}))
+    text, is_wrong = _value(draw, key, keys[key])
+    return Line(script, (*base, f"{key}={text}"), is_wrong)
+
+
+def _wrong_train(draw: random.Random, files: Mapping[str, Path]) -> Line:
+    """A value that is wrong for any key of any option of any group."""
+    group = draw.choice([group for group in groups() if not group.startswith(("hydra", "study", "experiment/"))])
+    option = draw.choice(options(group))
+    base = ["encoder=tiny", f"data.shards={files['shards']}", *_choice(group, option)]
+    keys = _settings(tuple(base))
+    own = [key for key in keys if key.startswith(group.replace("/", "."))] or list(keys)
+    key = draw.choice(own)
+    return Line("train.py", (*base, f"{key}={_always_wrong(draw, key)}"), True)
+
+
+def _structure(draw: random.Random, files: Mapping[str, Path]) -> Line:
+    """A mistake of the command line itself: keys, groups, options, sweeps, classes, brackets."""
+    base = _short_training(draw, files)
+    keys = sorted(key for key in _settings(tuple(base)) if "." in key)
+    key, group = draw.choice(keys), draw.choice(["encoder", "head", "objective", "data", "optim", "trainer", "eval"])
+    at = draw.randrange(len(key))
+    mistakes: list[Sequence[str]] = [
+        [f"{key[:at]}x{key[at:]}=1"], [f"+{key}_x=1"], [key], [f"{key}=["], [f"{key}={{"], [f"{key}='a"],
+        [f"{key}=${{nosuch.key}}"], [f"{key}=${{{key}}}"], [f"~{key}_x"], [f"~{group}"], [f"{group}=nosuch"],
+        [f"{group}=3"], [f"{group}=null"], [f"{group}=[]"], [f"{group}._target_=3"], [f"{group}._target_=nosuch"],
+        [f"{group}._target_=clipzoo.nosuch.Class"], [f"{group}._target_=clipzoo.heads.clip.Nosuch"],
+        [f"{group}._target_=null"], [f"~{group}._target_"], [f"{group}=a,b"], ["seed=1,2"], ["seed=choice(1,2)"],
+        ["-m", "seed=range(3,1)"], ["-m", f"{key}=interval(0,1)"], ["-m", "--cfg", "job"], ["-m", f"{group}=nosuch,3"],
+        ["--config-name", "eval"], ["--config-path", "x"], ["--config-dir", "x"], ["--nosuch"], ["--cfg", "nosuch"],
+        ["--cfg"], ["--help", "x=1"], ["--info", "nosuch"], ["--resolve"], ["--package", "x"], ["=3"], [""],
+        ["name=[1]"], ["row=nosuch"], ["seed=-1"], ["seed=1.5"], ["runs=null"], ["data.shards=3"],
+        ["data.shards=null"], ["data.shards='{1..'"], ["data.shards='~nouser/x'"], ["data.shards=[]"],
+        ["data.shards=[1]"], ["data.shards=[{path:x,weight:inf}]"], ["data.shards=[{path:x,weight:1e-9}]"],
+        ["data.shards=[{weight:1}]"], ["data.shards=nosuch/{0..3}.tar"], ["trainer.steps=null"],
+        ["trainer.epochs=1.0"], ["trainer.epochs=nosuch"], ["encoder.image_size=33"], ["data.image_size=48"],
+        ["encoder.image_tower.heads=7"], ["encoder.text_tower.heads=7"], ["encoder.text_tower.vocabulary=5"],
+        ["encoder.context_length=2"], ["encoder.text_tower.context_length=4"], ["head.image_width=5"],
+        ["encoder.std=[-1,1,1]"], ["encoder.mean=[.5]"], ["optim.betas=[0.9]"], ["optim.betas=[0.9,1]"],
+        ["optim.schedule.start=1"], ["optim.schedule.end=5"], ["optim.schedule.warmup_epochs=-1"],
+        ["optim.schedule.warmup_epochs=1.0"], ["data.crop_scale=[0.9,0.5]"], ["data.rand_augment=[2,11]"],
+        ["objective._target_=clipzoo.heads.kernels.GaussianKernel", "~objective", "+objective.width=1.0"],
+        ["trainer.device=tpu"], ["trainer.timeout=abc"], ["eval.zero_shot=[nosuch]"], ["eval.workers=-1"],
+    ]  # fmt: skip
+    return Line("train.py", (*base, *draw.choice(mistakes)), True)
+
+
+def _launch(draw: random.Random, files: Mapping[str, Path]) -> Line:
+    if draw.random() < 0.5:
+        line = _wrong_train(draw, files)
+        return Line("scripts/launch.py", line.arguments, True)
+    base = (*_short_training(draw, files), "seed=0,1")
+    wrong = (["--point", "5"], ["--point", "-1"], ["--point", "x"], ["--point"], ["--at-once", "-5"], ["--nosuch"],
+             ["--submit", "--sbatch", "'x"], ["--point", "0", "--submit"], ["--table", "nosuch"],
+             ["head=a,b"], ["name=x"], ["seed=range(3,1)"])  # fmt: skip
+    return Line("scripts/launch.py", (*base, *draw.choice(wrong)), True)
+
+
+def _evaluate(draw: random.Random, files: Mapping[str, Path]) -> Line:
+    option = draw.choice([[], ["eval=none"], ["eval=demo"]])
+    key = draw.choice([key for key in _settings(tuple(option), "eval") if not key.startswith("encoder")])
+    wrong = (["model=x", f"{key}={_always_wrong(draw, key)}"], [f"{key}x=1"], ["model=3"], ["run=[1]"], ["run=nosuch"],
+             ["model=nosuch", "device=cpu"], ["model=a", "run=b"], [], ["model=ViT-B-32", "row=nosuch"],
+             ["model=ViT-B-32", "device=tpu"], ["model=ViT-B-32", "timeout=abc"], ["--nosuch"],
+             ["model=ViT-B-32", "eval.workers=-1"], ["run=/dev/null"], ["run=x/checkpoints/y.pt"], ["eval=nosuch"],
+             ["model=a,b"])  # fmt: skip
+    return Line("scripts/evaluate.py", (*option, *draw.choice(wrong)), True)
+
+
+def _study(draw: random.Random, files: Mapping[str, Path]) -> Line:
+    study = draw.choice(options("study"))
+    key = draw.choice(list(_settings((f"study={study}",), "studies")))
+    wrong = ([f"study={study}", f"{key}={_always_wrong(draw, key)}"], ["study=nosuch"], ["jobs=0"], ["jobs=x"],
+             ["studies=[nosuch]"], ["studies=3"], [f"study={study}", "folder=/dev/null/x"], ["--nosuch"],
+             [f"study={study}", f"{key}x=1"])  # fmt: skip
+    return Line("clipzoo/studies/__main__.py", tuple(draw.choice(wrong)), True)
+
+
+def _program(draw: random.Random, files: Mapping[str, Path]) -> Line:
+    """A wrong option of a command or script that has a parser of its own."""
+    script, required, actions = draw.choice(_programs())
+    numbers = [action for action in actions if callable(action.type) and action.type is not Path]
+    choices = [action for action in actions if action.choices and action.option_strings]
+    wrong = [["--nosuch"], ["--nosuch=3"]]
+    wrong += [[action.option_strings[0], text] for action in numbers for text in ("-5", "nan", "abc", "1e300", "1.5x")]
+    wrong += [[action.option_strings[0], "nosuch"] for action in choices]
+    wrong += [[action.option_strings[0]] for action in actions if action.option_strings and action.nargs in (None, "+")]
+    return Line(script, (*required, *draw.choice(wrong)), True)
+
+
+def _file(draw: random.Random, files: Mapping[str, Path]) -> Line:
+    """A damaged or missing file among the arguments."""
+    output = str(files["runs"].parent / "made")
+    tables = [path for name, path in files.items() if "." in name]
+    wrong = [["scripts/make_shards.py", str(path), output] for path in tables]
+    wrong += [["scripts/make_shards.py", "/nosuch", output], ["scripts/make_shards.py", str(tables[0])],
+              ["scripts/make_shards.py", str(tables[0].parent), str(tables[0])],
+              ["scripts/index_shards.py", "/nosuch/x.tar"], ["scripts/index_shards.py", "/nosuch/{0..tar"],
+              ["scripts/inspect_shards.py", str(tables[0])], ["scripts/report.py", "/nosuch"], ["scripts/report.py"],
+              ["scripts/report.py", str(files["runs"].parent), "--table", "nosuch"],
+              ["scripts/convert_set.py"], ["scripts/convert_set.py", "nosuch", "--source", "/nosuch"],
+              ["scripts/convert_set.py", "food101", "--source", "/nosuch"],
+              ["scripts/make_world.py", "--root", str(tables[0]), "--train", "8"]]  # fmt: skip
+    script, *arguments = draw.choice(wrong)
+    return Line(script, tuple(arguments), True)
+
+
+@cache
+def _settings(base: tuple[str, ...], name: str = "train") -> Mapping[str, Any]:
+    """All keys of a configuration with their values, without those of classes."""
+    plain = compose(base, name, nodes=ENCODER if name == "eval" else None)
+    return {key: value for key, value in flat(plain).items() if not key.endswith("_target_")}
+
+
+ENCODER = {
+    "encoder": {
+        "image_size": 224, "tokenizer": {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": 77}
+    }
+}  # fmt: skip
+
+
+def _short_training(draw: random.Random, files: Mapping[str, Path], objective: str = "") -> list[str]:
+    objective = objective or draw.choice(sorted(HEADS))
+    return [
+        "encoder=tiny", f"objective={objective}", f"head={draw.choice(HEADS[objective])}", "head.embed_width=8",
+        f"data.shards={files['shards']}", "data.workers=0", "trainer.global_batch=8", "trainer.epochs=null",
+        "trainer.steps=2", "trainer.precision=float32", "trainer.device=cpu", "optim.schedule.warmup_epochs=0.1",
+        f"runs={files['runs']}",
+    ]  # fmt: skip
+
+
+def _choice(group: str, option: str) -> list[str]:
+    """Overrides that choose an option of a group, with the group that holds it."""
+    return [*(["head=wpse"] if group == "head/kernel" else []), f"{group}={option}"]
+
+
+def _value(draw: random.Random, key: str, default: Any) -> tuple[str, bool]:
+    """Return an unusual value of a key, and whether it is wrong beyond doubt."""
+    if draw.random() < 0.2:
+        return _always_wrong(draw, key), True
+    numbers = ["0", "-1", "1", "7", "33", "1000", "1e20", "0.3", "1.5", "1e-9", "1e-300", "1e300", "-1e300"]
+    text = draw.choice([*numbers, "text", "null", "true", "false", "[]", "[1,2]", "''"])
+    is_number = isinstance(default, int | float) and not isinstance(default, bool)
+    if isinstance(default, bool):
+        return text, text not in ("true", "false")
+    wrong_numbers = {"1e300", "-1e300", "text", "true", "false", "[]", "[1,2]", "''"}
+    return text, is_number and (text in wrong_numbers or (text == "-1" and not key.endswith(SIGNED)))
+
+
+def _always_wrong(draw: random.Random, key: str) -> str:
+    if key.endswith("options"):
+        return draw.choice(["3", "text", "[1]", "null"])
+    return draw.choice(["nan", "inf", "-inf", "[nan,1]", "[inf]", "{a:1}", "[{a:nan}]", "1" + "0" * 400, "${nosuch}"])
+
+
+@cache
+def _programs() -> list[tuple[str, tuple[str, ...], list[argparse.Action]]]:
+    """Every program with a parser of its own: script, arguments that it requires, and its actions."""
+    commands = _subcommands(_parser())
+    shards, datasets = _subcommands(commands["shards"]), _subcommands(commands["datasets"])
+    doors = {
+        "make_shards": (shards["make"], ("/nosuch", "/nosuch/out")), "index_shards": (shards["index"], ("/nosuch",)),
+        "inspect_shards": (shards["inspect"], ("/nosuch",)), "make_world": (commands["world"], ()),
+        "report": (commands["report"], ("/nosuch",)), "convert_set": (datasets["convert"], ("food101",)),
+    }  # fmt: skip
+    programs = [(f"scripts/{name}.py", required, parser._actions) for name, (parser, required) in doors.items()]
+    thin = {*doors, "evaluate", "launch", "benchmark", "loader_process"}
+    for path in sorted((ROOT / "scripts").glob("*.py")):
+        if path.stem not in thin:
+            required = ("heads",) if path.stem == "demo_tables" else ()
+            programs.append((f"scripts/{path.name}", required, _actions_of(path)))
+    return [*programs, ("scripts/benchmark.py", (), []), ("scripts/loader_process.py", (), [])]
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    (action,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return action.choices
+
+
+def _actions_of(path: Path) -> list[argparse.Action]:
+    """The actions of a script's parser, as it stands when the script parses its command line."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    found: list[argparse.Action] = []
+
+    class Parsed(Exception):  # noqa: N818
+        pass
+
+    def parse(parser: argparse.ArgumentParser) -> None:
+        found.extend(parser._actions)
+        raise Parsed
+
+    module.Parser = type("Parser", (argparse.ArgumentParser,), {"parse_args": parse})
+    with contextlib.suppress(Parsed):
+        module.main()
+    return [action for action in found if action.dest != "help"]
+
+
+def run_all(commands: Sequence[Line], folder: str) -> None:
+    """Run each command line in a fork of this process; write its outcome to `folder`/NUMBER.json."""
+
+    os.chdir(ROOT)
+    for number, line in enumerate(commands):
+        stem = Path(folder) / str(number)
+        code = _waited(_forked(line, stem))
+        texts = [stem.with_suffix(suffix).read_text(errors="replace") for suffix in (".out", ".err")]
+        stem.with_suffix(".json").write_text(json.dumps([code, *texts]))
+
+
+def outcomes(folder: Path, count: int) -> Iterator[Outcome]:
+    for number in range(count):
+        yield Outcome(*json.loads((folder / f"{number}.json").read_text()))
+
+
+def fault(line: Line, outcome: Outcome) -> str | None:
+    """Return what is wrong with the outcome of a command line; None if nothing is."""
+    text = outcome.output + outcome.errors
+    if outcome.code is None:
+        return f"still running after {SECONDS} s"
+    if "Traceback (most" in text:
+        return "a traceback"
+    if outcome.code == 0:
+        return "accepted" if line.is_wrong else None
+    if outcome.code != 2:
+        return f"exit code {outcome.code}"
+    messages = [text for text in outcome.errors.splitlines() if text.startswith("clipzoo: ")]
+    return None if len(messages) == 1 and not outcome.output else f"{len(messages)} messages"
+
+
+def _forked(line: Line, stem: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code: Any = 1
+    try:
+        os.setsid()
+        for descriptor, suffix in ((1, ".out"), (2, ".err")):
+            os.dup2(os.open(stem.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        sys.argv = [line.script, *line.arguments]
+        runpy.run_path(str(ROOT / line.script), run_name="__main__")
+        code = 0
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _waited(pid: int) -> int | None:
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.killpg(pid, 9)
+    os.waitpid(pid, 0)
+    return None
