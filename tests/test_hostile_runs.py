@@ -204,13 +204,13 @@ def test_a_trusted_package_does_not_lend_its_trust_to_what_it_imports(run, canar
 def test_a_run_cannot_ask_for_environment_variables_without_trust(run, monkeypatch):
     monkeypatch.setenv("CLIPZOO_SECRET", "49")
     plain = config_of("clip")
-    plain["encoder"]["tokenizer"]["context_length"] = "${oc.decode:${oc.env:CLIPZOO_SECRET}}"
+    plain["head"]["max_scale"] = "${oc.decode:${oc.env:CLIPZOO_SECRET}}"
     write_config(run, plain)
     for load in (lambda: clipzoo.load(run), lambda: evaluate([f"run={run}", "device=cpu", "eval=none"])):
         with pytest.raises(ConfigError, match="environment variables: add trust=oc.env if you trust") as caught:
             load()
         assert "49" not in str(caught.value).replace(str(run), "")
-    assert clipzoo.load(run, trust="oc.env").tokenizer.context_length == 49
+    assert clipzoo.load(run, trust="oc.env").head.score_range == (-49, 49)
 
 
 @pytest.mark.medium

@@ -121,7 +121,7 @@ def test_a_setting_that_would_fail_later_is_refused_at_the_start(tiny_shards, tm
 
 
 def test_a_length_below_one_step_is_refused():
-    plain = compose(["data.shards=x.tar", "trainer.epochs=0.5"])
+    plain = compose(["data.shards=x.tar", "trainer.epochs=0.5", "optim.schedule.warmup_epochs=0"])
     plain["trainer"]["global_batch"] = 8
     pairs = InMemoryDataset(torch.zeros(15, 1), torch.zeros(15, 1))
     with pytest.raises(ConfigError, match=r"trainer.epochs=0.5 of 15 samples is no whole step of 8"):
