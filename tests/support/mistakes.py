@@ -130,7 +130,8 @@ def _structure(draw: random.Random, files: Mapping[str, Path]) -> Line:
         ["encoder.image_tower.heads=7"], ["encoder.text_tower.heads=7"], ["encoder.text_tower.vocabulary=5"],
         ["encoder.context_length=2"], ["encoder.text_tower.context_length=4"], ["head.image_width=5"],
         ["encoder.std=[-1,1,1]"], ["encoder.mean=[.5]"], ["optim.betas=[0.9]"], ["optim.betas=[0.9,1]"],
-        ["optim.schedule.start=1"], ["optim.schedule.end=5"], ["optim.schedule.warmup_epochs=-1"],  ["data.crop_scale=[0.9,0.5]"], ["data.rand_augment=[2,11]"],
+        ["optim.schedule.start=1"], ["optim.schedule.end=5"], ["optim.schedule.warmup_epochs=-1"],
+        ["data.crop_scale=[0.9,0.5]"], ["data.rand_augment=[2,11]"],
         ["objective._target_=clipzoo.heads.kernels.GaussianKernel", "~objective", "+objective.width=1.0"],
         ["trainer.device=tpu"], ["trainer.timeout=abc"], ["eval.zero_shot=[nosuch]"], ["eval.workers=-1"],
     ]  # fmt: skip
