@@ -66,13 +66,13 @@ class RunRecord:
         io.require_numbers(path, known["metrics"], REMEDY)
         io.require_fields(path, known.get("protocol", {}), dict.fromkeys(known.get("protocol", {}), dict), REMEDY)
         for name in ("overrides", "not_converged"):
-            known[name] = tuple(known.get(name, ()))
+            known[name] = tuple(masked(list(known.get(name, ()))))
         known["metrics"] = parsed(known["metrics"])
         return cls(**known)
 
     def write(self, folder: Path) -> None:
         """Write results.json, all at once."""
-        content = {**self.__dict__, "overrides": masked(list(self.overrides)), "metrics": written(self.metrics)}
+        content = {**self.__dict__, "overrides": list(self.overrides), "metrics": written(self.metrics)}
         if not self.not_converged:
             del content["not_converged"]
         io.write_json(folder / FILE, content)
@@ -126,7 +126,7 @@ def results(
     """
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     record = RunRecord(
-        experiment, plain["row"], tuple(overrides), plain["seed"], versions, revision(), dict(training)
+        experiment, plain["row"], tuple(masked(list(overrides))), plain["seed"], versions, revision(), dict(training)
     )  # fmt: skip
     return record.evaluated(plain["eval"], parsed(metrics), folder)
 
