@@ -60,14 +60,6 @@ def test_every_single_damaged_file_of_a_run_is_one_message(tiny_shards, undistur
         check_commands(tiny_shards, folder)
 
 
-def test_results_that_were_removed_are_written_again_from_the_newest_checkpoint(tiny_shards, undisturbed, tmp_path):
-    shutil.copytree(undisturbed / "run", tmp_path / "run")
-    (tmp_path / "run" / "results.json").unlink()
-    runs.train(tiny_shards, tmp_path)
-    assert (tmp_path / "run" / "results.json").exists()
-    runs.assert_equal(runs.weights(tmp_path), runs.weights(undisturbed))
-
-
 @pytest.mark.parametrize("last", ["report.md", "results.json"])
 def test_a_kill_while_the_results_are_written_leaves_a_run_that_the_next_start_completes(
     tiny_shards, undisturbed, tmp_path, last
@@ -83,6 +75,7 @@ def test_a_kill_while_the_results_are_written_leaves_a_run_that_the_next_start_c
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["metrics"] == json.loads((undisturbed / "run" / "results.json").read_text())["metrics"]
     assert (tmp_path / "run" / "report.md").exists()
+    runs.assert_equal(runs.weights(tmp_path), runs.weights(undisturbed))
 
 
 def test_a_finished_run_without_a_report_gets_it_at_the_next_start(tiny_shards, undisturbed, tmp_path):
