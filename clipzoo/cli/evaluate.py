@@ -20,7 +20,6 @@ from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.stop_signals import SIGNALS
 from clipzoo.errors import ConfigError, same_on_all_ranks
-from clipzoo.report.paper_tables.published import require_row
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import parsed
@@ -87,7 +86,10 @@ def _check(plain: Mapping[str, Any]) -> None:
         raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
     if plain["row"] is not None and plain["run"] is not None:
         raise ConfigError(f"row={plain['row']} goes with model=: a run has a row of its own")
-    require_row(plain["row"])
+    if plain["row"] is not None:
+        from clipzoo.report.paper_tables.published import require_row
+
+        require_row(plain["row"])
 
 
 def _stored_config(path: str) -> dict[str, Any]:

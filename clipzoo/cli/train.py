@@ -25,7 +25,6 @@ from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
 from clipzoo.distributed import environment, submitit
 from clipzoo.errors import ConfigError, exit_on_error, first_line, masked, same_on_all_ranks
-from clipzoo.report.paper_tables.published import require_row
 from clipzoo.runs import record
 from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, is_finished
 from clipzoo.runs.lock import RunLock
@@ -71,7 +70,10 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
             overrides.require_values(override, options.multirun)
         shows = options.cfg or options.help or options.hydra_help or options.info
         for point in overrides.covering_points(read):
-            require_row(compose(point, complete=not shows)["row"])
+            if (row := compose(point, complete=not shows)["row"]) is not None:
+                from clipzoo.report.paper_tables.published import require_row
+
+                require_row(row)
     return [argument for argument in arguments if argument not in options.overrides] + lines
 
 

@@ -55,6 +55,8 @@ def pairs_from_table(table: Path, image_column: str, caption_column: str) -> lis
             # A row with more or fewer values than columns has the key None, or the value None.
             if None in row or None in row.values():
                 raise ConfigError(f"{table}, line {rows.line_num}: the row does not have a value for each column")
+            if "\0" in row[image_column]:
+                raise ConfigError(f"{table}, line {rows.line_num}: the path of the image holds a NUL character")
             captions.setdefault(row[image_column], []).append(row[caption_column])
     return [Pair(table.parent / image, texts) for image, texts in captions.items()]
 

@@ -156,9 +156,9 @@ def row_names() -> list[str]:
     return list(dict.fromkeys(row.name for name in table_names() for row in table(name).rows))
 
 
-def require_row(name: str | None) -> None:
-    """Raise ConfigError if `name` is given and no paper's table has such a row."""
-    if name is not None and name not in row_names():
+def require_row(name: str) -> None:
+    """Raise ConfigError if no paper's table has this row."""
+    if name not in row_names():
         raise ConfigError(f"no paper has the row {name}{nearest(name, row_names())}")
 
 
