@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import number_in
+from clipzoo.cli.progress import Progress
 from clipzoo.config.vocabulary import Count, Gigabytes, Processes, Range, Seed
 from clipzoo.errors import ConfigError
 
@@ -33,7 +34,7 @@ INDEX = """Index shards before a run, with many processes, and print the number 
 
 A run whose shards have no index does the same on its first rank.
 """
-INSPECT = "Summarize shards: samples, damage, image sizes and caption lengths."
+INSPECT = "Read samples as training does and summarize them: unusable samples, image sizes, caption lengths."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,14 +86,18 @@ def index(options: argparse.Namespace) -> None:
 
 def inspect(options: argparse.Namespace) -> None:
     from clipzoo.data.shards.cache import ShardCache
-    from clipzoo.data.shards.inspection import contact_sheet, describe, sample_statistics
+    from clipzoo.data.shards.inspection import Inspection, contact_sheet, describe, sample_statistics
 
     cache = ShardCache(None, 50.0)
     index = _load_index(options, cache)
-    statistics = sample_statistics(index, cache, options.caption_key, options.samples, options.images, options.seed)
+    rules = Inspection(cache, options.caption_key, options.max_pixels, decode=not options.quick)
+    statistics = sample_statistics(
+        index, rules, options.samples, options.images if options.sheet else 0, options.seed,
+        options.processes or 1, Progress("inspection", "samples"),
+    )  # fmt: skip
     print(describe(index, statistics))
     if options.sheet and statistics.tiles:
-        contact_sheet(statistics.tiles, options.sheet)
+        contact_sheet(list(statistics.tiles.values()), options.sheet)
         print(f"contact sheet      {options.sheet}")
 
 
@@ -144,11 +149,18 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     _shard_arguments(parser)
     parser.add_argument("--caption-key", help="the caption's key in .json (default: the .txt)")
-    parser.add_argument("--samples", type=number_in(Count), default=1000, help="number of random samples to read")
+    parser.add_argument(
+        "--samples", type=number_in(Count), default=100_000, help="read at most this many samples, at random"
+    )
+    parser.add_argument("--quick", action="store_true", help="read the headers of images only: finds no cut images")
+    parser.add_argument(
+        "--max-pixels", type=number_in(Count), default=89_000_000, help="as data.max_pixels in training"
+    )
+    parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
     parser.add_argument("--sheet", type=Path, help="write a contact sheet of images and captions to this PNG")
     parser.add_argument("--images", type=number_in(Count), default=36, help="images on the contact sheet")
     parser.add_argument("--seed", type=number_in(Seed), default=0)
-    parser.set_defaults(run=inspect, processes=None)
+    parser.set_defaults(run=inspect)
 
 
 def _shard_arguments(parser: argparse.ArgumentParser) -> None:

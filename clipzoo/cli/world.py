@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 from typing import Annotated
 
 from clipzoo.cli.arguments import number_in
+from clipzoo.cli.progress import Progress
 from clipzoo.config.vocabulary import Count, Processes, Range, Seed
 
 IMAGE_SIZE = Annotated[int, Range(at_least=16, at_most=4096)]
@@ -45,24 +45,7 @@ def run(options: argparse.Namespace) -> None:
 
     names = [name.replace("-", "_") for name, _, _ in WORLD_OPTIONS]
     parameters = WorldParameters(**{name: getattr(options, name) for name in names})
-    progress = _Progress()
+    progress = Progress("demo dataset", "images")
     generated = ensure_world(options.root, parameters, options.processes, progress)
-    outcome = f"generated in {progress.seconds():.0f} s" if generated else "exists already"
+    outcome = f"generated in {progress.seconds:.0f} s" if generated else "exists already"
     print(f"== demo dataset: {options.root} {outcome} ({parameters.train} training images)", flush=True)
-
-
-class _Progress:
-    """Print progress and the estimated remaining time every three seconds."""
-
-    def __init__(self) -> None:
-        self._start = self._last_print = time.monotonic()
-
-    def seconds(self) -> float:
-        return time.monotonic() - self._start
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._last_print < 3:
-            return
-        self._last_print = time.monotonic()
-        remaining = self.seconds() * (total - done) / done
-        print(f"== demo dataset: {done} of {total} images, {remaining:.0f} s left", flush=True)

@@ -1,0 +1,71 @@
+"""Inspection of shards: it counts unusable samples as training does."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from PIL import Image
+
+from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data.shards.index_builder import load_or_build
+from clipzoo.data.shards.inspection import Inspection, describe, sample_statistics
+from clipzoo.distributed.world import World
+from tests.support.shards import numbered, picture, shard_data, write_shard
+
+PIXELS = 10_000
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """40 samples: 10 cut images, 5 captions without text, 3 images above the limit of pixels, 2 with transparency."""
+    samples = numbered(0, 40)
+    for number, (_, members) in enumerate(samples):
+        if number < 10:
+            members["png"] = members["png"][: len(members["png"]) // 2]
+        elif number < 15:
+            members["txt"] = b" \n"
+        elif number < 18:
+            members["png"] = picture(number, (200, 100))
+        elif number < 20:
+            stream = io.BytesIO()
+            Image.open(io.BytesIO(members["png"])).convert("RGBA").save(stream, "PNG")
+            members["png"] = stream.getvalue()
+    for shard in range(2):
+        write_shard(tmp_path / f"{shard:05d}.tar", samples[20 * shard : 20 * shard + 20])
+    return tmp_path
+
+
+def statistics(folder, decode=True, processes=1, **changes):
+    index = load_or_build([str(path) for path in sorted(folder.glob("*.tar"))], ShardCache(None, 1.0), [folder])
+    rules = Inspection(ShardCache(None, 1.0), None, PIXELS, decode)
+    return index, sample_statistics(index, rules, 1000, processes=processes, **changes)
+
+
+def test_inspection_counts_what_training_replaces(folder):
+    index, inspected = statistics(folder, tiles=4)
+    assert inspected.bad == {"undecodable_image": 10, "empty_caption": 5, "enormous_image": 3}
+    data = shard_data(folder, max_pixels=PIXELS, max_bad_fraction=1.0)
+    data.open(None, World())
+    list(data.batches(seed=0, global_batch=40, world=World(), start_step=0, stop_step=1, trim_text=False))
+    counted = {kind: count for kind, count in data.counters().items() if count}
+    assert counted == {**inspected.bad, **inspected.converted}
+    text = describe(index, inspected)
+    assert "of which cannot be used: 18 (10 undecodable image, 5 empty caption, 3 enormous image)" in text
+    assert "converted to RGB   2 (2 transparent image)" in text
+    assert "00000.tar 000000: " in text and len(inspected.tiles) <= 4
+
+
+def test_quick_inspection_reads_headers_only(folder):
+    _, inspected = statistics(folder, decode=False)
+    assert inspected.bad == {"empty_caption": 5, "enormous_image": 3}
+
+
+@pytest.mark.medium
+def test_several_processes_count_as_one_does(folder, monkeypatch):
+    monkeypatch.setattr("clipzoo.data.shards.inspection._CHUNK", 7)
+    seen = []
+    _, alone = statistics(folder)
+    _, together = statistics(folder, processes=2, progress=lambda done, total: seen.append((done, total)))
+    assert together == alone
+    assert seen == [(done, 40) for done in (7, 14, 21, 28, 35, 40)]
