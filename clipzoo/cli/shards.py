@@ -149,13 +149,9 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     _shard_arguments(parser)
     parser.add_argument("--caption-key", help="the caption's key in .json (default: the .txt)")
-    parser.add_argument(
-        "--samples", type=number_in(Count), default=100_000, help="read at most this many samples, at random"
-    )
+    parser.add_argument("--samples", type=number_in(Count), default=100_000, help="most samples to read, at random")
     parser.add_argument("--quick", action="store_true", help="read the headers of images only: finds no cut images")
-    parser.add_argument(
-        "--max-pixels", type=number_in(Count), default=89_000_000, help="as data.max_pixels in training"
-    )
+    parser.add_argument("--max-pixels", type=number_in(Count), default=89_000_000, help="as data.max_pixels")
     parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
     parser.add_argument("--sheet", type=Path, help="write a contact sheet of images and captions to this PNG")
     parser.add_argument("--images", type=number_in(Count), default=36, help="images on the contact sheet")
