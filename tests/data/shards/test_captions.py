@@ -6,7 +6,7 @@ import pytest
 
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index_builder import load_or_build
-from clipzoo.data.shards.inspection import sample_statistics
+from clipzoo.data.shards.inspection import Inspection, sample_statistics
 from clipzoo.data.shards.reader import has_text
 from clipzoo.data.shards.writer import Pair, write_shards
 from tests.support.shards import picture, write_shard
@@ -35,7 +35,8 @@ def test_the_inspection_counts_and_the_writer_omits_the_captions_that_training_r
         [(f"{number}", {"png": picture(1), "txt": text.encode()}) for number, text in enumerate(captions)],
     )
     cache = ShardCache(None, 1.0)
-    statistics = sample_statistics(load_or_build([str(shard)], cache, [tmp_path]), cache, None, 100, 0, seed=0)
+    rules = Inspection(cache, None, max_pixels=10_000)
+    statistics = sample_statistics(load_or_build([str(shard)], cache, [tmp_path]), rules, 100)
     assert statistics.bad == {"empty_caption": len(EMPTY)} and len(statistics.words) == 1
     pairs = [Pair(image, [caption]) for caption in captions]
     omitted = list(write_shards(pairs, tmp_path / "out", samples_a_shard=100, shuffle_seed=None, shortest_side=None))
