@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,8 +25,6 @@ _SECRETS = (
 )
 """Secrets in URLs, after the group that remains: a password, a user without one, the value of a query parameter."""
 T = TypeVar("T")
-SECONDS_FOR_LAUNCHER = 2.0
-"""Time in which a launcher ends the other ranks when the first one has failed."""
 
 
 def masked(value: T) -> T:
@@ -64,42 +61,6 @@ class TrainingError(_MaskedError, RuntimeError):
 
 class UnexpectedError(_MaskedError, RuntimeError):
     """A fault of the program. The message names the file with the traceback."""
-
-
-@contextmanager
-def exit_on_error() -> Iterator[None]:
-    """Turn every error into one message on stderr and an exit code: 2 for ConfigError, 1 for all others.
-
-    The traceback of an unexpected error goes to a file that the message names.
-    """
-    try:
-        yield
-    except Exception as error:
-        code = 2 if isinstance(error, ConfigError) else 1
-        if not isinstance(error, ConfigError | TrainingError | UnexpectedError):
-            error = unexpected(error)
-        elif isinstance(error, PartError):
-            error = PartError(f"{error} (traceback: {written_traceback(error)})")
-        if not repeats_first_rank(error):
-            if os.environ.get("RANK", "0") != "0":
-                time.sleep(SECONDS_FOR_LAUNCHER)
-            print(f"clipzoo: {error}", file=sys.stderr)
-        sys.exit(code)
-
-
-@contextmanager
-def same_on_all_ranks() -> Iterator[None]:
-    """Leave it to the first rank to report a ConfigError of the block, which all ranks raise."""
-    try:
-        yield
-    except ConfigError as error:
-        error.repeats_first_rank = os.environ.get("RANK", "0") != "0"  # type: ignore[attr-defined]
-        raise
-
-
-def repeats_first_rank(error: BaseException) -> bool:
-    """Return True if `error` was raised by the first rank too, which reports it."""
-    return getattr(error, "repeats_first_rank", False)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,3 +71,9 @@ def test_no_function_is_longer_than_sixty_lines_and_no_file_than_three_hundred()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
+
+
+def test_only_one_module_reads_the_rank_from_the_environment():
+    """submitit.py sets the variables that environment.py reads."""
+    readers = [path for path in FILES if re.search(r'"(RANK|WORLD_SIZE|LOCAL_RANK)"', path.read_text())]
+    assert {path.name for path in readers} <= {"environment.py", "submitit.py"}

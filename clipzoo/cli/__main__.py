@@ -11,8 +11,8 @@ from importlib.metadata import version
 from clipzoo.cli import datasets, report, shards, world
 from clipzoo.cli.arguments import Parser, own_paths
 from clipzoo.cli.completion import complete_if_asked, override_completer
+from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.distributed.stop_signals import handle_until_the_run_begins
-from clipzoo.errors import exit_on_error
 
 OVERRIDE_COMMANDS = {
     "train": ("clipzoo.cli.train", "train a model, or resume its run"),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from clipzoo.config.annotations import kind_of_object
-from clipzoo.errors import ConfigError, exit_on_error
+from clipzoo.distributed.reporting import exit_on_error
+from clipzoo.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):

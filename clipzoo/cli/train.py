@@ -24,7 +24,8 @@ from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
 from clipzoo.distributed import environment, submitit
-from clipzoo.errors import ConfigError, exit_on_error, first_line, masked, same_on_all_ranks
+from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
+from clipzoo.errors import ConfigError, first_line, masked
 from clipzoo.runs import record
 from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, is_finished
 from clipzoo.runs.lock import RunLock

@@ -22,8 +22,9 @@ from typing import NoReturn
 from clipzoo.distributed import environment
 from clipzoo.distributed.collectives import STORE_ERRORS, is_collective_error
 from clipzoo.distributed.heartbeats import PERIOD, MessageBoard
+from clipzoo.distributed.reporting import repeats_first_rank
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError, TrainingError, repeats_first_rank, tracebacks_in, unexpected
+from clipzoo.errors import ConfigError, TrainingError, tracebacks_in, unexpected
 
 MISSED_HEARTBEATS = 30
 """Periods without a heartbeat after which a neighbour counts as lost."""

@@ -25,7 +25,8 @@ from clipzoo.config.names import folder_name
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
-from clipzoo.errors import ConfigError, exit_on_error
+from clipzoo.distributed.reporting import exit_on_error
+from clipzoo.errors import ConfigError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
