@@ -43,7 +43,7 @@ test: $(STAMP)  ## the test suite (about five minutes on two cores)
 	@$(PARALLEL) -m "not slow and not slurm"
 
 test-fast: $(STAMP)  ## the quick tests of every part of the package (under a minute on two cores)
-	@$(PARALLEL) -m "not medium and not slow and not slurm" --durations 5 --durations-min 1.2
+	@$(PARALLEL) -m "not medium and not slow and not slurm" --durations 5 --durations-min 1.0
 
 test-all: $(STAMP)  ## the test suite with its slow tests
 	@$(PARALLEL) -m "not slurm"

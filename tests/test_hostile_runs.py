@@ -106,6 +106,7 @@ NODES: dict[str, Callable[[Path], Config]] = {
 """Nodes that would create the canary if they were built."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", NODES)
 def test_a_run_that_names_what_is_no_part_is_refused(name, run, canary, monkeypatch):
     node = NODES[name](canary)

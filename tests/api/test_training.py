@@ -97,6 +97,7 @@ def test_a_run_directory_has_metrics_and_checkpoints_and_the_same_call_resumes(t
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 11))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("changes", [{"computation": Computation(micro_batch=3)}, {"computation": Computation(tile=3)}])
 def test_micro_batches_and_tiles_train_the_same_model(changes):
     expected, actual = train(model()).model.state_dict(), train(model(), **changes).model.state_dict()

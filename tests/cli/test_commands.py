@@ -38,6 +38,7 @@ def test_help_imports_neither_torch_nor_hydra(arguments):
     assert completed.stdout.splitlines()[-1] == "code 0", completed
 
 
+@pytest.mark.medium
 def test_train_help_lists_groups_without_torch():
     code = (
         "import sys; sys.argv = ['clipzoo', 'train', '--help']; from clipzoo.cli.__main__ import main\n"
@@ -64,6 +65,7 @@ def test_scripts_are_thin_doors(script):
     assert len(lines) <= 5 and "from clipzoo.cli.__main__ import main" in lines
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -7,6 +7,8 @@ import re
 import sys
 import tomllib
 
+import pytest
+
 from tests.support.paths import ROOT
 
 MODULES = {
@@ -46,6 +48,7 @@ def imported() -> set[str]:
     return {PROVIDED.get(module, module) for module in modules - own - sys.stdlib_module_names}
 
 
+@pytest.mark.medium
 def test_every_third_party_import_is_a_declared_dependency():
     assert imported() - declared(extras=True) == set()
 

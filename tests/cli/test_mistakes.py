@@ -31,8 +31,8 @@ def _described(line: Line, outcome: Outcome) -> str:
 
 
 @pytest.mark.medium
-def test_sixty_mistakes_end_with_one_message_and_exit_code_2(tiny_shards, tmp_path):
-    commands = lines(60, 1, write_files(tmp_path / "files", tiny_shards))
+def test_twenty_mistakes_end_with_one_message_and_exit_code_2(tiny_shards, tmp_path):
+    commands = lines(20, 1, write_files(tmp_path / "files", tiny_shards))
     assert "\n\n".join(faults(commands, tmp_path / "outcomes")) == ""
 
 

@@ -29,6 +29,7 @@ def test_the_default_configuration_needs_only_shards():
     assert compose([SHARDS])["head"]["embed_width"] == 512
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -119,6 +120,7 @@ def test_a_mistake_leaves_with_code_2_before_torch_is_imported(script, override,
     assert done.stderr.strip().startswith(expected)
 
 
+@pytest.mark.medium
 def test_every_value_of_a_sweep_is_checked():
     with pytest.raises(ConfigError, match="not 'hot'"):
         hydra_arguments([SHARDS, "-m", "head.temperature=0.1,hot"])
@@ -179,11 +181,13 @@ RELATIONS = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("overrides", "expected"), RELATIONS)
 def test_values_that_do_not_go_together_are_named_with_their_keys(overrides, expected):
     assert expected in message("encoder=tiny", *overrides)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e300", "-1", "true", "[1]", "null", "text"])
 @pytest.mark.parametrize("key", ["optim.schedule.peak", "optim.eps", "head.max_scale", "data.flip", "trainer.timeout"])
 def test_a_number_is_finite_and_in_its_range(key, value):

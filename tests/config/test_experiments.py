@@ -142,6 +142,7 @@ def test_a_search_varies_keys_of_its_rows_and_nothing_else(search):
     assert set(differences(composed(name, *moved), name, "paper")) == set(axes(search))
 
 
+@pytest.mark.medium
 def test_every_metric_of_a_table_is_measured_by_the_papers_evaluation():
     suites = {folder: composed(f"{folder}/cc3m_clip")["eval"] for folder in FOLDERS}
     for name in table_names():

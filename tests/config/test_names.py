@@ -20,6 +20,7 @@ INVALID = [
 ]  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", INVALID)
 def test_names_that_lead_elsewhere_are_refused_with_one_message(name, tmp_path):
     with pytest.raises(ConfigError, match="name=.* is no valid name of a folder: give up to 150 letters") as caught:
@@ -37,6 +38,7 @@ def test_ordinary_names_are_kept(name):
     assert folder_name(name, "name") == name
 
 
+@pytest.mark.medium
 def test_a_name_that_leaves_the_runs_is_refused_before_anything_is_written(tmp_path):
     runs = tmp_path / "runs"
     process = run_script("train.py", "data.shards=a.tar", f"runs={runs}", "name=../x", log=tmp_path / "log", code=2)

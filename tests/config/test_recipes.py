@@ -64,6 +64,7 @@ def test_every_experiment_has_its_papers_numbers(prefix):
         assert {key: plain[key] for key in wanted} == wanted, name
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
@@ -82,6 +83,7 @@ def test_a_row_changes_the_keys_that_its_paper_states(name, changed):
     assert {key: plain[key] for key in changed} == changed
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("file", "rows"),
     [

@@ -141,6 +141,7 @@ def test_a_run_writes_no_secret_and_the_same_command_resumes_it(tiny_shards, tmp
     clipzoo.load(run)
 
 
+@pytest.mark.medium
 def test_a_run_of_an_earlier_version_with_values_in_its_configuration_resumes(tiny_shards, tmp_path, monkeypatch):
     monkeypatch.setenv("SHARDS", tiny_shards)
     options = overrides("${oc.env:SHARDS}", tmp_path, "name=run")

@@ -86,6 +86,7 @@ def test_epochs_are_exact_and_bit_identical_for_1_to_4_ranks_with_0_to_2_workers
     assert torch.equal(texts[..., 1] - 10, ids)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resuming_at_any_step_equals_an_uninterrupted_run(folder, workers):
     whole = read(folder, workers=0, flip=0.5, rand_augment=[2, 7])

@@ -70,6 +70,7 @@ def test_a_killed_worker_is_named_with_its_signal_and_a_remedy():
     assert set(children(os.getpid())) == before
 
 
+@pytest.mark.medium
 def test_workers_that_hang_are_named_after_the_timeout():
     before = set(children(os.getpid()))
     iterator = items(Tensors(seconds=0.01), timeout=1.0)

@@ -91,6 +91,8 @@ def test_a_request_during_the_imports_exits_with_75(command):
         process = subprocess.Popen(
             [sys.executable, "-v", command, "experiment=demo/clip" if command == "train.py" else "model=ViT-B-32"],
             cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            # A shell starts its background jobs, this test perhaps among them, with SIGINT ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         assert process.stderr is not None
         # -v prints a line for every module.

@@ -45,6 +45,7 @@ def test_a_hanging_rank_is_named_after_the_timeout(tiny_shards, tmp_path):
     assert "rank 1 is at step 3, computing; the others wait for it" in logs
 
 
+@pytest.mark.slow
 def test_a_stopped_first_rank_which_serves_the_store_is_named_and_ends_the_other(tiny_shards, tmp_path):
     first, second = start(tiny_shards, tmp_path, "trainer.steps=100000", "trainer.timeout=8", ranks=2)
     first.wait_for("step 3/")

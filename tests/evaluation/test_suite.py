@@ -81,6 +81,7 @@ def test_two_ranks_return_the_metrics_of_one_on_every_rank(root, tmp_path):
         assert np.array_equal(np.load(alone)["confusion"], np.load(together)["confusion"])
 
 
+@pytest.mark.medium
 def test_metric_keys_and_output_files(root, tmp_path):
     metrics = suite_of(root).run(model_of("clip"), tmp_path, World())
     expected = {f"zero_shot/colours/{metric}" for metric in ("top1", "top5", "mean_per_class")}

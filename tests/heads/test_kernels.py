@@ -31,6 +31,7 @@ def test_value_is_the_formula(kernel, width):
     torch.testing.assert_close(values, expected, rtol=1e-14, atol=0)
 
 
+@pytest.mark.medium
 @every_kernel
 @every_width
 @pytest.mark.parametrize("dimensions", [2, 512])

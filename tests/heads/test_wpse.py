@@ -52,6 +52,7 @@ def oracle(head: WpseHead, image: Features, text: Features, alpha, positive: boo
     return torch.stack(rows)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kernel", ["gaussian", "imq"])
 @pytest.mark.parametrize(
     ("alpha", "weights", "points", "reduction"),
@@ -73,6 +74,7 @@ def test_values_and_gradients_equal_loops_over_points_and_features(kernel, alpha
     assert_same_values_and_gradients(head, scores, expected)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kernel", ["gaussian", "imq"])
 def test_random_features_converge_to_the_exact_kernel_like_one_over_root_of_their_number(kernel):
     image, text = image_features(4), text_features(4)

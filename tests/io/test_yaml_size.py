@@ -26,6 +26,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_file_of_a_few_kilobytes_does_not_fill_the_memory(name, tmp_path):
     (tmp_path / "config.yaml").write_text(BOMBS[name])

@@ -119,6 +119,7 @@ def test_the_page_of_a_hostile_run_holds_no_tag_and_no_link_of_its_own(run):
     assert {path.name for path in (run / "report").iterdir()} == {"confusion__script_.png"}
 
 
+@pytest.mark.medium
 def test_the_papers_tables_with_a_hostile_run_hold_no_tag_of_its_own(run, tmp_path):
     index = write_pages([run.parent], ["wpse/1"], tmp_path / "pages")
     allowed = set(re.findall(r"<(\w+)", "".join(path.read_text() for path in render.TEMPLATES.glob("*.html.j2"))))
@@ -127,6 +128,7 @@ def test_the_papers_tables_with_a_hostile_run_hold_no_tag_of_its_own(run, tmp_pa
     assert_plain((tmp_path / "pages" / "tables.md").read_text())
 
 
+@pytest.mark.medium
 def test_a_scale_cannot_name_a_file(run, tmp_path):
     (tmp_path / "outside.yaml").write_text("about: {title: secret}")
     record = json.loads((run / "results.json").read_text())

@@ -34,6 +34,7 @@ class Example(Study):
         return Findings("It depends.", checks, claims, {"rain": [{"day": 1, "mm": 0.0}]}, drawings)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", NAMES)
 def test_every_study_has_valid_settings(name: str) -> None:
     plain = compose([f"study={name}"], "studies")

@@ -38,6 +38,7 @@ def rows(shards, tmp_path, **changes):
     return torch.cat([batch.sample_id for batch in batches]), torch.cat([batch.image for batch in batches])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "shards", ["memory://bucket/{00000..00002}.tar", "memory://bucket/*.tar", "memory://bucket/", "pipe"]
 )

@@ -78,6 +78,7 @@ def download(server: Server) -> bytes:
     return target.getvalue()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("fault", ["500", "reset", "stall"])
 def test_a_server_that_fails_for_a_moment_is_asked_again(server, fault):
     server.faults = [fault, fault, fault]
@@ -87,6 +88,7 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(server, fault):
     assert state is not None and state[0] == len(CONTENT)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("fault", ["500", "stall"])
 def test_a_server_that_goes_on_failing_is_named_once_the_patience_is_over(server, monkeypatch, fault):
     monkeypatch.setattr(locations, "PATIENCE", 0.5)

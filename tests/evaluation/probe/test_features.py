@@ -19,6 +19,7 @@ def write(folder, key: str = "key") -> None:
     write_features(model_of("clip"), data, "colours", "test", batch_encoder(), IMAGE_SIZE, folder, key)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("file", ["test.before.npy", "test.labels.npy", "test.key"])
 @pytest.mark.parametrize("kind", damage.KINDS)
 def test_damaged_features_are_computed_again(tmp_path, caplog, kind, file):

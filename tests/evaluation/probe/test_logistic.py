@@ -138,6 +138,7 @@ def separable_but_for_flipped_labels(seed: int) -> tuple[torch.Tensor, torch.Ten
     return features, labels
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seeds", [[6, 12, 16], pytest.param(range(24), marks=pytest.mark.slow)])
 def test_a_cold_start_at_a_large_c_reaches_the_optimum_and_reports_its_objective(seeds):
     # The losses fall by up to ten orders of magnitude, over which no quadratic model of them holds.

@@ -67,6 +67,7 @@ def test_a_sweep_without_a_finished_point_has_no_table(tmp_path):
         sweep_table(sweep_rows(sweep_points, METRIC), METRIC)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("overrides", [["head.kernel.width=0.5,0.75"], ["head/kernel=gaussian,imq", "seed=0,1"], []])
 def test_a_plot_is_drawn_for_numbers_words_and_a_single_point(tmp_path, overrides):
     sweep_points = sweep.points([SHARDS, f"runs={tmp_path}", "encoder=tiny", "head=wpse", *overrides])

@@ -69,6 +69,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_an_experiment_has_the_numbers_of_its_paper(name):
     plain = composed(name)

@@ -57,6 +57,7 @@ def test_a_run_of_the_rows_experiment_fills_it_and_the_difference_is_ours_minus_
         assert filled_table.difference(row, column) == pytest.approx(1.5, abs=0.01)
 
 
+@pytest.mark.medium
 def test_a_run_evaluated_by_another_protocol_is_a_variant_that_names_the_difference(tmp_path):
     metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/flowers/mean_per_class": 12.0}
     write_run(tmp_path, "cloob/cc3m_cloob", metrics)
@@ -106,6 +107,7 @@ def test_a_run_with_another_value_is_a_variant_that_names_it_and_never_the_row(t
     assert [variant.label for variant in row.variants] == [label]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "override", ["data.workers=9", "trainer.micro_batch=128", "data.shards=elsewhere.tar", "seed=7"]
 )
