@@ -62,6 +62,7 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
         commands._parser().parse_args(words)
 
 
+@pytest.mark.medium
 def test_the_readmes_library_blocks_run_on_a_trained_model(undisturbed, tmp_path, monkeypatch, capsys):
     for name in ("demo", "vit_b16"):
         shutil.copytree(undisturbed / "run", tmp_path / "runs" / name)

@@ -132,6 +132,7 @@ def test_a_run_that_names_what_is_no_part_is_refused(name, run, canary, monkeypa
         assert not canary.exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("part_name", ["head", "tokenizer"])
 def test_evaluate_refuses_a_hostile_run_with_a_message_and_code_2(part_name, run, canary, tmp_path):
     plain = config_of("clip")

@@ -85,9 +85,15 @@ def test_a_second_keyboard_interrupt_ends_the_process_at_once():
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("command", ["train.py", "scripts/evaluate.py"])
-def test_a_request_during_the_imports_exits_with_75(command):
-    for number, modules in ((signal.SIGTERM, 0), (signal.SIGUSR1, 3), (signal.SIGINT, 6)):
+@pytest.mark.parametrize(
+    ("command", "requests"),
+    [
+        ("train.py", [(signal.SIGTERM, 0), (signal.SIGINT, 6)]),
+        ("scripts/evaluate.py", [(signal.SIGUSR1, 3)]),
+    ],
+)
+def test_a_request_during_the_imports_exits_with_75(command, requests):
+    for number, modules in requests:
         process = subprocess.Popen(
             [sys.executable, "-v", command, "experiment=demo/clip" if command == "train.py" else "model=ViT-B-32"],
             cwd=ROOT, stderr=subprocess.PIPE, text=True,
