@@ -102,8 +102,10 @@ def _file(path: Path) -> Any:
         return {key: value for key, value in content.items() if key != "key"} if isinstance(content, dict) else content
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
+            # The reference did not write the answers of all samples: they are an addition.
+            names = [name for name in arrays if not name.startswith("all_")]
             return {
-                name: f"{arrays[name].dtype}{arrays[name].shape} {_digest(arrays[name].tobytes())}" for name in arrays
+                name: f"{arrays[name].dtype}{arrays[name].shape} {_digest(arrays[name].tobytes())}" for name in names
             }
     return _digest(path.read_bytes())
 
