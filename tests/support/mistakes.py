@@ -60,7 +60,9 @@ def lines(count: int, seed: int, files: Mapping[str, Path]) -> list[Line]:
     draw = random.Random(seed)
     kinds = (_train, _wrong_train, _structure, _launch, _evaluate, _study, _program, _program, _file)
     weights = (30, 20, 15, 5, 10, 6, 6, 6, 2)
-    return [draw.choices(kinds, weights)[0](draw, files) for _ in range(count)]
+    # A folder of its own for each line: a line must not find its run finished by another one.
+    folders = [dict(files) | {"runs": files["runs"].with_name(f"runs_{number}")} for number in range(count)]
+    return [draw.choices(kinds, weights)[0](draw, own) for own in folders]
 
 
 def right_lines(files: Mapping[str, Path]) -> list[Line]:
