@@ -1,4 +1,4 @@
-"""The same as `clipzoo train`."""
+"""Run `clipzoo train` from a checkout."""
 
 import sys
 

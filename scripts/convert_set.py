@@ -1,4 +1,4 @@
-"""The same as `clipzoo datasets convert`."""
+"""Run `clipzoo datasets convert` from a checkout."""
 
 import sys
 

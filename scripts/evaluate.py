@@ -1,4 +1,4 @@
-"""The same as `clipzoo evaluate`."""
+"""Run `clipzoo evaluate` from a checkout."""
 
 import sys
 

@@ -95,7 +95,7 @@ def gradients(pair: Pair, parts: int, world: World = World()) -> Gradients:
 
 
 def open_clip_gradients(parts: int, world: World = World()) -> Gradients:
-    """The same batch through open_clip's loss as its training program calls it by default."""
+    """Return gradients of the batch under open_clip's loss with the default options of its training program."""
     from open_clip.loss import ClipLoss
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The same as `clipzoo shards index`."""
+"""Run `clipzoo shards index` from a checkout."""
 
 import sys
 

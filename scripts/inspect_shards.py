@@ -1,4 +1,4 @@
-"""The same as `clipzoo shards inspect`."""
+"""Run `clipzoo shards inspect` from a checkout."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The same as `clipzoo launch`."""
+"""Run `clipzoo launch` from a checkout."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The same as `clipzoo shards make`."""
+"""Run `clipzoo shards make` from a checkout."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The same as `clipzoo world`."""
+"""Run `clipzoo world` from a checkout."""
 
 import sys
 

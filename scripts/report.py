@@ -1,4 +1,4 @@
-"""The same as `clipzoo report`."""
+"""Run `clipzoo report` from a checkout."""
 
 import sys
 

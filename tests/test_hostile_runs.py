@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from torch import nn
 
 import clipzoo
 from clipzoo.api.build import part
@@ -20,6 +21,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.report.run_page.page import write_report
 from clipzoo.runs.directory import check_configuration
 from clipzoo.training import checkpoint
+from clipzoo.types import Part
 from tests.support.evaluation_sets import config_of, model_of
 from tests.support.processes import run_script
 
@@ -176,7 +178,7 @@ def test_every_class_of_the_shipped_configuration_is_a_part():
     for name in ("clip", "wpse", "kme", "cloob"):
         plain = config_of(name)
         for key in ("trainer", "head", "objective", "optim", "logger", "data", "eval", "encoder"):
-            part(plain[key])
+            assert isinstance(part(plain[key]), (Part, nn.Module)), key
 
 
 def test_a_users_own_class_needs_trust_when_its_run_is_loaded(run, tmp_path):

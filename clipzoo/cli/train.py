@@ -98,7 +98,7 @@ def _read_command_line(arguments: list[str]) -> tuple[Namespace, list[str]]:
 
 
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""What Hydra's --info may show."""
+"""Values of Hydra's option --info."""
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
@@ -112,7 +112,7 @@ def train(config: DictConfig) -> None:
     """Train the configured run to its end, or report that it is finished."""
     trust = trusted_names(command_line())
     given = checked(config, trust)
-    # What is written, sent and compared holds no passwords and no values of environment variables.
+    # `plain` is written, sent and compared: it holds no passwords and no values of environment variables.
     plain, values = masked(given), with_variables(given)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     folder = find_run(plain, experiment, partial(fingerprint, values["data"]))

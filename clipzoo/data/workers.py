@@ -61,7 +61,7 @@ def iterate(
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a worker returns in place of an item that it cannot compute."""
+    """A worker's error, returned in place of an item and raised in the parent by `reraise`."""
 
     error: ConfigError | TrainingError | ExceptionWrapper
 

@@ -29,7 +29,7 @@ from clipzoo.errors import ConfigError, TrainingError, tracebacks_in, unexpected
 MISSED_HEARTBEATS = 30
 """Periods without a heartbeat after which a neighbour counts as lost."""
 MISSED_IN_DIAGNOSIS = 6
-"""The same once a collective has failed."""
+"""Periods without a heartbeat after which a rank counts as lost once a collective has failed."""
 SILENT_PERIODS = 20
 """Periods without an answer to a call after which the store counts as lost."""
 GONE = "is gone: killed (out of memory?), or its machine is lost"

@@ -171,7 +171,7 @@ def _backward(features: FeaturePair, gradients: Sequence[Tensor]) -> None:
 
 
 def _leaves(features: FeaturePair) -> FeaturePair:
-    """The same values as leaves of a new graph."""
+    """Return detached copies of the features that require gradients: leaves of a new graph."""
     image, text = features
     return image.map(lambda tensor: tensor.detach().requires_grad_()), text.map(
         lambda tensor: tensor.detach().requires_grad_()
