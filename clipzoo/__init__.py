@@ -13,11 +13,18 @@ from typing import Any
 
 __version__ = "0.1.0"
 _MODULES = {
+    "Batch": "clipzoo.types",
+    "ConfigError": "clipzoo.errors",
     "Encoder": "clipzoo.encoders.base",
-    "LoadedModel": "clipzoo.api.loading",
     "Features": "clipzoo.types",
-    "Model": "clipzoo.model",
     "InMemoryDataset": "clipzoo.data.in_memory",
+    "LoadedModel": "clipzoo.api.loading",
+    "Loss": "clipzoo.types",
+    "Model": "clipzoo.model",
+    "PointSet": "clipzoo.types",
+    "Progress": "clipzoo.types",
+    "Scores": "clipzoo.types",
+    "Similarity": "clipzoo.types",
     "World": "clipzoo.distributed.world",
     "concatenate": "clipzoo.types",
     "export": "clipzoo.api.loading",
@@ -25,7 +32,7 @@ _MODULES = {
     "load": "clipzoo.api.loading",
     "train": "clipzoo.api.training",
 }
-"""Public name -> its module."""
+"""Public name -> its module; `__init__.pyi` says the same to type checkers."""
 __all__ = sorted(_MODULES)
 
 

@@ -4,6 +4,9 @@
 
 Legend of shapes for the whole package: b local batch, N global batch, n dataset size, M points, L tokens, d width,
 D random features.
+
+The annotations of constructors (`Count`, `Scale`, ...) and the decorator `checked` are here too: the file of a head, an
+objective or an encoder imports all its types from this module.
 """
 
 from __future__ import annotations
@@ -19,8 +22,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.config.vocabulary import Count as Count
-from clipzoo.config.vocabulary import Positive as Positive
+from clipzoo.config.arguments import checked as checked
+from clipzoo.config.vocabulary import (
+    AnyNumber as AnyNumber,
+    Ascending as Ascending,
+    ChannelTriple as ChannelTriple,
+    Count as Count,
+    Decay as Decay,
+    Epochs as Epochs,
+    Gigabytes as Gigabytes,
+    Layers as Layers,
+    MultipleOf as MultipleOf,
+    NonNegative as NonNegative,
+    NonNegativeCount as NonNegativeCount,
+    OrderedPair as OrderedPair,
+    Positive as Positive,
+    Probability as Probability,
+    Range as Range,
+    Rate as Rate,
+    Scale as Scale,
+    Seconds as Seconds,
+    Seed as Seed,
+    Share as Share,
+    Weight as Weight,
+    Workers as Workers,
+)
 from clipzoo.distributed.world import World as World
 
 

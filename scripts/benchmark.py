@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from clipzoo import ConfigError
 from clipzoo.cli.arguments import run_main
-from clipzoo.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / ".peer"

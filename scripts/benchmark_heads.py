@@ -28,13 +28,13 @@ import torch
 from torch import Tensor, nn
 
 import clipzoo
+from clipzoo import Batch, Progress, World
 from clipzoo.api.build import build_model, build_objective, part
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision
-from clipzoo.types import Batch, Progress, World
 
 Step = Callable[[], object]
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clipzoo import Scores
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.vocabulary import Count
-from clipzoo.types import Scores
 
 Contender = Callable[[], object]
 
@@ -150,10 +150,10 @@ def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[st
     """InfoNCE and InfoLOOB of unit vectors with a learnable scale, `samples` in all."""
     from open_clip.loss import ClipLoss
 
+    from clipzoo import World
     from clipzoo.objectives.infoloob import leave_one_out
     from clipzoo.objectives.infonce import cross_entropy
     from clipzoo.similarity.tiled import tiled_scores
-    from clipzoo.types import World
 
     generator = torch.Generator().manual_seed(rank)
     image, text = (

@@ -90,8 +90,8 @@ def _training_step(
     *overrides: str, micro_batch: int | None = None, compile: bool = False, length: int | None = None
 ) -> Step:
     """Forward and backward of the whole model. length: of the captions, in tokens."""
+    from clipzoo import Progress, World
     from clipzoo.training.gradient_cache import GradientCache
-    from clipzoo.types import Progress, World
 
     model, objective, batch = _parts(*overrides, length=length)
     gradients = GradientCache(model, objective, World(), micro_batch, compile=compile)
@@ -107,9 +107,9 @@ def _training_step(
 def _parts(*overrides: str, length: int | None = None) -> tuple[Any, Any, Any]:
     import torch
 
+    from clipzoo import Batch
     from clipzoo.api.build import build_model, build_objective
     from clipzoo.config.compose import compose
-    from clipzoo.types import Batch
 
     plain = compose(["encoder=bench_vit", "head=clip", "data.shards=none.tar", *overrides])
     model = build_model(plain).train()

@@ -28,15 +28,13 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from clipzoo import Batch, Encoder, Features, Model, Progress, World
 from clipzoo.api import build
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count
-from clipzoo.encoders.base import Encoder
-from clipzoo.model import Model
 from clipzoo.objectives.compatibility import check_pair
 from clipzoo.training.gradient_cache import GradientCache
-from clipzoo.types import Batch, Features, Progress, World
 
 SAMPLES, BATCH, PARTS = 24, 16, 4
 IMAGE_WIDTH, TEXT_WIDTH, END = 10, 6, 19

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
+from clipzoo import ConfigError, World
 from clipzoo.cli.arguments import run_main
-from clipzoo.errors import ConfigError
-from clipzoo.types import World
 
 _MANY = 10**9
 

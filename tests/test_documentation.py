@@ -11,8 +11,7 @@ from pathlib import Path
 import open_clip
 import pytest
 
-from clipzoo.cli import __main__ as commands
-from clipzoo.cli import train
+from clipzoo.cli import __main__ as commands, train
 from clipzoo.cli.evaluate import PLACEHOLDERS
 from clipzoo.config.compose import compose
 from tests.support.paths import ROOT

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.config.compose import compose
-from clipzoo.config.names import folder_name
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.reporting import same_on_all_ranks
 from clipzoo.distributed.stop_signals import SIGNALS
 from clipzoo.errors import ConfigError
+from clipzoo.io.names import folder_name
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import parsed

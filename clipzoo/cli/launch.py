@@ -19,12 +19,12 @@ import sys
 from pathlib import Path
 
 from clipzoo.cli.arguments import Parser, number_in, own_paths
-from clipzoo.config import sweep
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count, NonNegativeCount
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import write_whole
+from clipzoo.runs import sweep
 from clipzoo.runs.directory import is_finished
 
 SWEEP_SCRIPT = Path("slurm") / "sweep.sbatch"

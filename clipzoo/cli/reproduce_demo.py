@@ -20,10 +20,10 @@ from typing import Any
 
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
-from clipzoo.config.identity import run_folder
 from clipzoo.config.vocabulary import Count
 from clipzoo.report.paper_tables.experiments import experiments
 from clipzoo.runs.directory import is_finished
+from clipzoo.runs.identity import run_folder
 from clipzoo.runs.training_log import TrainingLog
 
 WPSE = "head.text_points=caption", "optim.schedule.peak=5e-4"

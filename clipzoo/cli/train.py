@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo.cli.arguments import Parser
-from clipzoo.config import overrides, sweep
+from clipzoo.config import overrides
 from clipzoo.config.compose import checked, compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.suggestions import FOREIGN_KEYS
@@ -26,7 +26,7 @@ from clipzoo.config.variables import with_variables
 from clipzoo.distributed import environment, submitit
 from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked
-from clipzoo.runs import record
+from clipzoo.runs import record, sweep
 from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, is_finished
 from clipzoo.runs.lock import RunLock
 

@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo.config import relations, schema
 from clipzoo.config.annotations import kind_of
+from clipzoo.config.flat import flat
 from clipzoo.config.groups import CONF, groups, is_group
-from clipzoo.config.identity import flat
 from clipzoo.config.overrides import read
 from clipzoo.config.suggestions import unknown_key, unknown_option
 from clipzoo.config.trust import require_trusted, trusted_names

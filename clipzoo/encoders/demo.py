@@ -7,9 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, MultipleOf
-from clipzoo.types import Features
+from clipzoo.types import Count, Features, MultipleOf, checked
 
 
 @checked

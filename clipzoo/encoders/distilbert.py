@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from clipzoo.config.vocabulary import NonNegativeCount, Range
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError
-from clipzoo.types import Features, Part
+from clipzoo.types import Features, NonNegativeCount, Part, Range
 
 
 class DistilBertTower(nn.Module):

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, Layers
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.types import Features
+from clipzoo.types import Count, Features, Layers, checked
 
 
 @checked

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, Layers, NonNegativeCount, Range
-from clipzoo.types import Features
+from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, checked
 
 
 @checked

@@ -7,10 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, Probability, Scale
 from clipzoo.encoders.base import Encoder
-from clipzoo.types import Features
+from clipzoo.types import Count, Features, Probability, Scale, checked
 
 
 @checked

@@ -10,8 +10,6 @@ from typing import Annotated, Literal
 
 import torch
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, Epochs, Range, Seed, Workers
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
@@ -29,7 +27,7 @@ from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.io import write_json
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import MetricKey, written
-from clipzoo.types import Part, Progress
+from clipzoo.types import Count, Epochs, Part, Progress, Range, Seed, Workers, checked
 
 SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
 """Splits that a task needs."""

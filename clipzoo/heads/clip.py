@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, Positive, Scale
 from clipzoo.heads.vector import UnitVectorHead
+from clipzoo.types import Count, Positive, Scale, checked
 
 
 @checked

@@ -7,10 +7,8 @@ from typing import Annotated
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, Range, Scale
 from clipzoo.heads.vector import UnitVectorHead
-from clipzoo.types import Similarity, World, gather_embedding
+from clipzoo.types import Count, Range, Scale, Similarity, World, checked, gather_embedding
 
 
 @checked

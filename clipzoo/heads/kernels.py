@@ -7,9 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Generator, Tensor
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Scale
-from clipzoo.types import Part
+from clipzoo.types import Part, Scale, checked
 
 
 class Kernel(Part, ABC):

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, Range
 from clipzoo.heads.base import Head
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.ops.kme import kme_score
-from clipzoo.types import Features, PointSet
+from clipzoo.types import Count, Features, PointSet, Range, checked
 
 
 @checked

@@ -7,11 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, Scale
 from clipzoo.heads.vector import VectorHead, projection
 from clipzoo.ops.squared_distances import squared_distances
-from clipzoo.types import Features, Similarity, World
+from clipzoo.types import Count, Features, Scale, Similarity, World, checked
 
 
 @checked

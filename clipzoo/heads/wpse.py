@@ -10,13 +10,11 @@ import torch
 from numpy.random import SeedSequence
 from torch import Tensor, nn
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, Positive, Range, Scale, Seed, Weight
 from clipzoo.heads.kernels import Kernel
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.heads.vector import VectorHead
 from clipzoo.ops.random_features import pooled_waves
-from clipzoo.types import Features
+from clipzoo.types import Count, Features, Positive, Range, Scale, Seed, Weight, checked
 
 _ACTIVATIONS = {"signed": torch.tanh, "positive": torch.sigmoid}
 

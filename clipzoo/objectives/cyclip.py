@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Positive, Scale, Weight
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.infonce import cross_entropy
 from clipzoo.objectives.logit_scale import LogitScale
 from clipzoo.objectives.requirements import plain_cosines
 from clipzoo.similarity.dense import DenseScores
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Positive, Progress, Scale, Scores, Similarity, Weight, checked
 
 
 @checked

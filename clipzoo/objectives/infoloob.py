@@ -6,12 +6,10 @@ import math
 
 from torch import Tensor
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Scale, Weight
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Progress, Scale, Scores, Similarity, Weight, checked
 
 
 @checked

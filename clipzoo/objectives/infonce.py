@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Weight
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Weight, checked
 
 
 @checked

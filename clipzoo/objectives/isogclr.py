@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Positive, Probability, Scale, Share, Weight
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
     both_anchors,
@@ -18,7 +16,20 @@ from clipzoo.objectives.moving_average import (
     without_positive,
 )
 from clipzoo.objectives.per_sample import IMAGE, TEXT
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
+from clipzoo.types import (
+    Batch,
+    Loss,
+    Positive,
+    Probability,
+    Progress,
+    Scale,
+    Scores,
+    Share,
+    Similarity,
+    Weight,
+    World,
+    checked,
+)
 
 
 @checked

@@ -7,13 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Weight
 from clipzoo.heads.kernels import Kernel
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
 from clipzoo.objectives.raw_views import kernel_matrix
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Weight, World, checked
 
 
 @checked

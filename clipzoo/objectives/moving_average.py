@@ -13,11 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clipzoo.config.vocabulary import Share
 from clipzoo.heads.base import Head
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, PerSampleObjective
 from clipzoo.objectives.requirements import plain_cosines
-from clipzoo.types import Loss, Scores, Similarity, World
+from clipzoo.types import Loss, Scores, Share, Similarity, World
 
 
 class MovingAverageObjective(PerSampleObjective):

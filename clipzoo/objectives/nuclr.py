@@ -10,8 +10,6 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import NonNegativeCount, Probability, Range, Scale, Share, Weight
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
     both_anchors,
@@ -21,7 +19,21 @@ from clipzoo.objectives.moving_average import (
     without_positive,
 )
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
+from clipzoo.types import (
+    Batch,
+    Loss,
+    NonNegativeCount,
+    Probability,
+    Progress,
+    Range,
+    Scale,
+    Scores,
+    Share,
+    Similarity,
+    Weight,
+    World,
+    checked,
+)
 
 Popularity = Annotated[float, Range(at_least=-10, at_most=10)]
 """A log popularity times the temperature, on the scale of cosines."""

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Range, Scale, Weight
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
 from clipzoo.objectives.logit_scale import LogitScale
 from clipzoo.objectives.requirements import plain_cosines
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Progress, Range, Scale, Scores, Similarity, Weight, checked
 
 
 @checked

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Scale, Share
 from clipzoo.objectives.moving_average import (
     MovingAverageObjective,
     both_anchors,
@@ -18,7 +16,7 @@ from clipzoo.objectives.moving_average import (
     surrogate,
     without_positive,
 )
-from clipzoo.types import Batch, Loss, Progress, Scores, Similarity
+from clipzoo.types import Batch, Loss, Progress, Scale, Scores, Share, Similarity, checked
 
 
 @checked

@@ -12,10 +12,8 @@ from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
 from clipzoo.io import DamageLog, write_whole
 from clipzoo.report import render
-from clipzoo.report.comparison import own_runs
-from clipzoo.report.comparison import tables as compared
-from clipzoo.report.comparison.disagreements import disagreement_table, disagreements
-from clipzoo.report.comparison.disagreements import figure as disagreement_figure
+from clipzoo.report.comparison import own_runs, tables as compared
+from clipzoo.report.comparison.disagreements import disagreement_table, disagreements, figure as disagreement_figure
 from clipzoo.report.comparison.figures import figures as comparison_figures
 from clipzoo.report.comparison.scales import Comparison, comparisons
 from clipzoo.report.paper_tables import blocks

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
-from clipzoo.config.identity import identity
+from clipzoo.runs.identity import identity
 
 FILE = "dataset.json"
 LOCATION = "data.shards"

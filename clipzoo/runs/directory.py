@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import yaml
 
 from clipzoo import io
-from clipzoo.config import renamed
-from clipzoo.config.identity import flat, identity, run_folder
+from clipzoo.config.flat import flat
 from clipzoo.config.variables import with_variables
 from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.runs import renamed
 from clipzoo.runs.dataset import (
     LOCATION,
     Fingerprint,
@@ -24,6 +24,7 @@ from clipzoo.runs.dataset import (
     run_on_moved_dataset,
     unknown_fingerprint,
 )
+from clipzoo.runs.identity import identity, run_folder
 from clipzoo.runs.lock import RunLock
 
 CONFIG = "config.yaml"

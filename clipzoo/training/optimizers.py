@@ -8,10 +8,8 @@ from typing import Annotated
 import torch
 from torch import nn
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Decay, NonNegative, Range
 from clipzoo.contracts import Schedule
-from clipzoo.types import Part, Progress
+from clipzoo.types import Decay, NonNegative, Part, Progress, Range, checked
 
 
 @checked

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Epochs, NonNegative, NonNegativeCount, Range, Rate
-from clipzoo.types import Part, Progress
+from clipzoo.types import Epochs, NonNegative, NonNegativeCount, Part, Progress, Range, Rate, checked
 
 
 @checked

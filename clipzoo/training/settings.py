@@ -7,12 +7,10 @@ from typing import Annotated, Literal
 
 import torch
 
-from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Count, Epochs, Positive, Range
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.similarity.tiled import automatic_tile
-from clipzoo.types import decimal
+from clipzoo.types import Count, Epochs, Positive, Range, checked, decimal
 
 Precision = Literal["bf16", "fp16", "float32", "float64"]
 HeadProducts = Literal["float32", "tf32", "bf16"]

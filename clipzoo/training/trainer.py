@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from clipzoo.config.vocabulary import Count, Epochs, Range, Seconds
 from clipzoo.contracts import Dataset
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
@@ -21,7 +20,7 @@ from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Length, Sa
 from clipzoo.training.state import TrainingState
 from clipzoo.training.step import TrainStep
 from clipzoo.training.throughput import Throughput
-from clipzoo.types import Part
+from clipzoo.types import Count, Epochs, Part, Range, Seconds
 
 
 class Trainer(Part):

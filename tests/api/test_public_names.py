@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,6 +15,14 @@ from tests.support.heads import build_head, image_features, text_features
 def test_public_names_are_listed_and_exist():
     assert set(clipzoo.__all__) <= set(dir(clipzoo))
     assert all(getattr(clipzoo, name) is not None for name in clipzoo.__all__)
+
+
+def test_type_checkers_see_the_same_names_from_the_same_modules():
+    stub = ast.parse(Path(clipzoo.__file__).with_suffix(".pyi").read_text())
+    imports = {
+        alias.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imports == clipzoo._MODULES
 
 
 @pytest.mark.parametrize("name", ["clip", "kme", "wpse"])

@@ -9,9 +9,9 @@ import pytest
 
 from clipzoo.cli.train import hydra_arguments
 from clipzoo.config.compose import compose
-from clipzoo.config.identity import run_name
 from clipzoo.config.overrides import read
 from clipzoo.errors import ConfigError
+from clipzoo.runs.identity import run_name
 from tests.support.paths import ROOT
 
 SHARDS = "data.shards='x/{00..01}.tar'"

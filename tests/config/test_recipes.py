@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from clipzoo.config.identity import flat
+from clipzoo.config.flat import flat
 from clipzoo.report.paper_tables.experiments import experiments
 from clipzoo.report.paper_tables.published import read_numbers
 from tests.support.experiments import EXPERIMENTS, composed

@@ -11,12 +11,12 @@ import yaml
 
 import clipzoo
 from clipzoo.config.compose import compose
-from clipzoo.config.identity import identity, run_name
 from clipzoo.config.variables import with_variables
 from clipzoo.data.faults import Fault, FaultLog
 from clipzoo.data.shards.index import relative_names
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, masked
+from clipzoo.runs.identity import identity, run_name
 from clipzoo.training.loggers import _MaskingFormatter
 from tests.support.processes import Process, run_script
 from tests.support.runs import overrides

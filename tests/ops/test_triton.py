@@ -12,8 +12,7 @@ from torch import Tensor
 
 from clipzoo.ops.kme import kme_score
 from clipzoo.ops.log_sum_exps import log_sum_exps
-from clipzoo.ops.triton import kme as kme_triton
-from clipzoo.ops.triton import log_sum_exps as log_sum_exps_triton
+from clipzoo.ops.triton import kme as kme_triton, log_sum_exps as log_sum_exps_triton
 from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
 from tests.support.point_sets import all_pairs, differentiated, point_sets
 from tests.support.pretended_cuda import DEVICE, Launches, numbers, pretended
@@ -83,8 +82,7 @@ def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision):
 
 
 def _compiled(precision: str) -> list[dict[str, Any]]:
-    from clipzoo.ops.triton import kme_kernels as kme
-    from clipzoo.ops.triton import log_sum_exps_kernels as sums
+    from clipzoo.ops.triton import kme_kernels as kme, log_sum_exps_kernels as sums
     from clipzoo.ops.triton.tiles import TILES
 
     tiles, points = TILES[precision], ("x_ptr", "y_ptr", "shares_ptr")

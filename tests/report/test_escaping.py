@@ -14,8 +14,7 @@ import yaml
 
 from clipzoo.report import render
 from clipzoo.report.escaping import latex_text, markdown_code, markdown_text
-from clipzoo.report.render import html as html_table
-from clipzoo.report.render import latex, markdown
+from clipzoo.report.render import html as html_table, latex, markdown
 from clipzoo.report.run_page.page import write_report
 from clipzoo.report.table import Cell, text_table
 from clipzoo.report.tables_page import write_pages

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from clipzoo.config.identity import run_name
+from clipzoo.runs.identity import run_name
 from clipzoo.runs.record import results
 from tests.support.experiments import composed_once
 

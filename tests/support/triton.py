@@ -35,9 +35,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, interpret: b
 def use_triton_on_cpu_tensors() -> None:
     """In a fresh process: every operation takes its Triton backend, in tiles small enough for small inputs to cross."""
     from clipzoo.ops import kme, log_sum_exps
-    from clipzoo.ops.triton import kme as kme_triton
-    from clipzoo.ops.triton import log_sum_exps as log_sum_exps_triton
-    from clipzoo.ops.triton import tiles as triton_tiles
+    from clipzoo.ops.triton import kme as kme_triton, log_sum_exps as log_sum_exps_triton, tiles as triton_tiles
 
     torch.set_num_threads(1)
     _read_numpy_of_today()

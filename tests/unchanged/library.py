@@ -38,9 +38,9 @@ def outputs(run: str) -> dict[str, Any]:
 
 
 def renamed() -> dict[str, str]:
-    """`clipzoo.config.renamed.RENAMED`, old dotted name -> new; empty where the checkout has none."""
+    """`clipzoo.runs.renamed.RENAMED`, old dotted name -> new; empty where the checkout has none."""
     try:
-        return dict(importlib.import_module("clipzoo.config.renamed").RENAMED)
+        return dict(importlib.import_module("clipzoo.runs.renamed").RENAMED)
     except ModuleNotFoundError:
         return {}
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clipzoo.config.names import folder_name
 from clipzoo.errors import ConfigError, nearest
 from clipzoo.evaluation.datasets import classification_readers, prompts, retrieval_readers
 from clipzoo.evaluation.datasets.catalogue import Benchmark, catalogue, check_size
@@ -17,6 +16,7 @@ from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.evaluation.datasets.retrieval_readers import SourceRetrieval
 from clipzoo.evaluation.datasets.tar_dataset import is_tar_dataset, open_tar_dataset
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
+from clipzoo.io.names import folder_name
 
 
 class MissingDatasetError(ConfigError):

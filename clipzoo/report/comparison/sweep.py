@@ -12,12 +12,12 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from clipzoo import io
-from clipzoo.config.sweep import Point
 from clipzoo.errors import ConfigError
 from clipzoo.report.table import Cell, Heading, Row, Table
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.metric_key import written
 from clipzoo.runs.record import RunRecord
+from clipzoo.runs.sweep import Point
 from clipzoo.runs.training_log import TrainingLog
 
 LOSS = "loss"

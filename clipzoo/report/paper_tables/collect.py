@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
+from clipzoo.config.flat import flat
 from clipzoo.config.groups import options
-from clipzoo.config.identity import flat
 from clipzoo.errors import ConfigError
 from clipzoo.report.paper_tables.experiments import (
     Differences,

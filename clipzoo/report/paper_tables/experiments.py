@@ -12,8 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
-from clipzoo.config.identity import identity
 from clipzoo.report.paper_tables.published import layout
+from clipzoo.runs.identity import identity
 from clipzoo.runs.protocol import Setting, settings
 
 EXEMPT = ("seed", "row", "head.seed", "data.shards")

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as torchvision
+from torchvision.transforms import InterpolationMode, functional as torchvision
 
 from clipzoo.data.images import decoding
 from clipzoo.data.images.crops import random_crop

@@ -7,10 +7,10 @@ import json
 import pytest
 from PIL import Image
 
-from clipzoo.config import sweep
 from clipzoo.errors import ConfigError
 from clipzoo.report.comparison.sweep import best, sweep_plot, sweep_rows, sweep_table
 from clipzoo.report.render import markdown
+from clipzoo.runs import sweep
 from tests.support.processes import run_script
 
 SHARDS = "data.shards=/x/{00..01}.tar"

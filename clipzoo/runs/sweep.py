@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 
 from clipzoo.config.compose import compose
-from clipzoo.config.identity import run_folder
 from clipzoo.config.overrides import alternatives, read, require_values
 from clipzoo.errors import ConfigError
+from clipzoo.runs.identity import run_folder
 
 
 @dataclass(frozen=True)

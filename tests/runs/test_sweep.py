@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clipzoo.config import sweep
 from clipzoo.config.compose import compose
-from clipzoo.config.identity import run_name
 from clipzoo.errors import ConfigError
+from clipzoo.runs import sweep
+from clipzoo.runs.identity import run_name
 from tests.support.processes import run_script
 
 SHARDS = "data.shards=/x/{00..01}.tar"

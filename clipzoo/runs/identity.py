@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipzoo.config import renamed
-from clipzoo.config.names import folder_name
+from clipzoo.config.flat import flat
 from clipzoo.config.variables import with_variables
 from clipzoo.errors import masked
+from clipzoo.io.names import folder_name
+from clipzoo.runs import renamed
 
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
@@ -48,14 +49,3 @@ def run_name(plain: Mapping[str, Any], experiment: str | None) -> str:
     digest = hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:8]
     stem = experiment or "-".join(plain[part]["_target_"].rsplit(".", 1)[-1] for part in ("head", "objective"))
     return f"{stem.replace('/', '-').lower()}-{digest}"
-
-
-def flat(plain: Any, path: str = "") -> dict[str, Any]:
-    """Return nested mappings as one mapping of dotted keys."""
-    if not isinstance(plain, Mapping) or not plain:
-        return {path: plain}
-    return {
-        key: value
-        for name, inner in plain.items()
-        for key, value in flat(inner, f"{path}.{name}" if path else str(name)).items()
-    }

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from clipzoo.config.compose import compose
-from clipzoo.config.identity import run_folder
-from clipzoo.config.names import folder_name
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
+from clipzoo.io.names import folder_name
+from clipzoo.runs.identity import run_folder
 from clipzoo.studies.__main__ import main as studies
 from tests.support.processes import run_script
 

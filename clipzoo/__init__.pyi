@@ -1,0 +1,27 @@
+"""The public names as type checkers and editors see them; `__init__.py` imports each at its first use."""
+
+from clipzoo.api.loading import (
+    LoadedModel as LoadedModel,
+    export as export,
+    from_open_clip as from_open_clip,
+    load as load,
+)
+from clipzoo.api.training import train as train
+from clipzoo.data.in_memory import InMemoryDataset as InMemoryDataset
+from clipzoo.distributed.world import World as World
+from clipzoo.encoders.base import Encoder as Encoder
+from clipzoo.errors import ConfigError as ConfigError
+from clipzoo.model import Model as Model
+from clipzoo.types import (
+    Batch as Batch,
+    Features as Features,
+    Loss as Loss,
+    PointSet as PointSet,
+    Progress as Progress,
+    Scores as Scores,
+    Similarity as Similarity,
+    concatenate as concatenate,
+)
+
+__version__: str
+__all__: list[str]
