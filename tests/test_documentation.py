@@ -24,7 +24,8 @@ COMMAND = re.compile(r"^(?:python (?:train\.py|scripts/\w+\.py)|torchrun|sbatch|
 SUBCOMMANDS = {
     "evaluate": ["evaluate"], "report": ["report"], "launch": ["launch"], "make_world": ["world"],
     "make_shards": ["shards", "make"], "index_shards": ["shards", "index"], "inspect_shards": ["shards", "inspect"],
-    "convert_set": ["datasets", "convert"], "train": ["train"], "eval": ["evaluate"], "sweep": ["launch"],
+    "convert_set": ["datasets", "convert"], "make_set": ["datasets", "make"],
+    "train": ["train"], "eval": ["evaluate"], "sweep": ["launch"],
 }  # fmt: skip
 """Subcommand of each script and SLURM file."""
 

@@ -27,7 +27,7 @@ RESUMABLE = ("train", "evaluate", "launch")
 COMMANDS = {
     "report": (report, "write the report of a run, or the papers' tables beside finished runs"),
     "shards": (shards, "make, index or inspect WebDataset shards"),
-    "datasets": (datasets, "list the benchmark datasets, or convert one to tar shards"),
+    "datasets": (datasets, "list or convert the benchmark datasets, or make one of your own"),
     "world": (world, "generate the demo's dataset"),
 }
 """Commands with arguments of their own: the module that defines them, and a summary."""

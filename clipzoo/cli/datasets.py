@@ -1,32 +1,53 @@
-"""List the papers' benchmark datasets, or convert one to tar shards in the layout of CLIP_benchmark.
+"""List the papers' benchmark datasets, convert one to tar shards, or make a dataset from your own images.
 
 clipzoo datasets list
-clipzoo datasets convert food101 --source downloads/food --root data/downstream
+clipzoo datasets convert food101 --source downloads/food101 --root data/downstream
+clipzoo datasets make pictures/ data/mine/flags                              a folder for each class
+clipzoo datasets make names.csv data/mine/names --image file --label name    a table of classes
+clipzoo datasets make pairs.csv data/mine/pairs --image file --caption text  a table of captions, for retrieval
 
-Images are stored with their original bytes.
+Datasets are written in the layout of CLIP_benchmark; images are stored with their original bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from clipzoo.cli.arguments import number_in
+from clipzoo.cli.progress import Progress
+from clipzoo.config.vocabulary import Processes
 from clipzoo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from clipzoo.evaluation.datasets.own_dataset import Made
+    from clipzoo.evaluation.datasets.own_sources import Source
+
+MAKE = """Make an evaluation dataset from your own images.
+
+  SOURCE is                                 evaluated as
+  a folder of folders                       classification: each folder is a class
+  a folder with train/, (val/,) test/       classification, with a linear probe: folders of classes in each
+  a folder, --captions                      retrieval: NAME.txt beside NAME.png has a caption on each line
+  a .csv or .tsv, --label COLUMN            classification: an image and its class in each row
+  a .csv or .tsv, --caption COLUMN          retrieval: an image and a caption in each row
+
+OUTPUT is the folder of the dataset: data/mine/flags is evaluated with eval.root=data/mine eval.zero_shot=[flags].
+Files that are no images or cannot be decoded are counted, and named in OUTPUT/left_out.tsv.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = commands.add_parser("list", help="name every dataset, its licence and how to get it")
     listing.set_defaults(run=lambda options: list_datasets())
-    converting = commands.add_parser("convert", help="convert a downloaded dataset to tar shards")
-    converting.add_argument("name", nargs="?", help="a dataset of the catalogue")
-    converting.add_argument("--source", type=Path, help="the folder of the dataset's files as distributed")
-    converting.add_argument("--root", type=Path, default=Path("data/downstream"), help="default: %(default)s")
-    converting.add_argument(
-        "--prompts", choices=("slip", "clip"), default="slip", help="ImageNet's 7 (slip) or 80 (clip) templates"
+    _convert_arguments(commands.add_parser("convert", help="convert a downloaded dataset to tar shards"))
+    form = argparse.RawDescriptionHelpFormatter
+    _make_arguments(
+        commands.add_parser("make", help="make one from your own images", description=MAKE, formatter_class=form)
     )
-    converting.add_argument("--list", action="store_true", help="the same as `clipzoo datasets list`")
-    converting.set_defaults(run=convert_dataset)
 
 
 def list_datasets() -> None:
@@ -45,3 +66,93 @@ def convert_dataset(options: argparse.Namespace) -> None:
 
     convert(options.name, options.source, options.root, options.prompts)
     print(f"wrote {options.root / options.name}")
+
+
+def make_dataset(options: argparse.Namespace) -> None:
+    from clipzoo.evaluation.datasets import own_dataset
+
+    if not options.source.exists():
+        raise ConfigError(f"{options.source} does not exist")
+    own_dataset.require_free(options.output)
+    progress = Progress("evaluation dataset", "images")
+    if options.captions or options.caption:
+        made = own_dataset.make_retrieval(_captions(options), options.output, options.processes, progress)
+    else:
+        templates = options.template or ["a photo of a {c}."]
+        made = own_dataset.make_classification(
+            _classes(options), options.output, templates, options.metric, options.processes, progress
+        )
+    print(description(made))
+
+
+def description(made: Made) -> str:
+    """Return what was written, what was left out, and the keys that evaluate the dataset."""
+    from clipzoo.evaluation.datasets.own_dataset import LEFT_OUT_FILE
+
+    name = made.folder.name
+    content = f"{made.classes} classes" if made.classes else f"{made.captions} captions"
+    images = ", ".join(f"{split} {count}" for split, count in made.samples.items())
+    lines = [f"{made.folder}: {content}; images: {images}"]
+    if made.counts:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(made.counts.items()))
+        lines.append(f"left out: {kinds} (named in {made.folder / LEFT_OUT_FILE})")
+    if made.empty_classes:
+        others = len(made.empty_classes) - 10
+        shown = ", ".join(made.empty_classes[:10]) + (f" and {others} more" if others > 0 else "")
+        lines.append(f"classes left out, without an image in test: {shown}")
+    if "train" in made.samples and not made.probed:
+        lines.append("no linear probe: train lacks images of some classes")
+    tasks = ["zero_shot"] * bool(made.classes) + ["linear_probe"] * made.probed or ["retrieval"]
+    keys = " ".join(f"eval.{task}=[{name}]" for task in tasks)
+    return "\n".join([*lines, f"evaluate with: eval=none eval.root={made.folder.parent} {keys}"])
+
+
+def _classes(options: argparse.Namespace) -> Source:
+    from clipzoo.evaluation.datasets.own_sources import class_folders, table_of_classes
+
+    if options.source.is_dir():
+        return class_folders(options.source)
+    if not options.label:
+        raise ConfigError(f"give the column of {options.source} with classes, --label COLUMN, or --caption COLUMN")
+    return table_of_classes(options.source, options.image, options.label, options.split)
+
+
+def _captions(options: argparse.Namespace) -> Source:
+    from clipzoo.evaluation.datasets.own_sources import captioned_folder, table_of_captions
+
+    if options.label or options.template:
+        raise ConfigError("a dataset has captions, or classes (--label, --template): make two datasets")
+    if options.source.is_dir():
+        return captioned_folder(options.source)
+    if not options.caption:
+        raise ConfigError(f"--captions reads a folder: for {options.source} give --caption COLUMN")
+    return table_of_captions(options.source, options.image, options.caption, options.split)
+
+
+def _convert_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="a dataset of the catalogue")
+    parser.add_argument("--source", type=Path, help="the folder of the dataset's files as distributed")
+    parser.add_argument("--root", type=Path, default=Path("data/downstream"), help="default: %(default)s")
+    parser.add_argument(
+        "--prompts", choices=("slip", "clip"), default="slip", help="ImageNet's 7 (slip) or 80 (clip) templates"
+    )
+    parser.add_argument("--list", action="store_true", help="the same as `clipzoo datasets list`")
+    parser.set_defaults(run=convert_dataset)
+
+
+def _make_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="a folder, a .csv or a .tsv")
+    parser.add_argument("output", type=Path, help="folder of the dataset; must not exist")
+    parser.add_argument("--captions", action="store_true", help="of a folder: NAME.txt beside each image")
+    parser.add_argument("--image", default="filepath", help="column of image paths, relative to the table")
+    parser.add_argument("--label", help="column of class names")
+    parser.add_argument("--caption", help="column of captions; rows with the same image are its captions")
+    parser.add_argument("--split", help="column with train, val or test (default: all rows are test)")
+    parser.add_argument(
+        "--template",
+        action="append",
+        help="prompt with {c} for the class, may be repeated (default: a photo of a {c}.)",
+    )
+    parser.add_argument("--metric", choices=("top1", "mean_per_class"), default="top1", help="the report's metric")
+    parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
+    parser.set_defaults(run=make_dataset)

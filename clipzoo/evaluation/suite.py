@@ -18,7 +18,7 @@ from clipzoo.evaluation import outputs
 from clipzoo.evaluation.cache import cached, dataset_key, model_key
 from clipzoo.evaluation.checks import check_classes, check_labels, check_paired
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
+from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.evaluation.probe.linear_probe import LinearProbe
@@ -136,19 +136,19 @@ class Suite(Part):
     def _check(self, dataset: EvaluationDataset) -> None:
         """Raise ConfigError if the dataset cannot be used for a task that lists it."""
         name = dataset.name
-        splits = dataset.splits if isinstance(dataset, ClassificationDataset) else {}
         for task in (task for task in SPLITS if name in self._names[task]):
-            lacks = sorted(SPLITS[task] - set(splits))
+            if isinstance(dataset, RetrievalDataset):
+                raise ConfigError(f"{name} has captions and no classes: move it from eval.{task} to eval.retrieval")
+            lacks = sorted(SPLITS[task] - set(dataset.splits))
             if lacks:
                 raise ConfigError(f"{name} has no split {' and '.join(lacks)}: remove it from eval.{task}")
-            assert isinstance(dataset, ClassificationDataset)
             for split in sorted(SPLITS[task]):
-                labels = torch.tensor(splits[split].labels)
+                labels = torch.tensor(dataset.splits[split].labels)
                 check_labels(labels, dataset.class_names, f"{name}, {split}")
                 check_classes(labels, dataset.class_names, f"{name}, {split}")
         if name in self._names["retrieval"]:
             if not isinstance(dataset, RetrievalDataset):
-                raise ConfigError(f"{name} has no captions: remove it from eval.retrieval")
+                raise ConfigError(f"{name} has classes and no captions: move it from eval.retrieval to eval.zero_shot")
             if self._paired:
                 check_paired(torch.as_tensor(dataset.caption_image), name)
 

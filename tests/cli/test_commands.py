@@ -58,7 +58,8 @@ def test_console_command_and_script_print_the_same_configuration():
 
 
 @pytest.mark.parametrize("script", ["train.py", *(f"scripts/{name}.py" for name in (
-    "evaluate", "report", "launch", "make_shards", "index_shards", "inspect_shards", "convert_set", "make_world"
+    "evaluate", "report", "launch", "make_shards", "index_shards", "inspect_shards", "convert_set", "make_set",
+    "make_world",
 ))])  # fmt: skip
 def test_scripts_are_thin_doors(script):
     lines = [line for line in (ROOT / script).read_text().splitlines() if line]

@@ -228,11 +228,19 @@ def test_missing_datasets_are_reported_if_asked_and_the_others_evaluated(root, t
     assert "OxfordIIITPet" in json.loads((tmp_path / "missing.json").read_text())["pets"]
 
 
-def test_a_dataset_without_the_splits_or_captions_of_its_task_is_refused(root):
-    with pytest.raises(ConfigError, match="colours has no captions: remove it from eval.retrieval"):
+def test_a_dataset_without_the_splits_classes_or_captions_of_its_task_is_refused(root, tmp_path):
+    with pytest.raises(
+        ConfigError, match="colours has classes and no captions: move it from eval.retrieval to eval.zero_shot"
+    ):
         suite_of(root, retrieval=["colours"]).open()
-    with pytest.raises(ConfigError, match="things has no split test and train: remove it from eval.linear_probe"):
-        suite_of(root, linear_probe=["things"]).open()
+    with pytest.raises(
+        ConfigError, match="things has captions and no classes: move it from eval.zero_shot to eval.retr"
+    ):
+        suite_of(root, zero_shot=["things"]).open()
+    facts = {"class_names": ["a", "b"], "templates": ["{c}"], "metric": "top1", "recipe": ""}
+    write_classification(tmp_path / "tested", splits={"test": [(image(0), 0), (image(1), 1)]}, **facts)
+    with pytest.raises(ConfigError, match="tested has no split train: remove it from eval.linear_probe"):
+        suite_of(tmp_path, zero_shot=[], linear_probe=["tested"], retrieval=[]).open()
 
 
 def test_faults_of_a_dataset_are_found_before_the_evaluation(tmp_path):

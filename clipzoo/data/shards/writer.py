@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from clipzoo.data.images.decoding import read_header
 from clipzoo.data.shards.reader import has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, first_line
+from clipzoo.io.tables import read_table
 
 _MAX_PIXELS = 10**9
 
@@ -46,24 +45,14 @@ def pairs_from_folder(folder: Path) -> list[Pair]:
 def pairs_from_table(table: Path, image_column: str, caption_column: str) -> list[Pair]:
     """Return the pairs of a CSV or TSV. Paths are relative to the table; rows with the same image become one pair."""
     captions: dict[str, list[str]] = {}
-    with open(table, newline="", encoding="utf-8-sig") as file, _readable(table):
-        rows = csv.DictReader(file, delimiter="\t" if table.suffix == ".tsv" else ",", strict=True)
-        missing = {image_column, caption_column} - set(rows.fieldnames or [])
-        if missing:
-            raise ConfigError(f"{table} has no column {sorted(missing)[0]!r}, but: {', '.join(rows.fieldnames or [])}")
-        for row in rows:
-            # A row with more or fewer values than columns has the key None, or the value None.
-            if None in row or None in row.values():
-                raise ConfigError(f"{table}, line {rows.line_num}: the row does not have a value for each column")
-            if "\0" in row[image_column]:
-                raise ConfigError(f"{table}, line {rows.line_num}: the path of the image holds a NUL character")
-            captions.setdefault(row[image_column], []).append(row[caption_column])
+    for row in read_table(table, (image_column, caption_column)):
+        captions.setdefault(row[image_column], []).append(row[caption_column])
     return [Pair(table.parent / image, texts) for image, texts in captions.items()]
 
 
 def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
     """Return the images of some splits of Karpathy's dataset_coco.json or dataset_flickr30k.json, with all captions."""
-    with _readable(split_file):
+    try:
         entries = json.loads(split_file.read_text(encoding="utf-8"))["images"]
         known = sorted({str(entry["split"]) for entry in entries})
         pairs = [
@@ -74,21 +63,11 @@ def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> li
             for entry in entries
             if entry["split"] in splits
         ]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{split_file} is not Karpathy's splits as JSON: {first_line(error)}") from None
     if set(splits) - set(known):
         raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")
     return pairs
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a table or a JSON file into one ConfigError."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (csv.Error, ValueError, LookupError, TypeError, AttributeError) as error:
-        expected = "Karpathy's splits as JSON" if path.suffix == ".json" else "a table in UTF-8"
-        raise ConfigError(f"{path} is not {expected}: {first_line(error)}") from None
 
 
 def write_shards(

@@ -112,5 +112,6 @@ def _unprompted(name: str, data: SourceClassification, benchmark: Benchmark) -> 
 def _unknown(root: Path, name: str) -> str:
     others = sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")})
     hint = nearest(name, [*others, *catalogue()]) or "."
-    demo = " `clipzoo world` generates the demo's." if "demo" in root.parts else ""
-    return f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint}{demo}"
+    own = "`clipzoo datasets make` makes one from your own images."
+    command = "`clipzoo world` generates the demo's." if "demo" in root.parts else own
+    return f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
