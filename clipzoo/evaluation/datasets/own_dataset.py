@@ -10,7 +10,6 @@ from pathlib import Path
 
 from PIL import Image
 
-from clipzoo.config.names import folder_name
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images.decoding import read_header
@@ -22,6 +21,7 @@ from clipzoo.evaluation.datasets.own_sources import SPLITS, LeftOut, OwnImage, S
 from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
 from clipzoo.io import write_whole
+from clipzoo.io.names import folder_name
 
 LEFT_OUT_FILE = "left_out.tsv"
 MAX_PIXELS = 89_000_000
