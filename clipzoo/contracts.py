@@ -53,7 +53,7 @@ class Evaluator(Protocol):
     """Measures a model during and after training."""
 
     def due(self, before: Progress, now: Progress) -> bool:
-        """Return True if an evaluation falls between two points of the training."""
+        """Return True if an evaluation falls between two points of the training, which are equal before its start."""
 
     def run(self, model: Model, output: Path, world: World) -> dict[str, float]:
         """Return all metrics by their flat keys; tables and pictures for the report go to `output`. Collective."""

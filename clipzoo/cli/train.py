@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,13 @@ from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked
 from clipzoo.runs import record, sweep
 from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, is_finished
+from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import RunLock
 
 if TYPE_CHECKING:
+    from clipzoo.distributed.world import World
+    from clipzoo.encoders.weights.matching import Row
+    from clipzoo.model import Model
     from clipzoo.training.parts import Parts
 
 
@@ -111,7 +115,7 @@ def job(config: DictConfig) -> None:
 def train(config: DictConfig) -> None:
     """Train the configured run to its end, or report that it is finished."""
     trust = trusted_names(command_line())
-    given = checked(config, trust)
+    given = with_digests(checked(config, trust))
     # `plain` is written, sent and compared: it holds no passwords and no values of environment variables.
     plain, values = masked(given), with_variables(given)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
@@ -142,11 +146,14 @@ def train(config: DictConfig) -> None:
     with watchdog.guard(world, trainer.timeout, folder), RunLock(folder) as lock:
         with created(folder, world):
             model = build_model(values, parts.head, trust)
+            rows = initialise(model, folder, values, trust, world)
             dataset.open(folder, world)
             trainer.check(dataset, plain["seed"], world)
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
         world.run_on_first(lambda: claim(lock, plain, dataset.fingerprint))
+        if rows:
+            world.run_on_first(lambda: report_initial_weights(rows, folder))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"
             f"{export_note(plain)}"
@@ -157,6 +164,29 @@ def train(config: DictConfig) -> None:
         cost, metrics = trainer.fit(training, world, preemption)
         world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics))
     world.leave()
+
+
+def initialise(
+    model: Model, folder: Path, values: Mapping[str, Any], trust: Collection[str], world: World
+) -> list[Row]:
+    """Fill the model with the weights of `init`; return what became of each tensor. Empty if the run will resume."""
+    if "digests" not in values["init"]:
+        return []
+    from clipzoo.api.build import part
+    from clipzoo.api.initial.weights import InitialWeights
+    from clipzoo.training import checkpoint
+
+    if world.run_on_first(lambda: checkpoint.newest(folder / "checkpoints")) is not None:
+        return []
+    return part(values["init"], trust, InitialWeights).load(model, values, trust)
+
+
+def report_initial_weights(rows: list[Row], folder: Path) -> None:
+    """Write the table of the initial weights, and one line on the terminal."""
+    from clipzoo.api.initial.weights import TABLE, summary, write_table
+
+    write_table(rows, folder)
+    environment.say(f"{summary(rows)} ({folder / TABLE})")
 
 
 def fingerprint(data: Mapping[str, Any], run: Path) -> str | None:

@@ -54,6 +54,7 @@ class Suite(Part):
         every_epochs: epochs between evaluations during training; None evaluates at its end only.
         seed: of the validation samples held out from train.
         keep_features: leave the probe's features on disk.
+        at_start: evaluate before the first step too: the initial weights of a fine-tuning.
     """
 
     def __init__(
@@ -77,13 +78,14 @@ class Suite(Part):
         every_epochs: Epochs | None,
         seed: Seed,
         keep_features: bool,
+        at_start: bool = False,
     ) -> None:
         self._root = Path(root)
         self._names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
         self._encoder = BatchEncoder(tokenizer, image_size, interpolation, batch_size, workers, precision)
         self._probe = LinearProbe(round(probe_resize * image_size), probe_validation, seed, keep_features)
         self._draws, self._paired = draws, paired
-        self._every_epochs = every_epochs
+        self._every_epochs, self._at_start = every_epochs, at_start
         self._prompts: Protocol = prompts
         self._missing_is_error = missing == "error"
         # Settings that affect a result; their order is part of the cache key.
@@ -114,7 +116,9 @@ class Suite(Part):
             raise ConfigError(f"there is no metric trainer.best_metric={metric} (there are: {shown})")
 
     def due(self, before: Progress, now: Progress) -> bool:
-        """Return True if training has passed a multiple of every_epochs between two points."""
+        """Return True if training has passed a multiple of every_epochs between two points; equal ones: its start."""
+        if before == now:
+            return self._at_start
         every = self._every_epochs
         return every is not None and now.completed(every) > before.completed(every)
 

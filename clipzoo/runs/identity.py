@@ -19,7 +19,8 @@ HARMLESS = (
     "data.cache_folder", "data.cache_gigabytes", "encoder.image_tower.checkpoint", "encoder.text_tower.checkpoint",
     "trainer.log_every", "trainer.save_every", "trainer.keep", "trainer.micro_batch", "trainer.device",
     "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.loss_limit", "trainer.best_metric",
-    "trainer.save_in_background", "trainer.head_products",
+    "trainer.save_in_background", "trainer.head_products", "init._target_", "init.weights", "init.image", "init.text",
+    "init.head",
 )  # fmt: skip
 """Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
 

@@ -98,11 +98,12 @@ class TrainingLoop:
 
     def _evaluate_if_due(self, done: int) -> None:
         """Evaluate between steps if an evaluation falls into the last one; the end of the training has its own."""
-        if not 0 < done < self.total_steps:
+        if done == self.total_steps:
             return
-        if self.parts.evaluator.due(self._progress(done - 1), self._progress(done)):
+        if self.parts.evaluator.due(self._progress(max(done - 1, 0)), self._progress(done)):
             self.step.divergence.settle()
-            self.state.save(done)
+            if done:
+                self.state.save(done)
             with self.preemption.immediate():
                 self._evaluate(done)
 

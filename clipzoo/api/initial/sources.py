@@ -1,0 +1,108 @@
+"""Read weights by name, as tensors by the names that their own library gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo.api import open_clip
+from clipzoo.api.loading import load
+from clipzoo.errors import ConfigError, first_line
+from clipzoo.io.weights import registry_of, weights_file
+from clipzoo.training import checkpoint
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tensors by name. config: of the model in clipzoo's form; None if unknown."""
+
+    state: Mapping[str, Tensor]
+    config: Mapping[str, Any] | None = None
+
+
+def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[str] = ()) -> Source:
+    """Read the weights that `key=name` gives.
+
+    tower: whose pretrained weights `timm` and `huggingface` mean where no name follows. trust: as in `clipzoo.load`.
+
+    Raises:
+        ConfigError: there are no such weights, or they hold other objects than tensors.
+    """
+    registry, rest = registry_of(name), name.partition(":")[2]
+    try:
+        if registry == "open_clip":
+            return _from_open_clip(rest, name, key)
+        if registry == "timm":
+            return _from_timm(rest or _timm_name(tower, key))
+        if registry == "huggingface":
+            return _from_transformers(rest or _transformers_name(tower, key))
+    except ConfigError:
+        raise
+    # Registries raise errors of many kinds for unknown names and failed downloads.
+    except Exception as error:
+        raise ConfigError(f"{key}={name} cannot be loaded: {first_line(error)}") from error
+    path = weights_file(name, key)
+    run = path.parent.parent
+    if path.suffix == ".pt" and (run / "config.yaml").exists():
+        model = load(path, trust=tuple(trust))
+        return Source(model.state_dict(), model.config)
+    return Source(_from_file(path))
+
+
+def _from_file(path: Path) -> Mapping[str, Tensor]:
+    """Tensors of a .safetensors file, or of a .pt file of weights and plain values."""
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ConfigError(f"{path} is no .safetensors file ({error})") from error
+    content = checkpoint.read(path)
+    for wrapper in ("state_dict", "model"):
+        if isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def _from_open_clip(rest: str, name: str, key: str) -> Source:
+    if rest.startswith(("local-dir:", "hf-hub:")):
+        model, tag = rest, None
+    else:
+        model, _, tag = rest.partition("/")
+        if not tag:
+            raise ConfigError(f"{key}={name} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER")
+    ours, config = open_clip.from_open_clip(model, tag)
+    return Source(ours.state_dict(), config)
+
+
+def _from_timm(name: str) -> Source:
+    import timm
+
+    return Source(timm.create_model(name, pretrained=True, num_classes=0).state_dict())
+
+
+def _from_transformers(name: str) -> Source:
+    import transformers
+
+    return Source(transformers.AutoModel.from_pretrained(name, dtype=torch.float32).state_dict())
+
+
+def _timm_name(tower: nn.Module | None, key: str) -> str:
+    settings = getattr(getattr(tower, "trunk", None), "pretrained_cfg", None)
+    if not settings:
+        raise ConfigError(f"{key}=timm: this tower is none of timm's: give timm:NAME, or init.image=timm")
+    return ".".join(filter(None, (settings["architecture"], settings.get("tag"))))
+
+
+def _transformers_name(tower: nn.Module | None, key: str) -> str:
+    name = getattr(getattr(getattr(tower, "trunk", None), "config", None), "name_or_path", None)
+    if not name:
+        raise ConfigError(f"{key}=huggingface: this tower has no name on the hub: give huggingface:NAME")
+    return str(name)

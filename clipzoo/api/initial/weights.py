@@ -1,0 +1,139 @@
+"""The weights that a run starts from, and the table of what became of each tensor."""
+
+from __future__ import annotations
+
+import csv
+import io as text_io
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from clipzoo import io
+from clipzoo.api.initial.heads import fill_head
+from clipzoo.api.initial.sources import Source, read_source
+from clipzoo.encoders.weights.matching import Row, fill_tower
+from clipzoo.errors import ConfigError
+from clipzoo.io.weights import RANDOM, REGISTRIES
+from clipzoo.model import Model
+from clipzoo.types import Part, checked
+
+TABLE = "init.csv"
+TOWERS = ("image", "text")
+SAME = {
+    "image": ("mean", "std", "image_tower.heads", "image_tower.quick_gelu"),
+    "text": (
+        "tokenizer._target_", "text_tower.vocabulary", "text_tower.end_token", "text_tower.heads",
+        "text_tower.quick_gelu", "text_tower.norm_eps",
+    ),
+}  # fmt: skip
+"""Settings of the encoder that no shape shows and that trained weights depend on."""
+
+
+@checked
+class InitialWeights(Part):
+    """Weights of the first step.
+
+    weights: for the whole model: a run directory, one of its checkpoints, a .safetensors file, an exported folder,
+        "open_clip:NAME/TAG", "timm" or "huggingface" (those of the encoder's name, or "timm:NAME"). The head takes its
+        weights where all of them fit.
+    image, text, head: for one part, in place of `weights`; "random" keeps the values of the seed.
+    digests: of the weights, by argument; set when the configuration is checked.
+    """
+
+    def __init__(
+        self,
+        weights: str | None,
+        image: str | None,
+        text: str | None,
+        head: str | None,
+        digests: dict[str, str] | None = None,
+    ) -> None:
+        given = {"image": image, "text": text, "head": head}
+        self._sources = {
+            part: (f"init.{part if name else 'weights'}", name or weights)
+            for part, name in given.items()
+            if (name or weights) not in (None, RANDOM)
+        }
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self._sources)
+
+    def load(self, model: Model, config: Mapping[str, Any], trust: Collection[str] = ()) -> list[Row]:
+        """Fill the model, built from `config`, in place, and return what became of each tensor.
+
+        Raises:
+            ConfigError: weights are missing, or do not fit; see `fill_tower`.
+        """
+        sources: dict[str, Source] = {}
+        rows: list[Row] = []
+        for part, (key, name) in self._sources.items():
+            assert name is not None
+            tower = getattr(model.encoder, f"{part}_tower", None)
+            # "timm" alone means the weights of this tower.
+            shared = part if name in REGISTRIES else name
+            source = sources[shared] = sources.get(shared) or read_source(name, key, tower, trust)
+            place = f"{key}={name}"
+            if part in TOWERS:
+                _require_same_settings(part, source.config, config, place)
+                assert tower is not None
+                vocabulary = config["encoder"].get("text_tower", {}).get("vocabulary")
+                rows += fill_tower(part, tower, source.state, place, vocabulary)  # type: ignore[arg-type]
+            else:
+                rows += fill_head(model.head, source.state, place, is_required=key == "init.head")
+        return rows + _left_out(rows, [source.state for source in sources.values()])
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return one line: how many tensors of each part are loaded, resized or kept."""
+    parts = []
+    for part in ("image", "text", "head"):
+        counts = Counter(row.outcome for row in rows if row.part == part)
+        if counts:
+            parts.append(f"{part}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
+    left_out = sum(row.outcome == "left out" for row in rows)
+    return "initial weights: " + "; ".join(parts) + (f"; {left_out} tensors of the source left out" if left_out else "")
+
+
+def write_table(rows: Sequence[Row], folder: Path) -> None:
+    """Write <folder>/init.csv, one line for each tensor of the model and each unused tensor of the source."""
+    text = text_io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["part", "outcome", "tensor", "shape", "source", "source_shape"])
+    for row in rows:
+        table.writerow([row.part, row.outcome, row.tensor, _shape(row.shape), row.source, _shape(row.source_shape)])
+    io.write_whole(folder / TABLE, text.getvalue())
+
+
+def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: Mapping[str, Any], place: str) -> None:
+    if source is None:
+        return
+    for key in SAME[part]:
+        theirs, ours = _value(source["encoder"], key), _value(config["encoder"], key)
+        if None not in (theirs, ours) and theirs != ours:
+            raise ConfigError(
+                f"{place} was trained with encoder.{key}={theirs}, this run has {ours}: give encoder.{key}={theirs}"
+            )
+
+
+def _value(node: Any, key: str) -> Any:
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
+
+
+def _left_out(rows: Sequence[Row], states: Sequence[Mapping[str, Tensor]]) -> list[Row]:
+    used = {row.source for row in rows}
+    return [
+        Row("", "left out", source=name, source_shape=tuple(value.shape))
+        for state in states
+        for name, value in state.items()
+        if name not in used
+    ]
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))

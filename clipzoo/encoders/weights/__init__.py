@@ -1,0 +1,1 @@
+"""Weights from elsewhere: names matched, positional embeddings resized, nothing filled by half."""

@@ -1,0 +1,84 @@
+"""Weights by the name that a configuration gives them: their file and its digest. Needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from clipzoo.errors import ConfigError
+from clipzoo.io.reading import read_json, readable, require_fields
+
+REGISTRIES = ("open_clip", "timm", "huggingface")
+RANDOM = "random"
+"""The name of the initial values that the seed gives."""
+BLOCK = 2**24
+"""Bytes that are read at once."""
+FORMS = "a run directory, one of its checkpoints, a .safetensors file, open_clip:NAME/TAG, timm or huggingface"
+
+
+def registry_of(name: str) -> str | None:
+    """Return the registry that has the weights: "timm" for "timm" and "timm:NAME"; None for weights on the disk."""
+    registry = name.partition(":")[0]
+    return registry if registry in REGISTRIES else None
+
+
+def weights_file(name: str, key: str) -> Path:
+    """Return the file of weights on the disk: of a run its newest complete checkpoint, of an export its safetensors.
+
+    key: of the configuration, for the message.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise ConfigError(f"{key}={name} does not exist: give {FORMS}")
+    if (path / "config.yaml").exists():
+        checkpoints = [file for file in sorted((path / "checkpoints").glob("step_*.pt")) if mark_of(file).exists()]
+        if not checkpoints:
+            raise ConfigError(f"{key}={name} is a run without a checkpoint: train it first")
+        return checkpoints[-1]
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) != 1:
+        found = ", ".join(file.name for file in files) or "none"
+        raise ConfigError(f"{key}={name} is no run and not a folder with one .safetensors file (it has {found})")
+    return files[0]
+
+
+def weights_digest(name: str, key: str) -> str:
+    """Return the SHA-256 of weights on the disk; weights of a registry are known by their name.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be read.
+    """
+    registry = registry_of(name)
+    place = name if registry is None else _place_on_disk(registry, name)
+    if name == RANDOM or place is None:
+        return name
+    path = weights_file(place, key)
+    if mark_of(path).exists() and path.suffix == ".pt":
+        content = read_json(mark_of(path), "give another checkpoint")
+        require_fields(mark_of(path), content, {"sha256": str})
+        return content["sha256"]
+    digest = hashlib.sha256()
+    with readable(path) as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _place_on_disk(registry: str, name: str) -> str | None:
+    """Return the file or folder that a registry's name leads to: open_clip:local-dir:FOLDER, open_clip:NAME/FILE,
+    huggingface:FOLDER; None if it leads to the registry."""
+    rest = name.partition(":")[2]
+    if rest.startswith("local-dir:"):
+        return rest.removeprefix("local-dir:")
+    place = rest.partition("/")[2] if registry == "open_clip" else rest
+    return place if place and Path(place).exists() else None
+
+
+def mark_of(checkpoint: Path) -> Path:
+    """Return the .json file that marks a checkpoint as complete."""
+    return checkpoint.with_suffix(".json")
