@@ -147,7 +147,7 @@ def towers(encoder: str) -> tuple[float, float]:
         model = build_model(plain).encoder
         size = plain["encoder"]["image_size"]
         with FlopCounterMode(display=False) as counter:
-            model.image(torch.zeros(1, 3, size, size))
+            model.image(torch.zeros(1, 3, size, size, dtype=torch.uint8))
             model.text(torch.zeros(1, plain["encoder"]["context_length"], dtype=torch.long))
     return 3.0 * counter.get_total_flops(), FLOAT * parameters_of(model)
 

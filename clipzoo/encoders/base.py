@@ -20,7 +20,7 @@ class Encoder(nn.Module):
 
     @abstractmethod
     def image(self, image: Tensor) -> Features:
-        """[b, 3, H, W] -> Features of width `image_width`. uint8 is normalised here; floats are used unchanged."""
+        """[b, 3, H, W] -> Features of width `image_width`. Datasets of images give uint8; the encoder normalises."""
 
     @abstractmethod
     def text(self, text: Tensor) -> Features:

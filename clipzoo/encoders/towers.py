@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.encoders.base import Encoder
+from clipzoo.errors import ConfigError
 from clipzoo.types import Count, Features, Probability, Scale, checked
 
 
@@ -59,9 +60,13 @@ class TwoTowers(Encoder):
         self.register_buffer("_shift", (-torch.tensor(mean) / torch.tensor(std)).view(3, 1, 1), persistent=False)
 
     def image(self, image: Tensor) -> Features:
-        if image.dtype == torch.uint8:
-            image = torch.addcmul(self._shift, image.to(self._scale.dtype), self._scale)
-        return self.image_tower(image)
+        if image.dtype != torch.uint8:
+            raise ConfigError(
+                f"images are {image.dtype}, but the encoder normalises uint8 pixels, as model.transform returns them: "
+                "pass (255 * image).round().to(torch.uint8) for floats in [0, 1]. Normalised images go to "
+                "encoder.image_tower"
+            )
+        return self.image_tower(torch.addcmul(self._shift, image.to(self._scale.dtype), self._scale))
 
     def text(self, text: Tensor) -> Features:
         return self.text_tower(text)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from clipzoo import io
+from clipzoo.data.images.decoding import DECODING
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
@@ -29,7 +30,10 @@ def model_key(model: Model, settings: tuple[object, ...]) -> str:
 
 
 def dataset_key(key: str, dataset: EvaluationDataset) -> str:
-    """Digest of `key` and the dataset's names, prompts, labels and captions; images are not read."""
+    """Digest of `key`, of how images are decoded, and of the dataset's names, prompts, labels and captions.
+
+    Images are not read.
+    """
     facts: list[object]
     splits: list[tuple[str, int, object]] = []
     if isinstance(dataset, RetrievalDataset):
@@ -37,7 +41,7 @@ def dataset_key(key: str, dataset: EvaluationDataset) -> str:
     else:
         facts = [dataset.class_names, dataset.templates, dataset.metric, None, None]
         splits = [(split, len(samples), samples.labels) for split, samples in dataset.splits.items()]
-    return hashlib.sha256(repr((key, facts, splits)).encode()).hexdigest()
+    return hashlib.sha256(repr((key, DECODING, facts, splits)).encode()).hexdigest()
 
 
 def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world: World) -> dict[str, float]:

@@ -63,5 +63,5 @@ def write_arrays(path: Path, **arrays: np.ndarray | int) -> None:
 def _thumbnails(images: Sequence[Image.Image]) -> np.ndarray:
     """[m, S, S, 3] uint8: whole images on white."""
     size = (THUMBNAIL, THUMBNAIL)
-    squares = [ImageOps.pad(image.convert("RGB"), size, Image.Resampling.BICUBIC, "white") for image in images]
+    squares = [ImageOps.pad(image, size, Image.Resampling.BICUBIC, "white") for image in images]
     return np.stack([np.asarray(square) for square in squares]) if squares else np.zeros((0, *size, 3), np.uint8)

@@ -7,13 +7,14 @@ from typing import Literal
 from PIL.Image import Image
 from torch import Tensor
 
+from clipzoo.data.images.decoding import to_rgb
+
 Interpolation = Literal["bicubic", "bilinear"]
 
 
 class Transform:
-    """PIL image -> uint8 [3, S, S]: resize the shorter side to `resize`, then crop the central square of side S.
-
-    The encoder normalises.
+    """PIL image of any mode -> uint8 [3, S, S]: convert to RGB as training does, resize the shorter side to `resize`,
+    then crop the central square of side S. The encoder normalises.
     """
 
     def __init__(self, image_size: int, resize: int, interpolation: Interpolation) -> None:
@@ -23,4 +24,4 @@ class Transform:
         self._steps = v2.Compose([v2.Resize(resize, mode), v2.CenterCrop(image_size), v2.PILToTensor()])
 
     def __call__(self, image: Image) -> Tensor:
-        return self._steps(image.convert("RGB"))
+        return self._steps(to_rgb(image))

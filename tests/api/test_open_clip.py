@@ -52,17 +52,25 @@ def model_of(kind: str, **changes) -> LoadedModel:
     return model
 
 
+def pixels_and_floats(model: LoadedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random images as this package takes them, and normalised for open_clip."""
+    size, config = model.encoder.image_size, model.config["encoder"]
+    pixels = torch.randint(0, 256, (3, 3, size, size), dtype=torch.uint8)
+    mean, std = (torch.tensor(config[name]).view(3, 1, 1) for name in ("mean", "std"))
+    return pixels, (pixels / 255 - mean) / std
+
+
 @pytest.mark.parametrize("kind", TOWERS)
 def test_open_clip_loads_an_exported_model_with_identical_embeddings(kind, tmp_path):
     ours = model_of(kind)
     clipzoo.export(ours, tmp_path)
     peer = open_clip.create_model(f"local-dir:{tmp_path}").eval()
-    image = torch.randn(3, 3, TOWERS[kind][2], TOWERS[kind][2])
+    pixels, image = pixels_and_floats(ours)
     text = open_clip.tokenize(["a red circle", "", "two blue squares"])
     with torch.no_grad():
-        torch.testing.assert_close(ours.encode_image(image), functional.normalize(peer.encode_image(image), dim=-1))
+        torch.testing.assert_close(ours.encode_image(pixels), functional.normalize(peer.encode_image(image), dim=-1))
         torch.testing.assert_close(ours.encode_text(text), functional.normalize(peer.encode_text(text), dim=-1))
-        logits = ours.similarity(ours.encode_image(image), ours.encode_text(text))
+        logits = ours.similarity(ours.encode_image(pixels), ours.encode_text(text))
         torch.testing.assert_close(logits, peer.get_logits(image, text)[0], rtol=1e-4, atol=1e-4)
 
 
@@ -86,11 +94,11 @@ def test_a_resnet_whose_pooling_has_an_output_bias_keeps_its_embeddings(tmp_path
     save_file(weights, tmp_path / "open_clip_model.safetensors")
     peer = open_clip.create_model(f"local-dir:{tmp_path}").eval()
     biased = clipzoo.from_open_clip(f"local-dir:{tmp_path}")
-    image = torch.randn(3, 3, 64, 64)
+    pixels, image = pixels_and_floats(ours)
     with torch.no_grad():
         expected = functional.normalize(peer.encode_image(image), dim=-1)
-        assert not torch.allclose(ours.encode_image(image), expected, atol=1e-2)
-        torch.testing.assert_close(biased.encode_image(image), expected)
+        assert not torch.allclose(ours.encode_image(pixels), expected, atol=1e-2)
+        torch.testing.assert_close(biased.encode_image(pixels), expected)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,15 @@ def test_uint8_images_are_normalised_as_their_float_form():
     encoder = TwoTowers(image_tower, text_tower(), 32, 32, 32, 77, open_clip.tokenize, mean, std).double()
     pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     by_hand = (pixels.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
-    torch.testing.assert_close(encoder.image(pixels).pooled, encoder.image(by_hand).pooled, rtol=0, atol=1e-5)
+    torch.testing.assert_close(encoder.image(pixels).pooled, image_tower(by_hand).pooled, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_images_that_are_not_uint8_are_refused(dtype):
+    image_tower = ClipViT(image_size=32, patch_size=8, width=32, layers=1, heads=2, quick_gelu=False)
+    encoder = TwoTowers(image_tower, text_tower(), 32, 32, 32, 77, open_clip.tokenize, [0.5] * 3, [0.5] * 3)
+    with pytest.raises(ConfigError, match=rf"images are {dtype}, .* pass .*\.round\(\)\.to\(torch\.uint8\) for floats"):
+        encoder.image(torch.zeros(2, 3, 32, 32, dtype=dtype))
 
 
 def test_a_width_that_differs_from_the_towers_is_refused():

@@ -173,6 +173,17 @@ def test_other_settings_do_not_use_cached_results(root, tmp_path, counted):
     assert counted.reads > reads
 
 
+@pytest.mark.medium
+def test_results_and_features_of_another_decoding_of_images_are_not_used(root, tmp_path, counted, monkeypatch):
+    model, suite = model_of("clip"), suite_of(root, keep_features=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("clipzoo.evaluation.cache.DECODING", "without the alpha channel")
+        suite.run(model, tmp_path, World())
+    reads = counted.reads
+    suite.run(model, tmp_path, World())
+    assert counted.reads == 2 * reads
+
+
 def test_a_dataset_whose_templates_changed_is_evaluated_again(tmp_path):
     write_sets(tmp_path / "sets")
     model, run = model_of("clip"), tmp_path / "run"

@@ -1,4 +1,7 @@
-"""Encoded images to 8-bit RGB pixels.
+"""Images to 8-bit RGB: the one conversion of training, evaluation, inspection, reports and the library.
+
+The first frame of an animation, transparency over white, the upper 8 of 16 bits, other modes as PIL converts them. The
+orientation in EXIF metadata is not applied.
 
 JPEGs are decoded by simplejpeg if it is installed (the extra "fast"): the same libjpeg-turbo as in PIL, so the same
 pixels, in half the time. PIL decodes everything else, and the JPEGs that simplejpeg refuses.
@@ -7,6 +10,7 @@ pixels, in half the time. PIL decodes everything else, and the JPEGs that simple
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from clipzoo.data.faults import BadSampleError
 
@@ -24,7 +28,10 @@ except ImportError:
     simplejpeg = None
 
 Pixels = NDArray[np.uint8]
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+DECODING = "transparency over white, upper 8 of 16 bits"
+"""Part of the key of cached results: change it together with the pixels that an image is decoded to."""
+FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm"}
+"""Formats that are read, by PIL's name, and their file extension."""
 _STRIP = 1 << 20
 """Number of pixels that are converted at a time."""
 _JPEG = b"\xff\xd8\xff"
@@ -34,28 +41,74 @@ _PLAIN_JPEGS = ("YCbCr", "Gray")
 class EncodedImage(Protocol):
     """An image of which only the header has been read.
 
-    scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size. conversions: kinds of conversion to RGB that
-    are counted (CMYK, palette, 16 bits, transparency, animation); empty for a plain RGB or grey image.
+    extension: of a file in its format. scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size. conversions:
+    kinds of conversion to RGB that are counted (CMYK, palette, 16 bits, transparency, animation); empty for a plain RGB
+    or grey image.
     """
 
     height: int
     width: int
+    extension: str
     scalable: bool
     conversions: list[str]
 
     def decode(self, reduction: int) -> Pixels:
         """Return pixels [ceil(height / reduction), ceil(width / reduction), 3], once. Raises BadSampleError."""
 
+    def decode_for_pil(self) -> Image.Image:
+        """Return the pixels of `decode(1)` as a PIL image of mode RGB, once. Raises BadSampleError."""
 
-def read_header(encoded: bytes, max_pixels: int) -> EncodedImage:
-    """Read the header of an image. Raises BadSampleError if it is no image or states more than `max_pixels`."""
+
+def read_header(encoded: bytes, max_pixels: int | None) -> EncodedImage:
+    """Read the header of an image.
+
+    max_pixels: data.max_pixels; None for the limit of PIL, 2 * PIL.Image.MAX_IMAGE_PIXELS.
+
+    Raises:
+        BadSampleError: it is no image, or it states more than `max_pixels`.
+    """
     if not encoded:
         raise BadSampleError("empty_image", "the image has no bytes")
     image = _open_with_simplejpeg(encoded) or _PilImage(encoded)
-    if image.height * image.width > max_pixels:
-        size = f"{image.width} x {image.height} pixels"
-        raise BadSampleError("enormous_image", f"{size}, more than data.max_pixels {max_pixels}")
+    key, most = "data.max_pixels", max_pixels
+    if most is None:
+        key, most = "2 * PIL.Image.MAX_IMAGE_PIXELS =", 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
+    if image.height * image.width > most:
+        raise BadSampleError("enormous_image", f"{image.width} x {image.height} pixels, more than {key} {most}")
     return image
+
+
+def decode(encoded: bytes) -> Image.Image:
+    """Return an image as a PIL image of mode RGB. Raises BadSampleError."""
+    return read_header(encoded, None).decode_for_pil()
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert the current frame of a PIL image of any mode to RGB; an RGB image is returned itself.
+
+    Raises:
+        BadSampleError: floating-point pixels, or integers that exceed 16 bits.
+    """
+    if image.mode == "F":
+        raise BadSampleError("undecodable_image", "floating-point pixels have no stated range")
+    if image.mode.startswith("I"):
+        return _upper_bits(image).convert("RGB")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _upper_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey -> 8-bit grey. A grey value that stands for transparency becomes white."""
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > 65535:
+        raise BadSampleError("undecodable_image", f"values {values.min()} to {values.max()} exceed 16 bits")
+    upper = (values // 256).astype(np.uint8)
+    if isinstance(transparent := image.info.get("transparency"), int):
+        upper[values == transparent] = 255
+    return Image.fromarray(upper)
 
 
 def _open_with_simplejpeg(encoded: bytes) -> EncodedImage | None:
@@ -70,6 +123,7 @@ def _open_with_simplejpeg(encoded: bytes) -> EncodedImage | None:
 
 class _SimpleJpegImage:
     scalable = True
+    extension = "jpg"
 
     def __init__(self, encoded: bytes, height: int, width: int) -> None:
         self._encoded, self.height, self.width = encoded, height, width
@@ -82,12 +136,17 @@ class _SimpleJpegImage:
         except ValueError:
             return _PilImage(self._encoded).decode(reduction)
 
+    def decode_for_pil(self) -> Image.Image:
+        return Image.fromarray(self.decode(1))
+
 
 class _PilImage:
     def __init__(self, encoded: bytes) -> None:
         with _pil_errors():
-            self._image = Image.open(io.BytesIO(encoded), formats=_FORMATS)
+            self._image = Image.open(io.BytesIO(encoded), formats=list(FORMATS))
             self.width, self.height = self._image.size
+            # A JPEG may hold further images, and is then of PIL's format MPO.
+            self.extension = FORMATS.get(self._image.format or "", "jpg")
             self.scalable = self._image.format == "JPEG"
             plain = self._image.mode in ("RGB", "L") and self.scalable
             self.conversions = [] if plain else _conversions(self._image)
@@ -101,6 +160,13 @@ class _PilImage:
             self._image.close()
             return pixels
 
+    def decode_for_pil(self) -> Image.Image:
+        if self._image.mode != "RGB" or self._image.has_transparency_data:
+            return Image.fromarray(self.decode(1))
+        with _pil_errors():
+            self._image.load()
+            return self._image
+
 
 @contextmanager
 def _pil_errors() -> Iterator[None]:
@@ -113,6 +179,8 @@ def _pil_errors() -> Iterator[None]:
             raise
         except Image.DecompressionBombError as error:
             raise BadSampleError("enormous_image", str(error)) from error
+        except UnidentifiedImageError as error:
+            raise BadSampleError("undecodable_image", f"not an image that is read ({', '.join(FORMATS)})") from error
         # Damaged bytes raise OSError, SyntaxError, ValueError, struct.error, EOFError, MemoryError and others.
         except Exception as error:
             raise BadSampleError("undecodable_image", f"{type(error).__name__}: {error}") from error
@@ -134,25 +202,9 @@ def _rgb_pixels(image: Image.Image) -> Pixels:
     """[H, W, 3]. Converted in strips: copies of a large image in other modes would take many times its memory."""
     rows = max(1, _STRIP // image.width)
     if rows >= image.height:
-        return np.array(_to_rgb(image))
+        return np.array(to_rgb(image))
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     for top in range(0, image.height, rows):
         end = min(top + rows, image.height)
-        pixels[top:end] = np.asarray(_to_rgb(image.crop((0, top, image.width, end))))
+        pixels[top:end] = np.asarray(to_rgb(image.crop((0, top, image.width, end))))
     return pixels
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert the first frame to RGB: transparency over white, the upper 8 of 16 bits, other modes as PIL does."""
-    if image.mode.startswith("I"):
-        values = np.asarray(image)
-        if values.min() < 0 or values.max() > 65535:
-            raise BadSampleError("undecodable_image", f"values {values.min()} to {values.max()} exceed 16 bits")
-        return Image.fromarray((values // 256).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise BadSampleError("undecodable_image", "floating-point pixels have no stated range")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")

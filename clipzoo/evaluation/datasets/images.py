@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from PIL import Image
 
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.images.decoding import decode
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import Images
 
@@ -51,9 +53,8 @@ class ImageFiles:
         if not 0 <= index < len(self):
             raise IndexError(index)
         try:
-            return Image.open(io.BytesIO(self._read(index))).convert("RGB")
-        # Damaged bytes end in OSError, SyntaxError, ValueError, struct.error, DecompressionBombError and more.
-        except Exception as error:
+            return decode(self._read(index))
+        except (BadSampleError, OSError) as error:
             key = self._keys[index]
             raise ConfigError(f"{self.path(index)}:{key and ' '}{key} cannot be decoded: {error}") from error
 

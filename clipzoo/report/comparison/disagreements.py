@@ -120,7 +120,7 @@ def figure(pair: Disagreement) -> Figure | None:
         for panel, index in zip(panels, indices, strict=False):
             image, label = dataset.splits["test"][int(index)]
             wrong = pair.second[index] if run is pair.runs[0] else pair.first[index]
-            panel.imshow(np.asarray(image.convert("RGB")))
+            panel.imshow(np.asarray(image))
             panel.set_title(_short(pair.names[label]), fontsize=7, color=RIGHT, pad=2)
             panel.text(0.5, -0.03, f"not {_short(pair.names[wrong])}", fontsize=7, color=WRONG, ha="center", va="top",
                        transform=panel.transAxes)  # fmt: skip
