@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from clipzoo.cli import datasets, report, shards, world
-from clipzoo.cli.arguments import Parser, own_paths
+from clipzoo.cli.arguments import Parser, own_paths, with_config_folder
 from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.distributed.stop_signals import handle_until_the_run_begins
@@ -47,7 +47,7 @@ def main(*command: str) -> int:
     with exit_on_error():
         if arguments and arguments[0] in OVERRIDE_COMMANDS:
             module, _ = OVERRIDE_COMMANDS[arguments[0]]
-            return import_module(module).main(arguments[1:]) or 0
+            return import_module(module).main(with_config_folder(arguments[1:])) or 0
         parser = _parser()
         complete_if_asked(parser)
         options = parser.parse_args(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from clipzoo.config.annotations import kind_of_object
+from clipzoo.config.groups import VARIABLE
 from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.errors import ConfigError
 
@@ -52,6 +54,16 @@ def own_paths(options: argparse.Namespace) -> Iterator[None]:
         if failed is not None and any(failed.is_relative_to(path) or path.is_relative_to(failed) for path in given):
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
         raise
+
+
+def with_config_folder(arguments: list[str]) -> list[str]:
+    """Set the folder of `--config-dir FOLDER` for this process and its children; return the other arguments."""
+    parser = Parser("clipzoo", add_help=False, allow_abbrev=False)
+    parser.add_argument("-cd", "--config-dir")
+    options, others = parser.parse_known_args(arguments)
+    if options.config_dir is not None:
+        os.environ[VARIABLE] = os.path.abspath(os.path.expanduser(options.config_dir))
+    return others
 
 
 def _parsed(text: str) -> int | float:

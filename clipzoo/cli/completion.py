@@ -23,8 +23,11 @@ def override_completer(config_name: str) -> Callable[..., list[str]]:
 
     def complete(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
         from clipzoo.cli.train import job
+        from clipzoo.config.groups import own_folder
 
-        sys.argv = ["clipzoo", "--config-name", config_name, "--shell-completion", "query=bash"]
+        own = own_folder()
+        folder = [] if own is None else ["--config-dir", str(own)]
+        sys.argv = ["clipzoo", "--config-name", config_name, *folder, "--shell-completion", "query=bash"]
         os.environ["COMP_LINE"] = " ".join(["clipzoo", *(parsed_args.overrides or []), prefix])
         with redirect_stdout(StringIO()) as completions:
             job()

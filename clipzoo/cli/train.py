@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from clipzoo.cli.arguments import Parser
 from clipzoo.config import overrides
 from clipzoo.config.compose import checked, compose
-from clipzoo.config.groups import CONF
+from clipzoo.config.groups import CONF, own_folder
 from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
@@ -63,10 +63,10 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
         if options.cfg:
             raise ConfigError("--cfg shows one configuration: leave out -m (--multirun)")
         os.environ.setdefault("CLIPZOO_SWEEP", sweep.sweep_name(lines))
-    for option in ("config_path", "config_name", "config_dir", "experimental_rerun"):
+    for option in ("config_path", "config_name", "experimental_rerun"):
         if getattr(options, option) is not None:
             raise ConfigError(f"--{option.replace('_', '-')} is not for clipzoo, whose settings are groups and keys: "
-                              "choose them with KEY=VALUE, or add an experiment to conf/experiment")  # fmt: skip
+                              "choose them with KEY=VALUE, or add your own with --config-dir FOLDER")  # fmt: skip
     if (options.resolve or options.package is not None) and not options.cfg:
         raise ConfigError("--resolve and --package go with --cfg job")
     if not (options.version or options.shell_completion):
@@ -79,7 +79,12 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
                 from clipzoo.report.paper_tables.published import require_row
 
                 require_row(row)
-    return [argument for argument in arguments if argument not in options.overrides] + lines
+    own = own_folder()
+    return [
+        *(argument for argument in arguments if argument not in options.overrides),
+        *(() if own is None else ("--config-dir", str(own))),
+        *lines,
+    ]
 
 
 def _read_command_line(arguments: list[str]) -> tuple[Namespace, list[str]]:
@@ -89,8 +94,7 @@ def _read_command_line(arguments: list[str]) -> tuple[Namespace, list[str]]:
                    "-sc/--shell-completion"):  # fmt: skip
         parser.add_argument(*option.split("/"), action="store_true")
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
-    for option in ("-p/--package", "-cp/--config-path", "-cn/--config-name", "-cd/--config-dir",
-                   "--experimental-rerun"):  # fmt: skip
+    for option in ("-p/--package", "-cp/--config-path", "-cn/--config-name", "--experimental-rerun"):
         parser.add_argument(*option.split("/"))
     parser.add_argument("-i", "--info", nargs="?", const="all", choices=INFORMATION)
     parser.add_argument("overrides", nargs="*")

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from clipzoo.config import relations, schema
 from clipzoo.config.annotations import kind_of
 from clipzoo.config.flat import flat
-from clipzoo.config.groups import CONF, groups, is_group
+from clipzoo.config.groups import CONF, groups, is_group, search_path
 from clipzoo.config.overrides import read
 from clipzoo.config.suggestions import unknown_key, unknown_option
 from clipzoo.config.trust import require_trusted, trusted_names
@@ -107,6 +107,7 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
 def _compose(lines: list[str], name: str) -> DictConfig:
     if GlobalHydra.instance().is_initialized():
         return hydra.compose(name, lines)
+    lines = [*search_path(), *lines]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(name, lines)
 

@@ -59,13 +59,9 @@ class TrainStep:
         # With loss scaling infinite gradients are ordinary: the scaler skips their steps.
         scaled = self.scaler.is_enabled()
         diverged = self.divergence.check(progress.step, batch.sample_id, loss.total, norm, check_gradient=not scaled)
-        if not scaled:
-            # As a scaler does: the fused optimizer reads this on the device and skips its step when it is 1.
-            self.optimizer.found_inf = diverged.float()  # type: ignore[attr-defined]
         if self.clip_gradient is not None:
             nn.utils.clip_grads_with_norm_(trained, self.clip_gradient, norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self._update(diverged)
         self.model.head.clamp_()
         self.throughput.mark("optimizer")
         return StepResult(loss, norm, learning_rate)
@@ -75,6 +71,18 @@ class TrainStep:
         self.throughput.flops_per_step = flops_per_step(self.model, batch, self.world, self.gradients.tile)
         dtype = self.gradients.autocast or self.model.dtype
         self.throughput.peak_flops = self.world.run_on_first(lambda: peak_flops(self.world.device, dtype))
+
+    def _update(self, diverged: Tensor) -> None:
+        """Make the optimizer's step, unless the training has diverged. diverged: 0-d bool."""
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            # As a scaler does: a fused optimizer reads this on the device and skips its step when it is 1.
+            self.optimizer.found_inf = diverged.float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif not diverged:  # waits for the device
+            self.optimizer.step()
 
     def _loss_scale(self) -> float | Tensor:
         if not self.scaler.is_enabled():

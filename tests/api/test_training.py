@@ -114,6 +114,35 @@ def test_faults_are_named():
         train(model(), computation=Computation(loss_limit=1e-3))
 
 
+class Recipe:
+    """Any optimizer of torch with a constant learning rate."""
+
+    def __init__(self, kind: type[torch.optim.Optimizer], **arguments) -> None:
+        self.kind, self.arguments = kind, arguments
+
+    def build(self, *modules: nn.Module) -> torch.optim.Optimizer:
+        return self.kind([p for module in modules for p in module.parameters()], **self.arguments)
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, progress: clipzoo.Progress) -> float:
+        return optimizer.param_groups[0]["lr"]
+
+
+RECIPES = {
+    "sgd": Recipe(torch.optim.SGD, lr=0.1, momentum=0.9), "fused sgd": Recipe(torch.optim.SGD, lr=0.1, fused=True),
+    "adam": Recipe(torch.optim.Adam, lr=1e-2, fused=False), "rmsprop": Recipe(torch.optim.RMSprop, lr=1e-3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
+def test_any_optimizer_of_torch_trains_and_skips_a_diverged_step(recipe):
+    result = train(model(), steps=40, optimizer=recipe)
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    trained = model()
+    with pytest.raises(TrainingError, match="step 0 diverged"):
+        train(trained, optimizer=recipe, computation=Computation(loss_limit=1e-3))
+    assert all(torch.equal(value, trained.state_dict()[name]) for name, value in model().state_dict().items())
+
+
 class Absurd(AdamW):
     """AdamW with a learning rate at which the weights become infinite."""
 

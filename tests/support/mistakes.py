@@ -195,6 +195,8 @@ def _file(draw: random.Random, files: Mapping[str, Path]) -> Line:
               ["scripts/report.py", str(files["runs"].parent), "--table", "nosuch"],
               ["scripts/convert_set.py"], ["scripts/convert_set.py", "nosuch", "--source", "/nosuch"],
               ["scripts/convert_set.py", "food101", "--source", "/nosuch"],
+              ["scripts/make_set.py", str(tables[0]), output], ["scripts/make_set.py", str(tables[0].parent)],
+              ["scripts/make_set.py", str(tables[0]), output, "--label", "nosuch"],
               ["scripts/make_world.py", "--root", str(tables[0]), "--train", "8"]]  # fmt: skip
     script, *arguments = draw.choice(wrong)
     return Line(script, tuple(arguments), True)
@@ -257,6 +259,7 @@ def _programs() -> list[tuple[str, tuple[str, ...], list[argparse.Action]]]:
         "make_shards": (shards["make"], ("/nosuch", "/nosuch/out")), "index_shards": (shards["index"], ("/nosuch",)),
         "inspect_shards": (shards["inspect"], ("/nosuch",)), "make_world": (commands["world"], ()),
         "report": (commands["report"], ("/nosuch",)), "convert_set": (datasets["convert"], ("food101",)),
+        "make_set": (datasets["make"], ("/nosuch", "/nosuch/out")),
     }  # fmt: skip
     programs = [(f"scripts/{name}.py", required, parser._actions) for name, (parser, required) in doors.items()]
     thin = {*doors, "evaluate", "launch", "benchmark", "loader_process"}
