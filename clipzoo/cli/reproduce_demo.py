@@ -23,7 +23,7 @@ from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
 from clipzoo.report.paper_tables.experiments import experiments
 from clipzoo.runs.directory import is_finished
-from clipzoo.runs.identity import run_folder
+from clipzoo.runs.names import run_folder
 from clipzoo.runs.training_log import TrainingLog
 
 WPSE = "head.text_points=caption", "optim.schedule.peak=5e-4"
@@ -62,11 +62,11 @@ class Job:
 
     @cached_property
     def folder(self) -> Path:
-        return run_folder(self.plain, experiments()[self.row].name)
+        return run_folder(self.plain, self.overrides)
 
     @property
     def log(self) -> Path:
-        return self.folder.with_suffix(".log")
+        return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def name(self) -> str:

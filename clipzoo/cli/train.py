@@ -123,7 +123,7 @@ def train(config: DictConfig) -> None:
     # `plain` is written, sent and compared: it holds no passwords and no values of environment variables.
     plain, values = masked(given), with_variables(given)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
-    folder = find_run(plain, experiment, partial(fingerprint, values["data"]))
+    folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
     if is_finished(folder):
         if not (folder / "report.md").exists() and environment.read().rank == 0:
             from clipzoo.report.run_page.page import write_report

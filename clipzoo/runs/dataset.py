@@ -49,10 +49,10 @@ def is_moved(folder: Path, fingerprint: Fingerprint, unknown: bool) -> bool:
 def run_on_moved_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint) -> Path:
     """Return the run of this configuration and dataset under the name of an earlier location, else `folder`.
 
-    folder: <runs>/<experiment>-<digest>, which does not exist.
+    folder: <runs>/<description>-<digest>, which does not exist.
     """
     own = _digest(plain)
-    for other in sorted(folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*/{FILE}")):
+    for other in sorted(folder.parent.glob(f"*/{FILE}")):
         same = _recorded(other.parent).get("configuration") == own
         if same and is_moved(other.parent, fingerprint, unknown=False):
             return other.parent

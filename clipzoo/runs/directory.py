@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,8 +24,9 @@ from clipzoo.runs.dataset import (
     run_on_moved_dataset,
     unknown_fingerprint,
 )
-from clipzoo.runs.identity import identity, run_folder
+from clipzoo.runs.identity import identity
 from clipzoo.runs.lock import RunLock
+from clipzoo.runs.names import run_folder
 
 CONFIG = "config.yaml"
 PARTS = ("encoder", "head", "objective", "data", "optim", "trainer")
@@ -42,14 +43,17 @@ class Rank(Protocol):
     def is_first(self) -> bool: ...
 
 
-def find_run(plain: Mapping[str, Any], experiment: str | None, fingerprint: Fingerprint = unknown_fingerprint) -> Path:
+def find_run(
+    plain: Mapping[str, Any], overrides: Sequence[str], fingerprint: Fingerprint = unknown_fingerprint
+) -> Path:
     """Return the run directory of a configuration, which need not exist.
 
-    fingerprint: of the configured dataset, by which a run is known whose dataset was moved.
+    overrides: for the name of a new run. fingerprint: of the configured dataset, by which a run is known whose dataset
+    was moved.
 
     Raises ConfigError if the directory has a run of another configuration.
     """
-    folder = run_folder(plain, experiment)
+    folder = run_folder(plain, overrides)
     if not plain["name"] and not folder.exists():
         folder = run_on_moved_dataset(folder, plain, fingerprint)
     check_configuration(folder, plain, fingerprint)

@@ -1,17 +1,14 @@
-"""The part of a configuration that determines a run's result, and the run's name."""
+"""The part of a configuration that determines a run's result, and its digest."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from clipzoo.config.flat import flat
-from clipzoo.config.variables import with_variables
 from clipzoo.errors import masked
-from clipzoo.io.names import folder_name
 from clipzoo.runs import renamed
 
 HARMLESS = (
@@ -27,26 +24,14 @@ HARMLESS = (
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flat configuration without the harmless keys and without the passwords of URLs."""
-    return {
-        key: value
-        for key, value in flat(renamed.first(masked(plain))).items()
-        if not any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS)
-    }
+    return {key: value for key, value in flat(renamed.first(masked(plain))).items() if not is_harmless(key)}
 
 
-def run_folder(plain: Mapping[str, Any], experiment: str | None) -> Path:
-    """Return the run directory of a configuration, <runs>/<name>."""
-    return Path(with_variables(plain["runs"])) / run_name(plain, experiment)
+def is_harmless(key: str) -> bool:
+    """Return True for the keys of HARMLESS and those below them."""
+    return any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS)
 
 
-def run_name(plain: Mapping[str, Any], experiment: str | None) -> str:
-    """Return the configured name, or one made of the experiment and a digest of the identity.
-
-    Raises:
-        ConfigError: no folder may have the configured name.
-    """
-    if plain["name"]:
-        return folder_name(with_variables(plain["name"]), "name")
-    digest = hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:8]
-    stem = experiment or "-".join(plain[part]["_target_"].rsplit(".", 1)[-1] for part in ("head", "objective"))
-    return f"{stem.replace('/', '-').lower()}-{digest}"
+def digest(plain: Mapping[str, Any]) -> str:
+    """Return eight characters that stand for the identity of a configuration."""
+    return hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:8]

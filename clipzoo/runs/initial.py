@@ -9,7 +9,7 @@ from clipzoo import io
 from clipzoo.config.variables import with_variables
 from clipzoo.errors import ConfigError
 from clipzoo.io.weights import weights_digest
-from clipzoo.runs.identity import run_folder
+from clipzoo.runs.names import run_folder
 
 NAMES = ("weights", "image", "text", "head")
 """Keys of `init` that name weights."""
@@ -41,6 +41,6 @@ def _stored_node(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `init` node of the run with the configured name; empty if there is none."""
     if not plain["name"]:
         return {}
-    path = run_folder(plain, None) / "config.yaml"
+    path = run_folder(plain, ()) / "config.yaml"
     node = io.read_yaml(path).get("init") if path.exists() else None
     return node if isinstance(node, dict) else {}

@@ -12,8 +12,8 @@ from pathlib import Path
 from clipzoo.config.compose import compose
 from clipzoo.config.overrides import alternatives, read, require_values
 from clipzoo.errors import ConfigError
-from clipzoo.runs.identity import run_folder
 from clipzoo.runs.initial import with_digests
+from clipzoo.runs.names import run_folder
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class Point:
     @cached_property
     def folder(self) -> Path:
         """The run directory of this point."""
-        experiments = [line.partition("=")[2] for line in self.overrides if line.startswith("experiment=")]
-        return run_folder(with_digests(compose(self.overrides)), experiments[-1] if experiments else None)
+        return run_folder(with_digests(compose(self.overrides)), self.overrides)
 
 
 def points(overrides: Sequence[str]) -> list[Point]:

@@ -11,7 +11,7 @@ from clipzoo.cli.train import hydra_arguments
 from clipzoo.config.compose import compose
 from clipzoo.config.overrides import read
 from clipzoo.errors import ConfigError
-from clipzoo.runs.identity import run_name
+from clipzoo.runs.names import run_folder
 from tests.support.paths import ROOT
 
 SHARDS = "data.shards='x/{00..01}.tar'"
@@ -130,7 +130,7 @@ def test_every_value_of_a_sweep_is_checked():
 @pytest.mark.medium
 def test_a_runs_name_depends_on_the_keys_that_change_its_result():
     def name(*overrides: str) -> str:
-        return run_name(compose([SHARDS, *overrides]), None)
+        return run_folder(compose([SHARDS, *overrides]), []).name
 
     assert name() == name("trainer.log_every=3", "data.workers=7", "logger.wandb=offline")
     # Limits that messages tell the user to raise, and paths that depend on the machine, must not start a new run.

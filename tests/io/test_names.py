@@ -10,7 +10,7 @@ from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.io.names import folder_name
-from clipzoo.runs.identity import run_folder
+from clipzoo.runs.names import run_folder
 from clipzoo.studies.__main__ import main as studies
 from tests.support.processes import run_script
 
@@ -28,7 +28,7 @@ def test_names_that_lead_elsewhere_are_refused_with_one_message(name, tmp_path):
     assert str(caught.value).isprintable()
     plain = {**compose(["data.shards=a.tar", "name=run"]), "name": name}
     with pytest.raises(ConfigError, match="is no valid name of a folder"):
-        run_folder(plain, None)
+        run_folder(plain, [])
     with pytest.raises(ConfigError, match="evaluation dataset=.* is no valid name of a folder"):
         open_benchmark(name, tmp_path, "slip")
 

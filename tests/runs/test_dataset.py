@@ -53,7 +53,7 @@ def claimed(folder: Path, fingerprint: str = "a", shards: str = "old", *changes:
 
 def found(folder: Path, fingerprint: str | None, *changes: str) -> Path:
     plain = config_of("clip", "data.shards=new", f"name={folder.name}", f"runs={folder.parent}", *changes)
-    return find_run(plain, None, lambda run: fingerprint)
+    return find_run(plain, [], lambda run: fingerprint)
 
 
 def test_a_named_run_goes_on_with_the_same_dataset_in_another_place_and_with_no_other(tmp_path):

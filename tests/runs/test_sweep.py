@@ -9,7 +9,7 @@ import pytest
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
 from clipzoo.runs import sweep
-from clipzoo.runs.identity import run_name
+from clipzoo.runs.names import run_folder
 from tests.support.processes import run_script
 
 SHARDS = "data.shards=/x/{00..01}.tar"
@@ -37,8 +37,8 @@ def test_a_name_for_all_points_is_refused():
 
 def test_a_points_run_is_where_train_puts_it():
     (point,) = sweep.points([SHARDS, "encoder=tiny", "seed=3"])
-    plain = compose(list(point.overrides))
-    assert point.folder == Path("runs") / run_name(plain, None)
+    assert point.folder == run_folder(compose(list(point.overrides)), point.overrides)
+    assert point.folder.parent == Path("runs") and point.folder.name.startswith("data.shards-x+encoder-tiny+seed-3-")
 
 
 @pytest.mark.medium

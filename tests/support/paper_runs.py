@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from clipzoo.runs.identity import run_name
+from clipzoo.runs.names import run_folder
 from clipzoo.runs.record import results
 from tests.support.experiments import composed_once
 
@@ -26,7 +26,7 @@ def write_run(
     """Write a finished run of `experiment`. evaluations: number of evaluations during training, of rising metrics."""
     overrides = (f"experiment={experiment}", *overrides)
     plain = composed_once(*overrides)
-    folder = root / run_name(plain, experiment)
+    folder = run_folder({**plain, "runs": str(root)}, overrides)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
     trainer = plain["trainer"]

@@ -17,7 +17,7 @@ from clipzoo.api.loading import LoadedModel
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.errors import ConfigError
 from clipzoo.io.weights import weights_digest
-from clipzoo.runs.identity import run_name
+from clipzoo.runs.identity import digest
 from clipzoo.runs.initial import with_digests
 from tests.support import runs
 from tests.support.evaluation_sets import write_sets
@@ -124,12 +124,12 @@ def test_weights_of_a_file_decide_the_name_of_a_run_and_their_place_does_not(exp
 
     def name(weights: object) -> str:
         init = {**plain["init"], "weights": None if weights is None else str(weights)}
-        return run_name(with_digests({**plain, "init": init}), None)
+        return digest(with_digests({**plain, "init": init}))
 
     assert name(path) == name(copy)
     assert len({name(None), name(path), name(other)}) == 3
     without = {key: value for key, value in plain.items() if key != "init"}
-    assert name(None) == run_name(without, None)
+    assert name(None) == digest(without)
 
 
 def test_missing_weights_and_damaged_files_are_one_message(tmp_path):

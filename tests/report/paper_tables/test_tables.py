@@ -282,10 +282,10 @@ def test_damaged_runs_are_named_in_the_page_and_the_rest_is_shown(tmp_path):
     arrays.parent.mkdir(parents=True)
     arrays.write_bytes(b"random")
     page = tables_page.write_pages([tmp_path], [], tmp_path / "report").with_name("tables.md").read_text()
-    assert re.search(rf"\| {runs[0].name} +\| kme/CC3M/", page)
+    assert re.search(rf"\| {re.escape(runs[0].name)} +\| kme/CC3M/", page)
     for number, (run, _) in enumerate(faults):
         file = "config.yaml" if number % 2 else "results.json"
-        assert re.search(rf"\| {run}/{file} .*damaged: ", page), run.name
+        assert re.search(rf"\| {re.escape(str(run))}/{file} .*damaged: ", page), run.name
     assert f"{runs[0].name}/evaluation/zero_shot/shapes.npz" in page
 
 

@@ -1,0 +1,90 @@
+"""Names of runs: a description of the overrides, then the digest of the configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clipzoo.config.overrides import read
+from clipzoo.config.variables import with_variables
+from clipzoo.errors import masked
+from clipzoo.io.names import folder_name
+from clipzoo.runs.identity import digest, is_harmless
+
+LONGEST_DESCRIPTION = 80
+"""Largest number of characters before the digest in the name of a run."""
+LONGEST_VALUE = 32
+UNNAMED = ("name", "search", "trust", "hydra")
+"""Keys that choose no setting; beside HARMLESS, they do not appear in the name of a run."""
+NAMED = "init"
+"""Node of HARMLESS that appears: the identity of a run has digests of the weights that it names."""
+
+
+def run_folder(plain: Mapping[str, Any], overrides: Sequence[str]) -> Path:
+    """Return the run directory of a configuration, <runs>/<name>. It need not exist.
+
+    A run without a configured name is the directory whose name ends with the digest of its configuration, whatever
+    stands before the digest; if there is none, the name begins with a description of the overrides.
+
+    Raises:
+        ConfigError: no folder may have the configured name.
+    """
+    runs = Path(with_variables(plain["runs"]))
+    if plain["name"]:
+        return runs / folder_name(with_variables(plain["name"]), "name")
+    suffix = f"-{digest(plain)}"
+    new = runs / f"{description(overrides)}{suffix}"
+    existing = sorted(runs.glob(f"*{suffix}"))
+    return new if new in existing or not existing else existing[0]
+
+
+def description(overrides: Sequence[str]) -> str:
+    """Return the overrides that affect the result as a part of a folder's name: "head-kme+trainer.epochs-40".
+
+    Its characters mean nothing to a shell or to Hydra. Long descriptions have the last parts of keys only, and then
+    end after the last override that fits. The experiment stands first, without its key.
+    """
+    values = _named_values(overrides)
+    short = {key.rsplit(".", 1)[-1]: value for key, value in values.items()}
+    texts = [_joined(values), _joined(short if len(short) == len(values) else values)]
+    text = next((text for text in texts if len(text) <= LONGEST_DESCRIPTION), texts[-1])
+    while len(text) > LONGEST_DESCRIPTION:
+        text = text.rpartition("+")[0] or text[:LONGEST_DESCRIPTION].rstrip("-.")
+    return text or "run"
+
+
+def _named_values(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the texts of the values by key, the experiment first."""
+    values: dict[str, str] = {}
+    for override in map(read, masked(list(overrides))):
+        key = override.key_or_group.removesuffix("._target_")
+        node = re.split("[./]", key)[0]
+        if override.is_delete() or node in UNNAMED or (is_harmless(key) and node != NAMED):
+            continue
+        text = override.get_value_element_as_str()
+        if key != override.key_or_group:
+            text = text.rpartition(".")[2]
+        values[key] = _plain_text(text if key == "experiment" else _last_part(text))
+    experiment = {"experiment": values.pop("experiment")} if "experiment" in values else {}
+    return experiment | values
+
+
+def _joined(values: Mapping[str, str]) -> str:
+    pairs = (value if key == "experiment" else f"{_plain_text(key)}-{value}" for key, value in values.items())
+    return "+".join(pair.strip("-") for pair in pairs)
+
+
+def _last_part(text: str) -> str:
+    """Return the last folder or file of a path that is no pattern, and other values as they are."""
+    if "/" not in text or text.startswith(("[", "{")):
+        return text
+    parts = [part for part in text.split()[0].split("/") if part.strip("\"'") and not set("{}*") & set(part)]
+    return parts[-1] if parts else ""
+
+
+def _plain_text(text: str) -> str:
+    bare = re.sub(r"[][(){}$\"']", "", text)
+    plain = re.sub(r"[^A-Za-z0-9_.-][^A-Za-z0-9_.]*|\.\.+", "-", bare)[:LONGEST_VALUE].strip(".").rstrip("-")
+    return plain if bare.startswith("-") else plain.lstrip("-")
