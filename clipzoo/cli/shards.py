@@ -10,9 +10,11 @@ clipzoo shards inspect 'data/cc3m/{00000..00331}.tar' --sheet cc3m.png
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import sys
 import time
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,12 +26,16 @@ from clipzoo.errors import ConfigError
 if TYPE_CHECKING:
     from clipzoo.data.shards.cache import ShardCache
     from clipzoo.data.shards.index import ShardIndex
+    from clipzoo.data.shards.pairs import LeftOut
+    from clipzoo.data.shards.writer import Written
 
 MAKE = """Pack images and captions into shards.
 
 A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
-caption, .json all of them (train with data.caption_key=captions).
+caption, .json all of them (train with data.caption_key=captions). Every image is decoded; OUTPUT/left_out.jsonl names
+the files that training could not use.
 """
+LEFT_OUT, OTHER_FILE = "left_out.jsonl", "other_file"
 INDEX = """Index shards before a run, with many processes, and print the number of samples and the damaged shards.
 
 A run whose shards have no index does the same on its first rank.
@@ -48,28 +54,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make(options: argparse.Namespace) -> None:
-    from clipzoo.data.shards.writer import pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
+    from clipzoo.data.shards.pairs import pairs_from_folder, pairs_from_karpathy, pairs_from_table
+    from clipzoo.data.shards.writer import write_shards
 
+    others: list[LeftOut] = []
     if options.source.is_dir():
-        pairs = pairs_from_folder(options.source)
+        pairs, others = pairs_from_folder(options.source, options.caption_line)
+    elif options.caption_line is not None:
+        raise ConfigError(f"--caption-line is for a folder of images with captions, not for {options.source}")
     elif options.source.suffix == ".json":
         pairs = pairs_from_karpathy(options.source, options.images, options.splits)
     elif options.source.is_file():
         pairs = pairs_from_table(options.source, options.image, options.caption)
     else:
         raise ConfigError(f"{options.source} does not exist")
-    left_out = 0
-    for reason in write_shards(
+    written = write_shards(
         pairs,
         options.output,
         samples_a_shard=options.samples_a_shard,
         shuffle_seed=None if options.shuffle_seed < 0 else options.shuffle_seed,
         shortest_side=options.shortest_side,
-    ):
-        left_out += 1
-        print(f"left out: {reason}", file=sys.stderr)
-    shards = len(list(options.output.glob("*.tar")))
-    print(f"{len(pairs) - left_out} samples in {shards} shards in {options.output}; {left_out} left out")
+        max_pixels=options.max_pixels,
+        processes=options.processes or 1,
+        progress=Progress("shards", "images"),
+    )
+    _report(written, others, options)
+
+
+def _report(written: Written, others: list[LeftOut], options: argparse.Namespace) -> None:
+    """Print what was written, and name the files that were left out in OUTPUT/left_out.jsonl."""
+    from clipzoo import io
+
+    left_out, names = [*written.left_out, *others], options.output / LEFT_OUT
+    names.unlink(missing_ok=True)
+    if left_out:
+        io.write_whole(names, "".join(f"{json.dumps(asdict(entry))}\n" for entry in left_out))
+    if not written.samples:
+        first = written.left_out[0]
+        folder = options.images if options.source.suffix == ".json" else options.source.parent
+        where = "" if options.source.is_dir() else f" Paths are relative to {folder}/."
+        raise ConfigError(
+            f"none of {len(written.left_out):,} images can be used ({_counts(written.left_out)}). "
+            f"First: {first.file}: {first.reason}.{where} {names} names all."
+        )
+    out = [entry for entry in left_out if entry.kind != OTHER_FILE]
+    print(f"{written.samples:,} samples in {written.shards:,} shards in {options.output}; {len(out):,} left out")
+    if out:
+        print(f"left out: {_counts(out)}")
+    if len(left_out) > len(out):
+        suffixes = Counter(Path(entry.file).suffix.lower() for entry in left_out if entry.kind == OTHER_FILE)
+        kinds = ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in suffixes.most_common())
+        print(f"other files, neither images that can be read nor their captions: {kinds}")
+    if left_out:
+        print(f"{names} names each of them")
+    if written.joined:
+        print(
+            f"{written.joined:,} captions were joined from several lines: --caption-line 1 takes the first line, "
+            "--caption-line all makes each line a caption"
+        )
+
+
+def _counts(left_out: list[LeftOut]) -> str:
+    kinds = Counter(entry.kind for entry in left_out)
+    return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds.most_common())
 
 
 def index(options: argparse.Namespace) -> None:
@@ -135,7 +182,21 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shortest-side", type=number_in(Count), help="downscale larger images to this many pixels, as JPEG"
     )
+    parser.add_argument(
+        "--caption-line",
+        type=_caption_line,
+        metavar="LINE",
+        help="line of a folder's .txt that is the caption: its number, its beginning (de.utf8=), or all for several "
+        "captions (default: all lines joined to one caption)",
+    )
+    _reading_arguments(parser)
     parser.set_defaults(run=make)
+
+
+def _caption_line(text: str) -> str:
+    if not text or (text.lstrip("-").isdecimal() and int(text) < 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is no line: lines count from 1")
+    return text
 
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,12 +212,16 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caption-key", help="the caption's key in .json (default: the .txt)")
     parser.add_argument("--samples", type=number_in(Count), default=100_000, help="most samples to read, at random")
     parser.add_argument("--quick", action="store_true", help="read the headers of images only: finds no cut images")
-    parser.add_argument("--max-pixels", type=number_in(Count), default=89_000_000, help="as data.max_pixels")
-    parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
+    _reading_arguments(parser)
     parser.add_argument("--sheet", type=Path, help="write a contact sheet of images and captions to this PNG")
     parser.add_argument("--images", type=number_in(Count), default=36, help="images on the contact sheet")
     parser.add_argument("--seed", type=number_in(Seed), default=0)
     parser.set_defaults(run=inspect)
+
+
+def _reading_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-pixels", type=number_in(Count), default=89_000_000, help="as data.max_pixels")
+    parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
 
 
 def _shard_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,15 +6,18 @@ import ctypes
 import multiprocessing
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from typing import TypeVar
 
 from clipzoo.errors import TrainingError
 
 PR_SET_PDEATHSIG = 1
 SCHEDULER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+AHEAD = 3
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
@@ -37,7 +40,8 @@ def map_in_children(
 ) -> Iterator[Result]:
     """Yield `function(argument)` in order, computed by child processes, which end with the generator.
 
-    chunk: arguments that a process takes at a time.
+    chunk: arguments that a process takes at a time. At most AHEAD chunks per process are computed ahead of the results
+    that are taken, which bounds their memory.
 
     Raises:
         TrainingError: a process was killed.
@@ -51,7 +55,13 @@ def map_in_children(
         raise TrainingError(f"child processes cannot be started ({error}): is /dev/shm full?") from error
     with executor as pool:
         try:
-            yield from pool.map(function, arguments, chunksize=chunk)
+            remaining, pending = iter(arguments), deque[Future[list[Result]]]()
+            while part := list(islice(remaining, chunk)):
+                pending.append(pool.submit(_apply, function, part))
+                if len(pending) > AHEAD * processes:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
         except BaseException as error:
             # The pool would wait for the arguments that they have begun, and they ignore its SIGTERM.
             for child in set(multiprocessing.active_children()) - others:
@@ -59,3 +69,7 @@ def map_in_children(
             if isinstance(error, BrokenProcessPool):
                 raise TrainingError("a child process was killed (out of memory?): use fewer processes") from None
             raise
+
+
+def _apply(function: Callable[[Argument], Result], arguments: list[Argument]) -> list[Result]:
+    return [function(argument) for argument in arguments]

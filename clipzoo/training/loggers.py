@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from clipzoo import io
 from clipzoo.distributed import environment
-from clipzoo.errors import masked
+from clipzoo.errors import ConfigError, masked
 from clipzoo.runs.record import revision
 from clipzoo.types import Part
 
@@ -33,7 +34,7 @@ class Logger(Part):
     """Writes metrics.jsonl, the source of truth, and copies to W&B and TensorBoard. Opened on the first rank only.
 
     wandb: "online", "offline" (upload later with `wandb sync`) or "off". project, entity, group: W&B's names; without a
-    group the runs of a sweep share one. tensorboard: write event files.
+    group the runs of a sweep share one. tensorboard: write event files; an error if TensorBoard is not installed.
     """
 
     def __init__(
@@ -44,6 +45,11 @@ class Logger(Part):
         group: str | None,
         tensorboard: bool,
     ) -> None:
+        if tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError(
+                "logger.tensorboard=true needs TensorBoard, which is not installed: "
+                "pip install 'clipzoo[tensorboard]', or pass logger.tensorboard=false"
+            )
         self._wandb_mode = wandb
         group = group or os.environ.get("CLIPZOO_SWEEP")
         self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}

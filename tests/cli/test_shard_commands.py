@@ -1,11 +1,13 @@
 """Packing, indexing and inspecting shards from the command line, as far as into training batches."""
 
 import json
+import tarfile
 
 import pytest
 from PIL import Image
 
-from clipzoo.data.shards.writer import pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
+from clipzoo.data.shards.pairs import pairs_from_folder, pairs_from_karpathy, pairs_from_table
+from clipzoo.data.shards.writer import write_shards
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.processes import run_script
@@ -32,6 +34,10 @@ def pictures(folder, count):
     return folder
 
 
+def packed(pairs, folder, **changes):
+    return write_shards(pairs, folder, **{"samples_a_shard": 10, "shuffle_seed": 0, "shortest_side": None} | changes)
+
+
 def captions_of(shards, **changes):
     data = shard_data(shards, **changes)
     data.open(None, World())
@@ -45,8 +51,18 @@ def test_a_folder_is_packed_indexed_and_inspected(script, tmp_path):
     (tmp_path / "in" / "lonely.jpg").write_bytes(picture(1, file_format="JPEG"))
     (tmp_path / "in" / "broken.jpg").write_bytes(b"no image")
     (tmp_path / "in" / "broken.txt").write_text("a caption")
+    for name in ("drawing.svg", "drawing.txt", "README"):
+        (tmp_path / "in" / name).write_text("a caption")
     output = script("make_shards.py", tmp_path / "in", tmp_path / "out", "--samples-a-shard", 3)
-    assert "7 samples in 3 shards" in output and "left out: " in output and "broken.jpg" in output
+    assert "7 samples in 3 shards" in output and "; 2 left out" in output
+    assert "left out: 1 undecodable image, 1 missing caption" in output
+    assert "nor their captions: 1 without extension, 1 .svg, 1 .txt" in output
+    lines = (tmp_path / "out" / "left_out.jsonl").read_text().splitlines()
+    left_out = {entry["file"].rpartition("/")[2]: entry["kind"] for entry in map(json.loads, lines)}
+    assert left_out == {
+        "broken.jpg": "undecodable_image", "lonely.jpg": "missing_caption",
+        **dict.fromkeys(["drawing.svg", "drawing.txt", "README"], "other_file"),
+    }  # fmt: skip
     assert captions_of(tmp_path / "out") == list(range(7))
     assert "7 samples in 3 shards" in script("index_shards.py", tmp_path / "out")
     output = script("inspect_shards.py", tmp_path / "out", "--sheet", tmp_path / "sheet.png")
@@ -70,7 +86,7 @@ def test_rows_of_a_table_with_one_image_are_captions_of_one_sample(tmp_path):
     table = tmp_path / "pairs.tsv"
     table.write_text("\n".join("\t".join(row) for row in [("filepath", "title"), *rows]))
     pairs = pairs_from_table(table, "filepath", "title")
-    assert list(write_shards(pairs, tmp_path / "out", samples_a_shard=10, shuffle_seed=None, shortest_side=None)) == []
+    assert packed(pairs, tmp_path / "out").left_out == []
     assert captions_of(tmp_path / "out") == [0, 1]
     assert captions_of(tmp_path / "out", caption_key="captions") in ([0, 1], [1, 20])
     assert json.loads((tmp_path / "out" / "00000_stats.json").read_text()) == {"successes": 2}
@@ -83,9 +99,9 @@ def test_original_bytes_are_kept_and_large_images_scaled_where_asked(tmp_path):
     from clipzoo.data.shards.index_builder import load_or_build
     from clipzoo.data.shards.reader import ShardReader
 
-    pairs = pairs_from_folder(pictures(tmp_path / "in", 1))
+    pairs, _ = pairs_from_folder(pictures(tmp_path / "in", 1))
     for side, name in ((None, "whole"), (100, "scaled")):
-        assert not list(write_shards(pairs, tmp_path / name, samples_a_shard=9, shuffle_seed=0, shortest_side=side))
+        assert packed(pairs, tmp_path / name, shortest_side=side).samples == 1
         files = ShardCache(None, 1.0)
         index = load_or_build([str(tmp_path / name / "00000.tar")], files, [tmp_path / "index"])
         _, encoded = ShardReader(files, None).read(index, 0, 0)
@@ -100,15 +116,7 @@ def test_original_bytes_are_kept_and_large_images_scaled_where_asked(tmp_path):
 def test_shards_are_never_overwritten(tmp_path):
     write_numbered(tmp_path / "out", [1])
     with pytest.raises(ConfigError, match="already has shards"):
-        list(
-            write_shards(
-                pairs_from_folder(pictures(tmp_path / "in", 1)),
-                tmp_path / "out",
-                samples_a_shard=1,
-                shuffle_seed=0,
-                shortest_side=None,
-            )
-        )
+        packed(pairs_from_folder(pictures(tmp_path / "in", 1))[0], tmp_path / "out")
     with pytest.raises(ConfigError, match="none of 0 images has a caption"):
         pairs_from_folder(tmp_path / "out")
 
@@ -126,8 +134,89 @@ def test_karpathys_splits_keep_all_captions(tmp_path):
     ]
     (tmp_path / "split.json").write_text(json.dumps({"images": entries}))
     pairs = pairs_from_karpathy(tmp_path / "split.json", tmp_path / "coco", ["train", "restval"])
-    assert not list(write_shards(pairs, tmp_path / "out", samples_a_shard=10, shuffle_seed=0, shortest_side=None))
+    assert packed(pairs, tmp_path / "out").samples == 3
     assert captions_of(tmp_path / "out") == [0, 1, 3]
     assert {number % 20 for number in captions_of(tmp_path / "out", caption_key="captions")} == {0, 1, 3}
     with pytest.raises(ConfigError, match="no split 'rest', but: restval, train, val"):
         pairs_from_karpathy(tmp_path / "split.json", tmp_path / "coco", ["rest"])
+
+
+def test_the_paths_of_a_table_that_are_all_wrong_are_an_error_which_names_them(script, tmp_path):
+    table = tmp_path / "pairs.csv"
+    table.write_text("filepath,title\nmissing.png,a dog\n.,a cat\n")
+    output = script("make_shards.py", table, tmp_path / "out", code=2)
+    assert "none of 2 images can be used (1 missing image, 1 unreadable image). First: " in output
+    assert f"missing.png: there is no such file. Paths are relative to {tmp_path}/." in output
+    assert len((tmp_path / "out" / "left_out.jsonl").read_text().splitlines()) == 2
+    assert not list((tmp_path / "out").glob("*.tar"))
+    table.write_text("filepath,title\n")
+    with pytest.raises(ConfigError, match=r"pairs\.csv has no rows"):
+        pairs_from_table(table, "filepath", "title")
+
+
+STAMP = "a dog\n\nde.utf8=ein Hund\nfr.utf8=un chien\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (None, ["a dog de.utf8=ein Hund fr.utf8=un chien"]),
+        ("1", ["a dog"]),
+        ("4", ["fr.utf8=un chien"]),
+        ("de.utf8=", ["ein Hund"]),
+        ("all", ["a dog", "de.utf8=ein Hund", "fr.utf8=un chien"]),
+        ("2", "empty_caption"),
+        ("9", "missing_caption"),
+        ("es.utf8=", "missing_caption"),
+    ],
+)
+def test_a_line_of_a_caption_file_is_chosen_by_its_number_or_its_beginning(line, expected, tmp_path):
+    folder = pictures(tmp_path / "in", 1)
+    (folder / "p0.txt").write_text(STAMP)
+    pairs, _ = pairs_from_folder(folder, line)
+    written = packed(pairs, tmp_path / "out")
+    if isinstance(expected, str):
+        assert [entry.kind for entry in written.left_out] == [expected]
+        return
+    with tarfile.open(tmp_path / "out" / "00000.tar") as archive:
+        assert json.loads(archive.extractfile("000000000.json").read())["captions"] == expected
+    assert written.joined == (line is None)
+
+
+def test_captions_that_are_not_utf8_are_left_out(tmp_path):
+    folder = pictures(tmp_path / "in", 1)
+    (folder / "p0.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    assert [entry.kind for entry in packed(pairs_from_folder(folder)[0], tmp_path / "out").left_out] == [
+        "caption_not_utf8"
+    ]
+
+
+def test_images_that_training_would_refuse_for_their_size_are_left_out_unless_they_are_scaled(tmp_path):
+    pairs, _ = pairs_from_folder(pictures(tmp_path / "in", 1))
+    (entry,) = packed(pairs, tmp_path / "whole", max_pixels=300 * 200 - 1).left_out
+    assert entry.kind == "enormous_image"
+    assert packed(pairs, tmp_path / "scaled", max_pixels=300 * 200 - 1, shortest_side=100).samples == 1
+
+
+def test_images_of_a_table_are_named_by_their_format_if_their_file_is_not(tmp_path):
+    (tmp_path / "one.dat").write_bytes(picture(1))
+    (tmp_path / "pairs.csv").write_text("filepath,title\none.dat,number 1\n")
+    packed(pairs_from_table(tmp_path / "pairs.csv", "filepath", "title"), tmp_path / "out")
+    assert captions_of(tmp_path / "out") == [1]
+
+
+@pytest.mark.medium
+def test_several_processes_write_the_shards_of_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("clipzoo.data.shards.writer._PAIRS_A_PROCESS", 10)
+    folder = pictures(tmp_path / "in", 40)
+    (folder / "p7.png").write_bytes(b"no image")
+    seen = []
+    for processes, name in ((1, "one"), (2, "two")):
+        pairs, _ = pairs_from_folder(folder)
+        written = packed(
+            pairs, tmp_path / name, processes=processes, progress=lambda done, total: seen.append((done, total))
+        )
+        assert (written.samples, written.shards, len(written.left_out)) == (39, 4, 1)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+    assert seen == [(done, 40) for done in range(1, 41)] * 2

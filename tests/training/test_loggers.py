@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from clipzoo.errors import ConfigError
 from clipzoo.training.loggers import Logger
 
 CONFIG = {"seed": 0, "trainer": {"global_batch": 8}}
@@ -113,6 +115,13 @@ def test_a_failing_copy_is_named_once_and_the_log_goes_on(tmp_path, monkeypatch,
         "logging continues without it: ConnectionError: no network"
     ]
     assert len(lines(tmp_path)) == 2
+
+
+def test_a_missing_tensorboard_is_an_error_when_it_is_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    logger()
+    with pytest.raises(ConfigError, match=r"needs TensorBoard, .* pip install 'clipzoo\[tensorboard\]'"):
+        logger(tensorboard=True)
 
 
 def test_tensorboard_has_the_curves_and_the_pictures(tmp_path):

@@ -6,77 +6,68 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images.decoding import read_header
+from clipzoo.data.shards.pairs import LeftOut, Pair
 from clipzoo.data.shards.reader import has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
-from clipzoo.errors import ConfigError, first_line
-from clipzoo.io.tables import read_table
+from clipzoo.errors import ConfigError
 
-_MAX_PIXELS = 10**9
+MAX_PIXELS = 89_000_000
+"""The default of data.max_pixels."""
+_LARGEST = 10**9
+"""Pixels of the largest image that is scaled down."""
+_PAIRS_A_PROCESS = 100
+"""Fewer are packed sooner than another process starts."""
+_CHUNK = 8
+
+
+@dataclass
+class Written:
+    """Result of `write_shards`. joined: samples whose caption was joined from several lines."""
+
+    samples: int = 0
+    shards: int = 0
+    joined: int = 0
+    left_out: list[LeftOut] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Pair:
-    """An image file and one or several captions."""
-
-    image: Path
+class _Sample:
+    extension: str
+    encoded: bytes
     captions: list[str]
-
-
-def pairs_from_folder(folder: Path) -> list[Pair]:
-    """Return all images below the folder that have a caption beside them: the same name with .txt."""
-    images = sorted(path for path in folder.rglob("*") if path.suffix[1:].lower() in IMAGE_EXTENSIONS)
-    pairs = [
-        Pair(path, [_read_text(path.with_suffix(".txt"))]) for path in images if path.with_suffix(".txt").is_file()
-    ]
-    if not pairs:
-        raise ConfigError(f"{folder}: none of {len(images)} images has a caption beside it (the same name with .txt)")
-    return pairs
-
-
-def pairs_from_table(table: Path, image_column: str, caption_column: str) -> list[Pair]:
-    """Return the pairs of a CSV or TSV. Paths are relative to the table; rows with the same image become one pair."""
-    captions: dict[str, list[str]] = {}
-    for row in read_table(table, (image_column, caption_column)):
-        captions.setdefault(row[image_column], []).append(row[caption_column])
-    return [Pair(table.parent / image, texts) for image, texts in captions.items()]
-
-
-def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
-    """Return the images of some splits of Karpathy's dataset_coco.json or dataset_flickr30k.json, with all captions."""
-    try:
-        entries = json.loads(split_file.read_text(encoding="utf-8"))["images"]
-        known = sorted({str(entry["split"]) for entry in entries})
-        pairs = [
-            Pair(
-                images / entry.get("filepath", "") / entry["filename"],
-                [str(text["raw"]) for text in entry["sentences"]],
-            )
-            for entry in entries
-            if entry["split"] in splits
-        ]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{split_file} is not Karpathy's splits as JSON: {first_line(error)}") from None
-    if set(splits) - set(known):
-        raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")
-    return pairs
+    joined: bool
 
 
 def write_shards(
-    pairs: list[Pair], folder: Path, *, samples_a_shard: int, shuffle_seed: int | None, shortest_side: int | None
-) -> Iterator[str]:
-    """Write `folder`/00000.tar, ... with NAME.jpg, .txt and .json, and yield a sentence on every omitted pair.
+    pairs: Sequence[Pair],
+    folder: Path,
+    *,
+    samples_a_shard: int,
+    shuffle_seed: int | None,
+    shortest_side: int | None,
+    max_pixels: int = MAX_PIXELS,
+    processes: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Written:
+    """Write `folder`/00000.tar, ... with NAME.jpg, .txt and .json of every pair that training can use.
 
     shuffle_seed: shuffle the samples, because a shard of one class or album makes poor batches; None for the given
-    order. shortest_side: scale larger images down to it, as JPEG; None to write the original bytes.
+    order. shortest_side: scale larger images down to it, as JPEG; None to write the original bytes. max_pixels: larger
+    images are left out. progress: called with the numbers of pairs that are read, and of all.
+
+    Raises:
+        ConfigError: the folder has shards already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob("*.tar")):
@@ -84,30 +75,69 @@ def write_shards(
     order: Iterable[int] = range(len(pairs))
     if shuffle_seed is not None:
         order = np.random.default_rng(shuffle_seed).permutation(len(pairs)).tolist()
-    shard: _Shard | None = None
-    written = 0
-    for number in order:
-        pair = pairs[number]
-        try:
-            extension, encoded = _encoded(pair.image, shortest_side)
-            captions = [" ".join(caption.split()) for caption in pair.captions if has_text(caption)]
-            if not captions:
-                raise BadSampleError("empty_caption", "the caption has no letter or digit")
-        except (BadSampleError, OSError) as error:
-            yield f"{pair.image}: {error}"
+    written, shard = Written(), None
+    prepared = _prepared([pairs[number] for number in order], shortest_side, max_pixels, processes)
+    for done, (pair, sample) in enumerate(prepared, 1):
+        progress(done, len(pairs))
+        if isinstance(sample, LeftOut):
+            written.left_out.append(sample)
             continue
         if shard is None:
-            shard = _Shard(folder, written // samples_a_shard)
-        facts = {"caption": captions[0], "captions": captions, "file": pair.image.name}
-        shard.add(
-            f"{written:09d}", {extension: encoded, "txt": captions[0].encode(), "json": json.dumps(facts).encode()}
-        )
-        written += 1
-        if written % samples_a_shard == 0:
+            shard = _Shard(folder, written.shards)
+            written.shards += 1
+        shard.add(f"{written.samples:09d}", sample, pair.image.name)
+        written.samples += 1
+        written.joined += sample.joined
+        if written.samples % samples_a_shard == 0:
             shard.close()
             shard = None
     if shard is not None:
         shard.close()
+    return written
+
+
+def _prepared(
+    pairs: list[Pair], shortest_side: int | None, max_pixels: int, processes: int
+) -> Iterator[tuple[Pair, _Sample | LeftOut]]:
+    """Yield the pairs in order with their samples, read by several processes."""
+    prepare = partial(_prepare, shortest_side=shortest_side, max_pixels=max_pixels)
+    processes = min(processes, len(pairs) // _PAIRS_A_PROCESS)
+    samples = map_in_children(prepare, pairs, processes, _CHUNK) if processes > 1 else map(prepare, pairs)
+    return zip(pairs, samples, strict=True)
+
+
+def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> _Sample | LeftOut:
+    try:
+        read = pair.read_captions()
+        captions = [" ".join(caption.split()) for caption in read.texts if has_text(caption)]
+        if not captions:
+            raise BadSampleError("empty_caption", "the caption has no letter or digit")
+        extension, encoded = _encoded(pair.image, shortest_side, max_pixels)
+        return _Sample(extension, encoded, captions, read.joined > 1)
+    except BadSampleError as error:
+        return LeftOut(str(pair.image), error.kind, error.reason)
+
+
+def _encoded(path: Path, shortest_side: int | None, max_pixels: int) -> tuple[str, bytes]:
+    """Return extension and bytes of an image that training can decode. Raises BadSampleError."""
+    try:
+        encoded = path.read_bytes()
+    except FileNotFoundError:
+        raise BadSampleError("missing_image", "there is no such file") from None
+    except OSError as error:
+        raise BadSampleError("unreadable_image", str(error.strerror)) from error
+    header = read_header(encoded, _LARGEST if shortest_side else max_pixels)
+    scale = min(1.0, shortest_side / min(header.height, header.width)) if shortest_side else 1.0
+    size = max(1, round(header.width * scale)), max(1, round(header.height * scale))
+    if size[0] * size[1] > max_pixels:
+        raise BadSampleError("enormous_image", f"{size[0]} x {size[1]} pixels, more than --max-pixels {max_pixels}")
+    pixels = header.decode(1)
+    if scale == 1:
+        extension = path.suffix[1:].lower()
+        return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded
+    stream = io.BytesIO()
+    Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS).save(stream, "JPEG", quality=95)
+    return "jpg", stream.getvalue()
 
 
 class _Shard:
@@ -119,7 +149,14 @@ class _Shard:
         self._archive = tarfile.open(self._part, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
         self._samples = 0
 
-    def add(self, key: str, members: dict[str, bytes]) -> None:
+    def add(self, key: str, sample: _Sample, file: str) -> None:
+        """Add a sample. file: name of its image, for the .json."""
+        facts = {"caption": sample.captions[0], "captions": sample.captions, "file": file}
+        members = {
+            sample.extension: sample.encoded,
+            "txt": sample.captions[0].encode(),
+            "json": json.dumps(facts).encode(),
+        }
         for extension, content in members.items():
             entry = tarfile.TarInfo(f"{key}.{extension}")
             entry.size = len(content)
@@ -130,20 +167,3 @@ class _Shard:
         self._archive.close()
         os.replace(self._part, self._path)
         self._path.with_name(f"{self._path.stem}_stats.json").write_text(json.dumps({"successes": self._samples}))
-
-
-def _encoded(path: Path, shortest_side: int | None) -> tuple[str, bytes]:
-    encoded = path.read_bytes()
-    header = read_header(encoded, _MAX_PIXELS)
-    pixels = header.decode(1)
-    if shortest_side is None or min(header.height, header.width) <= shortest_side:
-        return path.suffix[1:].lower(), encoded
-    scale = shortest_side / min(header.height, header.width)
-    size = max(1, round(header.width * scale)), max(1, round(header.height * scale))
-    stream = io.BytesIO()
-    Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS).save(stream, "JPEG", quality=95)
-    return "jpg", stream.getvalue()
-
-
-def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8-sig", errors="replace")

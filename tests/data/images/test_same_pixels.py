@@ -15,7 +15,8 @@ from PIL import Image
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index_builder import load_or_build
 from clipzoo.data.shards.inspection import Inspection, sample_statistics
-from clipzoo.data.shards.writer import Pair, write_shards
+from clipzoo.data.shards.pairs import Pair
+from clipzoo.data.shards.writer import write_shards
 from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
@@ -200,7 +201,7 @@ def in_the_library(shard: Path, files: list[Path], folder: Path) -> list[np.ndar
 
 def in_shards_that_are_made(shard: Path, files: list[Path], folder: Path) -> list[np.ndarray]:
     pairs = [Pair(file, ["number 1"]) for file in files]
-    list(write_shards(pairs, folder, samples_a_shard=10**4, shuffle_seed=None, shortest_side=None))
+    write_shards(pairs, folder, samples_a_shard=10**4, shuffle_seed=None, shortest_side=None)
     return in_training(folder / "00000.tar", files, folder)
 
 

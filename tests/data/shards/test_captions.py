@@ -7,8 +7,9 @@ import pytest
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index_builder import load_or_build
 from clipzoo.data.shards.inspection import Inspection, sample_statistics
+from clipzoo.data.shards.pairs import LeftOut, Pair
 from clipzoo.data.shards.reader import has_text
-from clipzoo.data.shards.writer import Pair, write_shards
+from clipzoo.data.shards.writer import write_shards
 from tests.support.shards import picture, write_shard
 
 EMPTY = ["", " \n\t", "...!?", "\u200b", "\ufeff\u2060", "\u00a0-\u3000", "\U0001f600", "\u2764\ufe0f", "\u0301"]
@@ -39,5 +40,5 @@ def test_the_inspection_counts_and_the_writer_omits_the_captions_that_training_r
     statistics = sample_statistics(load_or_build([str(shard)], cache, [tmp_path]), rules, 100)
     assert statistics.bad == {"empty_caption": len(EMPTY)} and len(statistics.words) == 1
     pairs = [Pair(image, [caption]) for caption in captions]
-    omitted = list(write_shards(pairs, tmp_path / "out", samples_a_shard=100, shuffle_seed=None, shortest_side=None))
-    assert omitted == [f"{image}: the caption has no letter or digit"] * len(EMPTY)
+    written = write_shards(pairs, tmp_path / "out", samples_a_shard=100, shuffle_seed=None, shortest_side=None)
+    assert written.left_out == [LeftOut(str(image), "empty_caption", "the caption has no letter or digit")] * len(EMPTY)

@@ -1,0 +1,141 @@
+"""Pairs of an image file and its captions: in a folder, a table, or Karpathy's splits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
+from clipzoo.errors import ConfigError, first_line
+from clipzoo.io.tables import read_table
+
+ALL_LINES = "all"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that is not packed. kind: the counter's name; reason: a sentence."""
+
+    file: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Captions:
+    """Captions of one image. joined: the number of lines that were joined to one caption."""
+
+    texts: list[str]
+    joined: int = 1
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An image file and its captions: given, or in a file of which `caption_line` is read (see `chosen_captions`)."""
+
+    image: Path
+    captions: list[str]
+    caption_file: Path | None = None
+    caption_line: str | None = None
+
+    def read_captions(self) -> Captions:
+        """Raises BadSampleError if the file of the captions cannot be read or lacks the line."""
+        if self.caption_file is None:
+            return Captions(self.captions)
+        try:
+            text = self.caption_file.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise BadSampleError("caption_not_utf8", f"{self.caption_file.name}: {error}") from error
+        except OSError as error:
+            raise BadSampleError("missing_caption", f"{self.caption_file.name}: {error.strerror}") from error
+        return chosen_captions(text, self.caption_line)
+
+
+def chosen_captions(text: str, line: str | None) -> Captions:
+    """Choose captions from the text of a caption file.
+
+    line: None joins all lines to one caption; "all" makes each line a caption; "2" is the second line; any other text
+    is the beginning of the line, which is removed: "de.utf8=" chooses "Hund" from "de.utf8=Hund".
+
+    Raises:
+        BadSampleError: the text has no such line.
+    """
+    lines = text.splitlines()
+    if line is None:
+        return Captions([text], joined=sum(bool(entry.strip()) for entry in lines))
+    if line == ALL_LINES:
+        return Captions(lines)
+    if line.isdecimal():
+        chosen = lines[int(line) - 1 : int(line)]
+    else:
+        chosen = [entry.removeprefix(line) for entry in lines if entry.startswith(line)][:1]
+    if not chosen:
+        raise BadSampleError("missing_caption", f"the caption file has no line {line}")
+    return Captions(chosen)
+
+
+def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[list[Pair], list[LeftOut]]:
+    """Return all images below the folder that have a caption beside them, the same name with .txt, and all other files.
+
+    Images without a caption have the kind "missing_caption", files that are neither "other_file".
+
+    Raises:
+        ConfigError: there is no such pair.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    known, pairs, left_out = set(files), list[Pair](), list[LeftOut]()
+    for path in files:
+        if not _is_image(path):
+            continue
+        if (caption := path.with_suffix(".txt")) in known:
+            pairs.append(Pair(path, [], caption, caption_line))
+        else:
+            left_out.append(LeftOut(str(path), "missing_caption", f"there is no {caption.name} beside it"))
+    used = {pair.caption_file for pair in pairs}
+    for path in files:
+        if path not in used and not _is_image(path):
+            reason = "there is no image beside it" if path.suffix == ".txt" else f"no {', '.join(IMAGE_EXTENSIONS)}"
+            left_out.append(LeftOut(str(path), "other_file", reason))
+    if not pairs:
+        images = sum(_is_image(path) for path in files)
+        others = f"; it holds {len(files) - images} other files" if len(files) > images else ""
+        raise ConfigError(
+            f"{folder}: none of {images} images has a caption beside it (the same name with .txt){others}"
+        )
+    return pairs, left_out
+
+
+def pairs_from_table(table: Path, image_column: str, caption_column: str) -> list[Pair]:
+    """Return the pairs of a CSV or TSV. Paths are relative to the table; rows with the same image become one pair."""
+    captions: dict[str, list[str]] = {}
+    for row in read_table(table, (image_column, caption_column)):
+        captions.setdefault(row[image_column], []).append(row[caption_column])
+    if not captions:
+        raise ConfigError(f"{table} has no rows")
+    return [Pair(table.parent / image, texts) for image, texts in captions.items()]
+
+
+def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
+    """Return the images of some splits of Karpathy's dataset_coco.json or dataset_flickr30k.json, with all captions."""
+    try:
+        entries = json.loads(split_file.read_text(encoding="utf-8"))["images"]
+        known = sorted({str(entry["split"]) for entry in entries})
+        pairs = [
+            Pair(
+                images / entry.get("filepath", "") / entry["filename"],
+                [str(text["raw"]) for text in entry["sentences"]],
+            )
+            for entry in entries
+            if entry["split"] in splits
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{split_file} is not Karpathy's splits as JSON: {first_line(error)}") from None
+    if set(splits) - set(known):
+        raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")
+    return pairs
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix[1:].lower() in IMAGE_EXTENSIONS
