@@ -14,24 +14,16 @@ A world is a pure function of its parameters: any number of processes writes the
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from clipzoo import io
 from clipzoo.data.children import map_in_children
 from clipzoo.demo_world import parts as world_parts
 from clipzoo.demo_world.parts import Part, WorldParameters
-from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import tar_writer
+from clipzoo.io import digest_of, ensure_folder
 
 RECORD = "world.json"
 
@@ -43,47 +35,19 @@ def ensure_world(root: Path, parameters: WorldParameters, processes: int, progre
     progress(images done, images in total) is called after every part. Returns True if the world was generated. Raises
     ConfigError if `root` holds anything else.
     """
-    root = Path(root).absolute()
-    with _locked(root):
-        if is_complete(root, parameters):
-            return False
-        if root.exists() and any(root.iterdir()) and not (root / RECORD).exists():
-            raise ConfigError(f"{root} holds something else than a generated world: choose another folder or remove it")
-        partial, old = (root.with_name(f".{root.name}.{suffix}") for suffix in ("partial", "old"))
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        with io.explained(root, only_full_disks=True):
-            _generate(partial, parameters, processes, progress)
-        if root.exists():
-            os.replace(root, old)
-        os.replace(partial, root)
-        shutil.rmtree(old, ignore_errors=True)
-    return True
 
+    def write(folder: Path) -> None:
+        _generate(folder, parameters, processes, progress)
 
-def is_complete(root: Path, parameters: WorldParameters) -> bool:
-    """Return True if `root` holds exactly this world: same parameters and code, and all files unchanged."""
-    path = root / RECORD
-    if not path.is_file():
-        return False
-    record: dict[str, Any] = io.DamageLog().read(lambda: io.read_json(path, "the world is generated again"), {})
-    files = record.get("files")
-    if {key: record.get(key) for key in ("parameters", "code")} != _recipe(parameters) or not isinstance(files, dict):
-        return False
-    return all((root / name).is_file() and _digest(root / name) == digest for name, digest in files.items())
+    return ensure_folder(root, RECORD, _recipe(parameters), write, "a generated world")
 
 
 def _generate(folder: Path, parameters: WorldParameters, processes: int, progress: Callable[[int, int], None]) -> None:
-    folder.mkdir(parents=True)
     parts = world_parts.parts(parameters)
     total, done = sum(part.images for part in parts), 0
     for part in _write(parts, folder, processes):
         done += part.images
         progress(done, total)
-    files = {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-    record = _recipe(parameters) | {"digest": digest, "files": files}
-    io.write_whole(folder / RECORD, json.dumps(record, indent=1) + "\n")
 
 
 def _write(parts: list[Part], folder: Path, processes: int) -> Iterator[Part]:
@@ -104,18 +68,4 @@ def _write_part(folder: Path, part: Part) -> Part:
 def _recipe(parameters: WorldParameters) -> dict[str, object]:
     """Return everything that determines the bytes of the world: its parameters and a digest of the code."""
     sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(tar_writer.__file__)]
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    return {"parameters": asdict(parameters), "code": code}
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Let one process at a time generate a world at `root`; the others wait and then use it."""
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with root.with_name(f".{root.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return {"parameters": asdict(parameters), "code": digest_of(*sources)}

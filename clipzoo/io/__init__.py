@@ -1,6 +1,7 @@
 """The one place that writes files, and the one that reads files which may be damaged. Needs neither torch nor numpy."""
 
 from clipzoo.io.figures import draw, save_figure
+from clipzoo.io.folders import digest_of, ensure_folder
 from clipzoo.io.reading import (
     DamagedFileError,
     DamageLog,
@@ -31,7 +32,9 @@ __all__ = [
     "DamagedFileError",
     "JsonLines",
     "WriteError",
+    "digest_of",
     "draw",
+    "ensure_folder",
     "explained",
     "make_folder",
     "read_json",
