@@ -15,7 +15,7 @@ PACKAGE = ROOT / "clipzoo"
 ORDER = (
     "errors", "io", "config", "runs", "distributed", "types", "ops", "similarity", "heads", "objectives", "encoders",
     "model", "contracts", "data", "evaluation", "training", "api", "report", "demo_world",
-    "studies", "cli",
+    "emoji", "studies", "cli",
 )  # fmt: skip
 """Packages and modules from low to high: a module imports only from its own package and from lower ones."""
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "conf" not in path.relative_to(PACKAGE).parts)

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 
-from clipzoo.cli import datasets, report, shards, world
+from clipzoo.cli import datasets, emoji, report, shards, world
 from clipzoo.cli.arguments import Parser, own_paths, with_config_folder
 from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.distributed.reporting import exit_on_error
@@ -29,6 +29,7 @@ COMMANDS = {
     "shards": (shards, "make, index or inspect WebDataset shards"),
     "datasets": (datasets, "list or convert the benchmark datasets, or make one of your own"),
     "world": (world, "generate the demo's dataset"),
+    "emoji": (emoji, "get emoji of two vendors as a dataset"),
 }
 """Commands with arguments of their own: the module that defines them, and a summary."""
 

@@ -44,13 +44,12 @@ def ensure_folder(
         partial, old = (root.with_name(f".{root.name}.{suffix}") for suffix in ("partial", "old"))
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)
-        with explained(root, only_full_disks=True):
-            partial.mkdir(parents=True)
-            write(partial)
-            files = {str(path.relative_to(partial)): digest_of(path) for path in _files(partial)}
-            digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-            facts = {**recipe, "digest": digest, "files": files}
-            write_whole(partial / record, json.dumps(facts, indent=1) + "\n")
+        try:
+            with explained(root, only_full_disks=True):
+                _fill(partial, record, recipe, write)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         if root.exists():
             os.replace(root, old)
         os.replace(partial, root)
@@ -76,6 +75,14 @@ def digest_of(*paths: Path) -> str:
     for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _fill(folder: Path, record: str, recipe: Mapping[str, object], write: Callable[[Path], None]) -> None:
+    folder.mkdir(parents=True)
+    write(folder)
+    files = {str(path.relative_to(folder)): digest_of(path) for path in _files(folder)}
+    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    write_whole(folder / record, json.dumps({**recipe, "digest": digest, "files": files}, indent=1) + "\n")
 
 
 def _files(folder: Path) -> list[Path]:

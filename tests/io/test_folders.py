@@ -43,11 +43,11 @@ def test_a_folder_of_other_files_is_refused_and_kept(tmp_path):
     assert (tmp_path / "notes").read_text() == "mine"
 
 
-def test_after_an_error_while_writing_nothing_is_left_under_the_name(tmp_path):
+def test_after_an_error_while_writing_no_file_is_left(tmp_path):
     def fail(folder):
         (folder / "half").write_text("")
         raise ConfigError("no registry")
 
     with pytest.raises(ConfigError, match="no registry"):
         ensure_folder(tmp_path / "root", "record.json", {}, fail, "a folder")
-    assert not (tmp_path / "root").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".root.lock"]
