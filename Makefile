@@ -12,7 +12,7 @@ JOBS ?= 2
 PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops similarity training)
 
-.PHONY: help demo reproduce-demo test test-fast test-all test-cpus test-slurm lint bench docs studies clean
+.PHONY: help demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm lint bench docs studies clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -33,6 +33,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## generate shards, train, evaluate and report in one go
 	@$(PY) scripts/make_world.py
 	@OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=demo/clip
+
+# A finished run says so and is left as it is.
+emoji: $(STAMP)  ## fetch emoji of two vendors with npm, train CLIP, WPSE and KME-CLIP on one, compare them on the other
+	@$(PY) -m clipzoo.cli emoji
+	@for head in clip wpse kme; do \
+	    OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=emoji/$$head || exit 1; \
+	done
+	@$(PY) scripts/report.py runs/emoji/clip runs/emoji/wpse runs/emoji/kme
 
 reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45 minutes on two cores)
 	@$(PY) scripts/make_world.py
@@ -74,5 +82,5 @@ docs: $(STAMP)  ## build the documentation into site/
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@$(PY) -m mkdocs build --strict
 
-clean:  ## remove the environment and the demo's files
-	rm -rf $(VENV) data/demo runs/demo
+clean:  ## remove the environment and the files of `make demo` and `make emoji`
+	rm -rf $(VENV) data/demo data/emoji data/npm runs/demo runs/emoji
