@@ -15,7 +15,7 @@ import csv
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from clipzoo.data.shards import writer
+from clipzoo.data.shards import pairs, writer
 from clipzoo.emoji.packages import Package, fetch
 from clipzoo.emoji.pictures import read_emoji, read_members
 from clipzoo.errors import ConfigError
@@ -43,7 +43,7 @@ NAMES = Package(
     "sha512-HdrQW/7SdbXUsTd8uTATv7LvQJkCSgbAgRCDCtOhQ6xn3EAx+xZHQtRniOXWJK3ywIqPegkNhP4U4EbuFsiQng==",
     "names and groups: MIT",
 )
-WRITERS = (writer, own_dataset, own_sources, tar_writer)
+WRITERS = (pairs, writer, own_dataset, own_sources, tar_writer)
 """Modules that determine the bytes of the dataset, beside this package."""
 COLUMNS = ("filepath", "name", "group")
 PROMPT = "{c}"
@@ -103,11 +103,10 @@ def write_datasets(folder: Path, train: str, judge: str) -> None:
     `clipzoo shards make` and `clipzoo datasets make` write the same from these tables.
     """
     image, name, group = COLUMNS
-    pairs = writer.pairs_from_table(folder / f"{train}.csv", image, name)
-    for reason in writer.write_shards(
-        pairs, folder / "train", samples_a_shard=1000, shuffle_seed=0, shortest_side=None
-    ):
-        raise ConfigError(f"a picture cannot be used: {reason}")
+    captions = pairs.pairs_from_table(folder / f"{train}.csv", image, name)
+    shards = writer.write_shards(captions, folder / "train", samples_a_shard=1000, shuffle_seed=0, shortest_side=None)
+    if shards.left_out:
+        raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
     table, downstream = folder / f"{judge}.csv", folder / "downstream"
     for dataset, column in (("names", name), ("groups", group)):
         source = own_sources.table_of_classes(table, image, column, None)
