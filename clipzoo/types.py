@@ -23,30 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from clipzoo.config.arguments import checked as checked
-from clipzoo.config.vocabulary import (
-    AnyNumber as AnyNumber,
-    Ascending as Ascending,
-    ChannelTriple as ChannelTriple,
-    Count as Count,
-    Decay as Decay,
-    Epochs as Epochs,
-    Gigabytes as Gigabytes,
-    Layers as Layers,
-    MultipleOf as MultipleOf,
-    NonNegative as NonNegative,
-    NonNegativeCount as NonNegativeCount,
-    OrderedPair as OrderedPair,
-    Positive as Positive,
-    Probability as Probability,
-    Range as Range,
-    Rate as Rate,
-    Scale as Scale,
-    Seconds as Seconds,
-    Seed as Seed,
-    Share as Share,
-    Weight as Weight,
-    Workers as Workers,
-)
+from clipzoo.config.vocabulary import *  # noqa: F403 (all annotations)
 from clipzoo.distributed.world import World as World
 
 
@@ -178,6 +155,32 @@ def gather_embedding(embedding: EmbeddingKind, world: World, dtype: torch.dtype 
     return world.gather(embedding, dtype)
 
 
+class Negatives(ABC):
+    """Terms e_ij = factor * exp((s_ij - s_ii - offset_j) / temperature_i) of the negatives j of b local anchors i.
+
+    The terms have no gradient; only `surrogate` is differentiable.
+    """
+
+    @abstractmethod
+    def log_sum(self) -> Tensor:
+        """Return log sum_{j != i} e_ij, [b]."""
+
+    @abstractmethod
+    def surrogate(self, log_denominator: Tensor) -> Tensor:
+        """Return mean_i sum_j e_ij / denominator_i * (s_ij - s_ii), differentiable in the scores alone.
+
+        Its gradient is that of the estimator of a moving average; its value has no meaning. log_denominator: [b].
+        """
+
+    @abstractmethod
+    def mean_difference(self, log_denominator: Tensor) -> Tensor:
+        """Return sum_j e_ij / denominator_i * (s_ij - s_ii) / temperature_i, [b]."""
+
+    @abstractmethod
+    def log_pull(self, log_denominator: Tensor, world: World) -> Tensor:
+        """Return log sum_i e_ij / (factor * denominator_i), [N], over all ranks' anchors and with the positive."""
+
+
 class Scores(ABC):
     """Similarities of b local anchors (rows) to the N samples of the global batch (columns), in one direction.
 
@@ -192,6 +195,26 @@ class Scores(ABC):
     @abstractmethod
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
         """Return log sum_j exp(score_ij) over the columns, [b], with or without the column of the positive."""
+
+    @abstractmethod
+    def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Scores:
+        """Return the scores multiplied or divided by a scalar. Pass one function for both directions."""
+
+    @abstractmethod
+    def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
+        """Return sum_j -log sigmoid(y_ij (scale * score_ij + bias)), [b], y = 1 for the positive, else -1."""
+
+    @abstractmethod
+    def squared_distance(self, other: Scores) -> Tensor:
+        """Return sum_j (score_ij - other score_ij)^2, [b]."""
+
+    @abstractmethod
+    def negatives(self, temperature: float | Tensor, log_factor: float, offset: Tensor | None = None) -> Negatives:
+        """Return factor * exp((score_ij - score_ii - offset_j) / temperature_i) for the columns j of the negatives.
+
+        temperature: one number, or [N] of all ranks' anchors. offset: [N], of the columns. Neither has a gradient.
+        Ask for both directions before a sum of either is used: one pass over the scores then serves both.
+        """
 
     @abstractmethod
     def dense(self) -> Tensor:

@@ -9,7 +9,6 @@ from clipzoo.objectives.base import Objective
 from clipzoo.objectives.infonce import cross_entropy
 from clipzoo.objectives.logit_scale import LogitScale
 from clipzoo.objectives.requirements import plain_cosines
-from clipzoo.similarity.dense import DenseScores
 from clipzoo.types import Batch, Loss, Positive, Progress, Scale, Scores, Similarity, Weight, checked
 
 
@@ -43,7 +42,8 @@ class CyCLIP(Objective):
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         image_to_text, text_to_image = similarity.directions
         scale = self.scale()
-        contrastive = (_scaled_loss(image_to_text, scale) + _scaled_loss(text_to_image, scale)) / 2
+        first, second = (cross_entropy(scores.scaled(scale.mul)) for scores in similarity.directions)
+        contrastive = (first + second) / 2
         cross_modal = _disagreement(image_to_text, text_to_image)
         assert similarity.within_image is not None and similarity.within_text is not None, "check() refuses such heads"
         in_modal = _disagreement(similarity.within_image(), similarity.within_text())
@@ -65,10 +65,6 @@ class CyCLIP(Objective):
         return reasons
 
 
-def _scaled_loss(scores: Scores, scale: Tensor) -> Tensor:
-    return cross_entropy(DenseScores(scale * scores.dense(), scores.first_positive))
-
-
 def _disagreement(first: Scores, second: Scores) -> Tensor:
     """Return the squared differences, summed over the N scores of an anchor and averaged over the local anchors."""
-    return (first.dense() - second.dense()).square().sum(dim=1).mean()
+    return first.squared_distance(second).mean()

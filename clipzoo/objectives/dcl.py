@@ -11,7 +11,6 @@ from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
 from clipzoo.objectives.requirements import plain_cosines
-from clipzoo.similarity.dense import DenseScores
 from clipzoo.types import Batch, Decay, Loss, Progress, Scale, Scores, Similarity, Weight, checked
 
 
@@ -41,8 +40,11 @@ class DCL(Objective):
     def check(self, head: Head) -> list[str]:
         return plain_cosines(head, self.name)
 
+    def _tempered(self, cosines: Tensor) -> Tensor:
+        return cosines / self._temperature
+
     def _debiased(self, scores: Scores) -> Tensor:
-        scaled = DenseScores(scores.dense() / self._temperature, scores.first_positive)
+        scaled = scores.scaled(self._tempered)
         positives = scaled.positives()
         negatives = scaled.log_sum_exp(exclude_positive=True)
         count = scores.columns - 1

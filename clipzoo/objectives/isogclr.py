@@ -7,18 +7,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from clipzoo.objectives.moving_average import (
-    MovingAverageObjective,
-    both_anchors,
-    differences,
-    local_rows,
-    surrogate,
-    without_positive,
-)
+from clipzoo.objectives.moving_average import MovingAverageObjective, both_anchors
 from clipzoo.objectives.per_sample import IMAGE, TEXT
 from clipzoo.types import (
     Batch,
     Loss,
+    Negatives,
     Positive,
     Probability,
     Progress,
@@ -72,7 +66,16 @@ class ISogCLR(MovingAverageObjective):
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         ids = self.global_ids(batch, similarity.world)
-        loss = both_anchors(similarity, lambda anchor, scores: self._direction(anchor, scores, ids, similarity.world))
+        # Before the temperatures of either modality change.
+        tau = self.tau[:, ids].to(similarity.image_to_text.positives().dtype)  # [2, N]
+
+        def negatives(anchor: int, scores: Scores) -> Negatives:
+            return scores.negatives(tau[anchor], -math.log(len(ids) - 1))
+
+        def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
+            return self._direction(anchor, rows, terms, tau[anchor], ids, similarity.world)
+
+        loss = both_anchors(similarity, negatives, direction)
         means = self.tau[:, ids].mean(dim=1)
         logs = {"temperature_image_mean": means[IMAGE], "temperature_text_mean": means[TEXT]}
         return Loss(loss.total, {**loss.logs, **logs})
@@ -81,18 +84,14 @@ class ISogCLR(MovingAverageObjective):
         """Return the temperatures."""
         return self.only_seen("temperature", self.tau)
 
-    def _direction(self, anchor: int, scores: Scores, ids: Tensor, world: World) -> tuple[Tensor, Tensor]:
-        difference = differences(scores)
-        all_tau = self.tau[anchor, ids].to(difference.dtype)  # [N]
-        tau = all_tau[local_rows(scores)]  # [b]
-        exponents = difference.detach() / tau[:, None]
-        log_terms = without_positive(exponents - math.log(len(ids) - 1), scores)
-        log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1), world)[local_rows(scores)]
-        log_weights = log_terms - log_u[:, None]
+    def _direction(
+        self, anchor: int, rows: slice, terms: Negatives, all_tau: Tensor, ids: Tensor, world: World
+    ) -> tuple[Tensor, Tensor]:
+        log_u = self.track(anchor, ids, terms.log_sum(), world)[rows]
         if self.training:
-            gradient = log_u + self._rho - (log_weights.exp() * exponents).sum(dim=1)
+            gradient = log_u + self._rho - terms.mean_difference(log_u)
             self._update_tau(anchor, ids, world.gather(gradient), all_tau)
-        return surrogate(log_weights, difference), (tau * (log_u + self._rho)).mean()
+        return terms.surrogate(log_u), (all_tau[rows] * (log_u + self._rho)).mean()
 
     def _update_tau(self, modality: int, ids: Tensor, gradient: Tensor, tau: Tensor) -> None:
         """Take one step of SGD with momentum. gradient: [N], of the objective by the temperatures."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from clipzoo.heads.base import Head
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, PerSampleObjective
 from clipzoo.objectives.requirements import plain_cosines
-from clipzoo.types import Loss, Scores, Share, Similarity, World
+from clipzoo.types import Loss, Negatives, Scores, Share, Similarity, World
 
 
 class MovingAverageObjective(PerSampleObjective):
@@ -50,37 +50,28 @@ class MovingAverageObjective(PerSampleObjective):
         return {f"{name}_image": seen[IMAGE], f"{name}_text": seen[TEXT]}
 
 
-def both_anchors(similarity: Similarity, direction: Callable[[int, Scores], tuple[Tensor, Tensor]]) -> Loss:
+def both_anchors(
+    similarity: Similarity,
+    negatives: Callable[[int, Scores], Negatives],
+    direction: Callable[[int, slice, Negatives], tuple[Tensor, Tensor]],
+) -> Loss:
     """Return the sum of the losses of image anchors and of text anchors.
 
-    direction: function of the anchors' modality and scores -> surrogate loss and value of the objective.
+    negatives: function of the anchors' modality and scores.
+    direction: function of the anchors' modality, their rows among those of all ranks, and their negatives -> surrogate
+        loss and value of the objective.
     """
-    image_loss, image_objective = direction(IMAGE, similarity.image_to_text)
-    text_loss, text_objective = direction(TEXT, similarity.text_to_image)
+    terms = [negatives(anchor, scores) for anchor, scores in zip((IMAGE, TEXT), similarity.directions, strict=True)]
+    rows = _local_rows(similarity.image_to_text)
+    image_loss, image_objective = direction(IMAGE, rows, terms[IMAGE])
+    text_loss, text_objective = direction(TEXT, rows, terms[TEXT])
     logs = {"objective_image_anchors": image_objective, "objective_text_anchors": text_objective}
     return Loss(image_loss + text_loss, logs)
 
 
-def differences(scores: Scores) -> Tensor:
-    """[b, N], s_ij - s_ii."""
-    return scores.dense() - scores.positives()[:, None]
-
-
-def local_rows(scores: Scores) -> slice:
+def _local_rows(scores: Scores) -> slice:
     """Return the rows of this rank's anchors among those of all ranks."""
     return slice(scores.first_positive, scores.first_positive + len(scores.positives()))
-
-
-def without_positive(logs: Tensor, scores: Scores) -> Tensor:
-    """Return a copy of logs [b, N] with -inf at the positives."""
-    copy = logs.clone()
-    copy.diagonal(scores.first_positive).fill_(float("-inf"))
-    return copy
-
-
-def surrogate(log_weights: Tensor, differences: Tensor) -> Tensor:
-    """mean_i sum_j weight_ij (s_ij - s_ii): its gradient is that of the estimator; its value has no meaning."""
-    return (log_weights.exp() * differences).sum(dim=1).mean()
 
 
 def _log_blend(log_old: Tensor, log_new: Tensor, weight: float) -> Tensor:

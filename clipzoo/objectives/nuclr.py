@@ -10,18 +10,12 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from clipzoo.objectives.moving_average import (
-    MovingAverageObjective,
-    both_anchors,
-    differences,
-    local_rows,
-    surrogate,
-    without_positive,
-)
+from clipzoo.objectives.moving_average import MovingAverageObjective, both_anchors
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT
 from clipzoo.types import (
     Batch,
     Loss,
+    Negatives,
     NonNegativeCount,
     Probability,
     Progress,
@@ -94,8 +88,17 @@ class NUCLR(MovingAverageObjective):
         if self.training and not self._xi_each_step and _begins_epoch(progress):
             self.xi.copy_(self.zeta.amax(dim=1).clamp(min=self._first_xi))
         rate = zeta_rate(progress, self._eta, self._frozen_epochs) if self._learn_zeta else 0.0
-        world = similarity.world
-        loss = both_anchors(similarity, lambda anchor, scores: self._direction(anchor, scores, ids, rate, world))
+        # Before the popularities of either modality change.
+        zeta = self.zeta[:, ids].to(similarity.image_to_text.positives().dtype)  # [2, N]
+        log_ratio = math.log(self.samples - 1) - math.log(len(ids) - 1)
+
+        def negatives(anchor: int, scores: Scores) -> Negatives:
+            return scores.negatives(self._temperature, log_ratio, zeta[1 - anchor])
+
+        def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
+            return self._direction(anchor, rows, terms, zeta[1 - anchor], ids, rate, similarity.world)
+
+        loss = both_anchors(similarity, negatives, direction)
         if self.training and self._xi_each_step:
             low, high = self.zeta.aminmax(dim=1)
             self.xi.copy_(torch.maximum(self.xi, torch.maximum(-low, high)))
@@ -105,25 +108,20 @@ class NUCLR(MovingAverageObjective):
         """Return the log popularity, zeta / tau."""
         return self.only_seen("log_popularity", self.zeta / self._temperature)
 
-    def _direction(self, anchor: int, scores: Scores, ids: Tensor, rate: float, world: World) -> tuple[Tensor, Tensor]:
+    def _direction(
+        self, anchor: int, rows: slice, terms: Negatives, zeta: Tensor, ids: Tensor, rate: float, world: World
+    ) -> tuple[Tensor, Tensor]:
+        """zeta: [N], of the contrasts."""
         contrast = 1 - anchor
-        rows = local_rows(scores)
-        difference = differences(scores)
-        zeta = self.zeta[contrast, ids].to(difference.dtype)  # [N]
-        exponents = (difference.detach() - zeta) / self._temperature  # [b, N]
-        log_ratio = math.log(self.samples - 1) - math.log(len(ids) - 1)
-        log_terms = without_positive(exponents + log_ratio, scores)
-        log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1), world)[rows]
+        log_u = self.track(anchor, ids, terms.log_sum(), world)[rows]
         own_strength = -zeta[rows] / self._temperature
         xi_strength = -self.xi[contrast].to(log_u.dtype) / self._temperature
         log_denominator = torch.logaddexp(xi_strength if self._positive_by_xi else own_strength, log_u)
         if self.training and rate > 0:
             # The gradient of the popularity always weighs the positive by its zeta, and includes the diagonal.
-            log_pull = (exponents - torch.logaddexp(own_strength, log_u)[:, None]).logsumexp(dim=0)
-            log_pull = world.gather(log_pull[None]).logsumexp(dim=0)  # [N]
+            log_pull = terms.log_pull(torch.logaddexp(own_strength, log_u), world)
             self._update_zeta(contrast, ids, log_pull, zeta, rate * self._eta_factors[contrast])
-        loss = surrogate(log_terms - log_denominator[:, None], difference)
-        return loss, self._temperature * log_denominator.mean()
+        return terms.surrogate(log_denominator), self._temperature * log_denominator.mean()
 
     def _update_zeta(self, modality: int, ids: Tensor, log_pull: Tensor, zeta: Tensor, rate: float) -> None:
         """Take one step of SGD with momentum along n times the gradient (14), for the contrasts of the global batch.

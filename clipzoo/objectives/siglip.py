@@ -6,7 +6,6 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
@@ -58,7 +57,4 @@ class SigLIP(Objective):
 
 def pairwise_sigmoid(scores: Scores, scale: Tensor, bias: Tensor) -> Tensor:
     """Return the sum over the N pairs of an anchor, averaged over the local anchors."""
-    logits = scale * scores.dense() + bias
-    labels = torch.full_like(logits, -1.0)
-    labels.diagonal(scores.first_positive).fill_(1.0)
-    return -functional.logsigmoid(labels * logits).sum(dim=1).mean()
+    return scores.binary_cross_entropy(scale, bias).mean()

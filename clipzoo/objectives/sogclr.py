@@ -8,15 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from clipzoo.objectives.moving_average import (
-    MovingAverageObjective,
-    both_anchors,
-    differences,
-    local_rows,
-    surrogate,
-    without_positive,
-)
-from clipzoo.types import Batch, Loss, Progress, Scale, Scores, Share, Similarity, checked
+from clipzoo.objectives.moving_average import MovingAverageObjective, both_anchors
+from clipzoo.types import Batch, Loss, Negatives, Progress, Scale, Scores, Share, Similarity, checked
 
 
 @checked
@@ -37,16 +30,17 @@ class SogCLR(MovingAverageObjective):
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         ids = self.global_ids(batch, similarity.world)
 
-        def direction(anchor: int, scores: Scores) -> tuple[Tensor, Tensor]:
-            difference = differences(scores)
-            log_ratio = math.log(self.samples - 1) - math.log(len(ids) - 1)
-            log_terms = without_positive(difference.detach() / self._temperature + log_ratio, scores)
-            log_u = self.track(anchor, ids, log_terms.logsumexp(dim=1), similarity.world)[local_rows(scores)]
-            log_denominator = torch.logaddexp(log_u, log_u.new_zeros(())) if self._positive_in_denominator else log_u
-            loss = surrogate(log_terms - log_denominator[:, None], difference)
-            return loss, self._temperature * log_denominator.mean()
+        log_ratio = math.log(self.samples - 1) - math.log(len(ids) - 1)
 
-        return both_anchors(similarity, direction)
+        def negatives(anchor: int, scores: Scores) -> Negatives:
+            return scores.negatives(self._temperature, log_ratio)
+
+        def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
+            log_u = self.track(anchor, ids, terms.log_sum(), similarity.world)[rows]
+            log_denominator = torch.logaddexp(log_u, log_u.new_zeros(())) if self._positive_in_denominator else log_u
+            return terms.surrogate(log_denominator), self._temperature * log_denominator.mean()
+
+        return both_anchors(similarity, negatives, direction)
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return log u: high for samples that resemble their negatives."""

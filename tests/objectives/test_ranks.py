@@ -64,6 +64,14 @@ def test_two_ranks_equal_one_for_every_compatible_pair(pairs, alone):
             assert torch.equal(first[pair][name], second[pair][name]), f"{pair}: {name}"
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tiles_give_the_losses_gradients_and_state_of_the_matrix(pairs, alone, ranks):
+    tiled = run_ranks(ranks, train_pairs, pairs, 3)[0] if ranks > 1 else train_pairs(pairs, 3)
+    for pair, expected in alone.items():
+        for name, value in expected.items():
+            torch.testing.assert_close(tiled[pair][name], value, rtol=1e-12, atol=1e-12, msg=f"{pair}: {name}")
+
+
 def test_the_compared_pairs_have_nonzero_gradients_and_state_updates(alone):
     """Numbers that are equal because nothing happened would pass the comparison above."""
     for pair in [name for name in alone if name.startswith("cosine")]:
@@ -73,12 +81,12 @@ def test_the_compared_pairs_have_nonzero_gradients_and_state_updates(alone):
     assert learned["state log_u"].isfinite().all()
 
 
-def train_pairs(pairs: dict[str, tuple[Plain, Plain]]) -> dict[str, Found]:
+def train_pairs(pairs: dict[str, tuple[Plain, Plain]], tile: int | None = None) -> dict[str, Found]:
     """On this rank: a few steps of each pair; losses, gradients and state by name."""
-    return {name: _train(head, build_objective(objective).double()) for name, (head, objective) in pairs.items()}
+    return {name: _train(head, build_objective(objective).double(), tile) for name, (head, objective) in pairs.items()}
 
 
-def _train(head_config: Plain, objective: Objective) -> Found:
+def _train(head_config: Plain, objective: Objective, tile: int | None) -> Found:
     torch.manual_seed(0)
     head = part(head_config).double()
     objective.allocate(SAMPLES)
@@ -93,7 +101,7 @@ def _train(head_config: Plain, objective: Objective) -> Found:
     for step in range(STEPS if any(True for _ in objective.buffers()) else 1):
         head.resample(step)
         image, text, of = _local(step, world)
-        similarity = head(image.map(lambda view: view @ image_map), text.map(lambda view: view @ text_map), world)
+        similarity = head(image.map(lambda view: view @ image_map), text.map(lambda view: view @ text_map), world, tile)
         loss = objective(similarity, of, Progress(step, 2 * STEPS, SAMPLES, BATCH))
         gradients = torch.autograd.grad(loss.total, list(trained.values()), materialize_grads=True)
         results[f"loss {step}"] = world.mean(loss.total)

@@ -13,7 +13,7 @@ from clipzoo.api.build import build_objective
 from clipzoo.distributed.world import World
 from clipzoo.heads.vector import VectorHead
 from clipzoo.similarity.tiled import automatic_tile, tiled_anchors, tiled_scores
-from clipzoo.types import Batch, Progress
+from clipzoo.types import Batch, Progress, Similarity
 from scripts.compatibility import composed
 from tests.support.heads import HEADS, build_head, every_answer, image_features, rows, text_features
 from tests.support.largest_tensor import LargestTensor
@@ -63,6 +63,22 @@ def test_no_tensor_is_larger_than_a_tile_or_the_vectors():
     with LargestTensor() as largest:
         answered(left, right, lambda *sides: tiled_scores(*sides, 16), dense=False)
     assert largest.elements <= max(16 * 16, 96 * 6)
+
+
+@pytest.mark.parametrize("name", ["siglip objective.initial_scale=10.0", "dcl", "cyclip", "sogclr", "isogclr", "nuclr"])
+def test_objectives_of_cosines_need_no_matrix(name):
+    option, *changes = name.split()
+    objective = build_objective(composed(f"+objective={option}", *changes)).double()
+    objective.allocate(4 * 96)
+    image, text = (side.requires_grad_() for side in factors(96, 1.0))
+    similarity = Similarity(
+        *tiled_scores(image, text, 16), lambda: tiled_anchors(image, image, 16), lambda: tiled_anchors(text, text, 16)
+    )
+    with LargestTensor() as largest:
+        loss = objective(similarity, Batch(image, text, torch.arange(96)), Progress(0, 8, 4 * 96, 96)).total
+        assert all(gradient.abs().sum() > 0 for gradient in torch.autograd.grad(loss, (image, text)))
+    # Vectors, with sixteen further columns for biases, and the state of the dataset.
+    assert largest.elements <= max(16 * 16, 96 * (5 + 16), 2 * 4 * 96)
 
 
 @pytest.mark.parametrize("name", VECTOR_HEADS)
