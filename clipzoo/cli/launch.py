@@ -85,7 +85,7 @@ def show(points: list[sweep.Point], options: argparse.Namespace) -> None:
 
     rows = sweep_rows(points, options.table)
     text = markdown(sweep_table(rows, options.table, options.lowest))
-    output = options.output or Path("runs") / sweep.sweep_name(options.overrides)
+    output = options.output or sweep.sweep_folder(points, options.overrides)
     sweep_plot(rows, options.table, output / "sweep.png", options.lowest)
     write_whole(output / "sweep.md", f"{text}\n\n![{options.table} over the sweep](sweep.png)\n")
     print(f"{text}\n\n{output / 'sweep.md'}")

@@ -42,12 +42,17 @@ def main(arguments: list[str]) -> None:
     """Check the command line, then let Hydra run the job, or one job for each point of a sweep."""
     with same_on_all_ranks():
         sys.argv[1:] = hydra_arguments(arguments)
+        options, lines = _read_command_line(arguments)
     # Hydra then raises its errors instead of ending the process with its own words.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         job()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(first_line(error)) from None
+    if options.multirun:
+        from clipzoo.report.sweep_page import write_sweep
+
+        print(write_sweep(lines), flush=True)
 
 
 def hydra_arguments(arguments: list[str]) -> list[str]:
@@ -79,6 +84,8 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
                 from clipzoo.report.paper_tables.published import require_row
 
                 require_row(row)
+        if options.multirun and not shows:
+            sweep.points(lines)
     own = own_folder()
     return [
         *(argument for argument in arguments if argument not in options.overrides),

@@ -48,6 +48,12 @@ def options(group: str) -> list[str]:
     return sorted(str(name) for name in names if group == "experiment" or len(name.parts) == 1)
 
 
+def option_file(group: str, option: str) -> Path | None:
+    """Return the file of an option, None if there is none."""
+    places = [folder / group / f"{option}.yaml" for folder in (CONF, own_folder()) if folder]
+    return next((path for path in places if path.exists()), None)
+
+
 def _files(folder: Path) -> list[Path]:
     """Return the YAML files in the groups of a folder, relative to it."""
     groups = [path.name for path in CONF.iterdir() if path.is_dir()]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import islice
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, ValueType
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 
-from clipzoo.config.groups import is_group
+from clipzoo.config.groups import is_group, options
 from clipzoo.config.suggestions import unknown_option
 from clipzoo.errors import ConfigError
 
@@ -41,9 +41,13 @@ def alternatives(override: Override) -> list[str] | None:
     """Return one override for each swept value; None for a sweep that is not a list of values."""
     if not override.is_sweep_override():
         return [override.input_line or ""]
-    if not override.is_discrete_sweep() or override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+    if not override.is_discrete_sweep():
         return None
-    values = list(islice(override.sweep_string_iterator(), MOST_VALUES + 1))
+    value = override.value()
+    names = (
+        value.filter(options(override.key_or_group)) if isinstance(value, Glob) else override.sweep_string_iterator()
+    )
+    values = list(islice(names, MOST_VALUES + 1))
     if len(values) > MOST_VALUES:
         raise ConfigError(f"{override.input_line} has more than {MOST_VALUES} values")
     return [f"{override.get_key_element()}={value}" for value in values]
@@ -57,7 +61,7 @@ def require_values(override: Override, is_sweep: bool) -> None:
     if not is_sweep:
         raise ConfigError(f"{line} has several values: add -m for one run each, or quote a value with commas twice")
     values = alternatives(override)
-    if values is None and override.value_type is not ValueType.GLOB_CHOICE_SWEEP:
+    if values is None:
         raise ConfigError(f"{line} is no list of values: give {key}=a,b,c or {key}=range(1,5)")
     if values == []:
         raise ConfigError(f"{line} has no value")

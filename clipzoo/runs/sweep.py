@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import yaml
+
 from clipzoo.config.compose import compose
+from clipzoo.config.groups import option_file
 from clipzoo.config.overrides import alternatives, read, require_values
+from clipzoo.config.suggestions import unknown_option
 from clipzoo.errors import ConfigError
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.names import run_folder
@@ -30,23 +34,48 @@ class Point:
 
 
 def points(overrides: Sequence[str]) -> list[Point]:
-    """Return every combination of the values `key=a,b,c`; the values of the last key change fastest."""
+    """Return every combination of the values `key=a,b,c`; the values of the last key change fastest.
+
+    The values of a `search=` come first.
+
+    Raises:
+        ConfigError: the overrides are invalid, or all points would have one name.
+    """
     choices: list[list[tuple[str, str | None]]] = []
-    for override in map(read, overrides):
+    for override in map(read, [*_search(overrides), *overrides]):
         require_values(override, is_sweep=True)
-        key, lines = override.get_key_element(), alternatives(override)
-        if lines is None:
-            raise ConfigError(f"{override.input_line} is a pattern: give {key}=a,b,c")
-        if key == "name":
-            raise ConfigError(
-                f"{override.input_line} would give all points of the sweep one name: leave it out, "
-                "and each run is named by a digest of its configuration"
-            )
+        key, lines = override.get_key_element(), alternatives(override) or []
         choices.append([(line, key if override.is_sweep_override() else None) for line in lines])
-    return [
+    found = [
         Point({key: line.partition("=")[2] for line, key in choice if key}, tuple(line for line, _ in choice))
         for choice in itertools.product(*choices)
     ]
+    first, last = (compose(point.overrides)["name"] for point in (found[0], found[-1]))
+    if first is not None and first == last and len(found) > 1:
+        raise ConfigError(
+            f"name={first} would be the name of all points of the sweep: give name=null, and each run is named by its "
+            "overrides and a digest"
+        )
+    return found
+
+
+def searched(search: str) -> list[str]:
+    """Return the swept overrides of an option of conf/search, as Hydra's sweeper adds them."""
+    path = option_file("search", search)
+    if path is None:
+        raise ConfigError(unknown_option("search", search))
+    stated = yaml.safe_load(path.read_text())
+    return [f"{key}={values}" for key, values in stated["hydra"]["sweeper"]["params"].items()]
+
+
+def _search(overrides: Sequence[str]) -> list[str]:
+    chosen = [str(override.value()) for override in map(read, overrides) if override.key_or_group == "search"]
+    return searched(chosen[-1]) if chosen else []
+
+
+def sweep_folder(points: Sequence[Point], overrides: Sequence[str]) -> Path:
+    """Return the folder for the tables of a sweep, beside the runs of its points."""
+    return points[0].folder.parent / sweep_name(overrides)
 
 
 def sweep_name(overrides: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clipzoo.config.compose import compose
+from clipzoo.config.groups import options
 from clipzoo.errors import ConfigError
 from clipzoo.runs import sweep
 from clipzoo.runs.names import run_folder
@@ -31,8 +32,20 @@ def test_a_command_line_without_sweeps_is_one_point():
 
 
 def test_a_name_for_all_points_is_refused():
-    with pytest.raises(ConfigError, match="name=mine would give all points of the sweep one name"):
-        sweep.points([SHARDS, "name=mine", "seed=0,1"])
+    for line in ("name=mine", "experiment=demo/clip"):
+        with pytest.raises(ConfigError, match="name=(mine|demo) would be the name of all points"):
+            sweep.points([SHARDS, line, "seed=0,1"])
+    assert len(sweep.points([SHARDS, "experiment=demo/clip", "name=null", "seed=0,1"])) == 2
+    assert len(sweep.points([SHARDS, "name='mine ${seed}'", "seed=0,1"])) == 2
+    assert len(sweep.points([SHARDS, "name=mine", "seed=0"])) == 1
+
+
+def test_a_search_and_a_pattern_stand_for_their_values():
+    points = sweep.points([SHARDS, "head=wpse", "search=wpse", "head/kernel=glob(*)"])
+    assert len(points) == 15 * len(options("head/kernel"))
+    assert list(points[0].swept) == ["head.kernel.width", "head.alpha", "head/kernel"]
+    with pytest.raises(ConfigError, match="there is no search=wpsi; did you mean wpse"):
+        sweep.points([SHARDS, "search=wpsi"])
 
 
 def test_a_points_run_is_where_train_puts_it():

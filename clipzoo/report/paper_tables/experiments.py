@@ -8,13 +8,14 @@ from functools import cache
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
+from clipzoo.config.overrides import read
 from clipzoo.report.paper_tables.published import layout
 from clipzoo.runs.identity import identity
 from clipzoo.runs.protocol import Setting, settings
+from clipzoo.runs.sweep import searched
 
 EXEMPT = ("seed", "row", "head.seed", "data.shards")
 """Keys that may differ from a row's experiment, beside HARMLESS: seeds and paths. The number of pairs
@@ -92,11 +93,9 @@ def protocol_differences(
 @cache
 def axes(search: str) -> Mapping[str, list[Any]]:
     """Keys that an option of conf/search varies, with their values."""
-    stated = yaml.safe_load((CONF / "search" / f"{search}.yaml").read_text())
-    overrides = [f"{key}={values}" for key, values in stated["hydra"]["sweeper"]["params"].items()]
     return {
         override.key_or_group: [_scalar(value) for value in override.sweep_iterator()]
-        for override in OverridesParser.create().parse_overrides(overrides)
+        for override in map(read, searched(search))
     }
 
 

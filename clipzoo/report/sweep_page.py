@@ -1,0 +1,91 @@
+"""The end of a sweep: a table of its points for the terminal, and the page that compares their runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from clipzoo.io import DamageLog
+from clipzoo.report.comparison.scales import COSTS, columns
+from clipzoo.report.paper_tables.collect import Run, collect
+from clipzoo.report.render import terminal
+from clipzoo.report.table import Table, text_table
+from clipzoo.report.tables_page import write_pages
+from clipzoo.runs.sweep import Point, points, sweep_folder
+
+Measure = Callable[[Run], float | None]
+
+
+def write_sweep(overrides: Sequence[str]) -> str:
+    """Write the comparison of the runs of a sweep; return its table and the path of the page.
+
+    Raises ConfigError if none of its runs is finished.
+    """
+    swept = points(overrides)
+    folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
+    page = write_pages(folders, [], sweep_folder(swept, overrides))
+    return f"\n{terminal(overview(swept))}\n\nthe comparison of the runs: {page}"
+
+
+def overview(points: Sequence[Point]) -> Table:
+    """A row for each combination of swept values: mean and standard deviation over seeds, the highest mean with a star.
+
+    Columns: for each task the mean over its datasets, or its only dataset; the last training loss; minutes.
+    """
+    finished = _finished(points)
+    keys = [key for key in points[0].swept if key != "seed"]
+    groups: dict[tuple[str, ...], dict[Path, Run | None]] = {}
+    for point in points:
+        values = tuple(point.swept[key] for key in keys)
+        groups.setdefault(values, {})[point.folder] = finished.get(point.folder)
+    tasks = {
+        f"{task} ({parts[0].label})": (lambda run, column=parts[0]: column.value(run.metrics))
+        for task, parts in columns(list(finished.values())).items()
+    }
+    measured = [_measured(groups, measure, starred=True) for measure in tasks.values()]
+    measured += [_measured(groups, measure, starred=False) for measure in (_loss, _minutes)]
+    counts = [_count(list(runs.values())) for runs in groups.values()]
+    rows = [[*row] for row in zip(*(zip(*groups, strict=True) if keys else ()), *measured, counts, strict=True)]
+    return text_table([*keys, *tasks, "loss", COSTS[0].label, "runs"], rows, left=len(keys))
+
+
+def _finished(points: Sequence[Point]) -> dict[Path, Run]:
+    damage = DamageLog()
+    folders = dict.fromkeys(point.folder for point in points)
+    runs = [run for folder in folders if folder.exists() for run in collect(folder, damage)[0]]
+    return {run.folder: run for run in runs}
+
+
+def _measured(
+    groups: Mapping[tuple[str, ...], Mapping[Path, Run | None]], measure: Measure, starred: bool
+) -> list[str]:
+    """Return a cell for each group."""
+    values = [
+        [value for run in runs.values() if run is not None and (value := measure(run)) is not None]
+        for runs in groups.values()
+    ]
+    means = [statistics.fmean(group) if group else None for group in values]
+    best = max((mean for mean in means if mean is not None), default=None) if len(means) > 1 else None
+    return [
+        "-"
+        if mean is None
+        else f"{mean:.4g}"
+        + (f" ± {statistics.stdev(group):.2g}" if len(group) > 1 else "")
+        + ("*" if starred and mean == best else "")
+        for mean, group in zip(means, values, strict=True)
+    ]
+
+
+def _count(runs: Sequence[Run | None]) -> str:
+    count = sum(run is not None for run in runs)
+    return str(count) if count == len(runs) else f"{count} of {len(runs)}"
+
+
+def _loss(run: Run) -> float | None:
+    return next((float(line["loss"]) for line in reversed(run.log.training) if "loss" in line), None)
+
+
+def _minutes(run: Run) -> float | None:
+    seconds = run.metrics.get(COSTS[0].key)
+    return None if seconds is None else seconds * COSTS[0].factor

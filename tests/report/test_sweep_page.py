@@ -1,0 +1,45 @@
+"""The table at the end of a sweep."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from clipzoo.report.render import terminal
+from clipzoo.report.sweep_page import overview
+from clipzoo.runs.sweep import points, sweep_folder
+from tests.support.paper_runs import write_run
+from tests.support.processes import run_script
+
+COMMON = ("experiment=demo/clip", "name=null", "data.shards=a.tar")
+SWEPT = ("head=clip,kme", "seed=0,1")
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    """Three finished points of four; KME is the better one."""
+    folder = tmp_path / "runs"
+    for head, seed, top1 in (("clip", 0, 40.0), ("clip", 1, 44.0), ("kme", 0, 43.0)):
+        metrics = {"zero_shot/colours/top1": top1, "zero_shot/shapes/top1": top1 + 2}
+        write_run(folder, "demo/clip", metrics, *COMMON[1:], f"head={head}", f"seed={seed}", pairs=2000, evaluations=2)
+    return folder
+
+
+def test_seeds_are_averaged_and_the_highest_mean_has_a_star(runs):
+    lines = terminal(overview(points([*COMMON, f"runs={runs}", *SWEPT]))).splitlines()
+    assert re.split("  +", lines[0]) == ["head", "zero-shot top-1 (mean)", "loss", "minutes", "runs"]
+    assert lines[1].split()[:5] == ["clip", "43", "±", "2.8", "1.5"] and lines[1].endswith(" 2")
+    assert lines[2].split()[:2] == ["kme", "44*"] and lines[2].endswith("1 of 2")
+
+
+@pytest.mark.medium
+def test_a_sweep_ends_with_its_table_and_says_where_the_comparison_is(runs, tmp_path):
+    last = write_run(runs, "demo/clip", {"zero_shot/colours/top1": 50.0}, *COMMON[1:], "head=kme", "seed=1", pairs=2000)
+    assert last.name.startswith("demo-clip+data.shards-a.tar+head-kme+seed-1-")
+    lines = [*COMMON, f"runs={runs}", *SWEPT]
+    output = run_script("train.py", "-m", *lines, log=tmp_path / "log").stdout.splitlines()
+    page = sweep_folder(points(lines), lines) / "index.html"
+    assert output[-1] == f"the comparison of the runs: {page}" and page.exists()
+    assert output[-3].startswith("kme ") and output[-4].startswith("clip ")
