@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,14 @@ class Model(nn.Module):
         super().__init__()
         self.encoder: Encoder = encoder
         self.head: Head = head
+        self.frozen: tuple[nn.Module, ...] = ()
+        """Modules that stay in evaluation mode: neither dropout nor statistics of a batch norm in them."""
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for module in self.frozen:
+            module.eval()
+        return self
 
     @property
     def device(self) -> torch.device:

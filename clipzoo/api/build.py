@@ -16,6 +16,7 @@ from clipzoo.config.schema import HYDRA_KEYS
 from clipzoo.config.trust import KEY, OWN, is_within, refusal
 from clipzoo.contracts import Dataset, Logger, Optimizer
 from clipzoo.encoders.base import Encoder
+from clipzoo.encoders.tuning.tuning import Tuning
 from clipzoo.errors import ConfigError, PartError, TrainingError, first_line
 from clipzoo.evaluation.suite import Suite
 from clipzoo.heads.base import Head
@@ -37,6 +38,7 @@ class RunParts:
     evaluator: Suite
     optimizer: Optimizer
     logger: Logger
+    tuning: Tuning | None
 
 
 def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> RunParts:
@@ -53,6 +55,7 @@ def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> RunPar
         evaluator=part(plain["eval"], trust, Suite),
         optimizer=part(plain["optim"], trust, Optimizer),
         logger=part(plain["logger"], trust, Logger),
+        tuning=part(plain["tune"], trust, Tuning) if "tune" in plain else None,
     )
     compatibility.require(parts.head, parts.objective)
     return parts

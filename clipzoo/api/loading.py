@@ -12,11 +12,13 @@ from clipzoo.api import open_clip
 from clipzoo.api.build import build_model
 from clipzoo.config.trust import require_trusted
 from clipzoo.config.variables import RESOLVER, uses_variables, with_variables
+from clipzoo.encoders.tuning.lora import merged
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.transform import Transform
 from clipzoo.model import Model
 from clipzoo.runs.directory import config_of
 from clipzoo.training import checkpoint
+from clipzoo.training.tuning.frozen_part import read_frozen
 
 
 class LoadedModel(Model):
@@ -68,7 +70,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequ
     else:
         raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
     model = build_model(config, trust=trust)
-    model.load_state_dict(state["model"])
+    model.load_state_dict(merged({**read_frozen(folder, state), **state["model"]}))
     return LoadedModel(model, config).to(device).eval()
 
 

@@ -13,6 +13,7 @@ from clipzoo.distributed.environment import say
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World
+from clipzoo.encoders.tuning.tuning import Tuning
 from clipzoo.model import Model
 from clipzoo.objectives import compatibility
 from clipzoo.objectives.base import Objective
@@ -51,6 +52,7 @@ def train(
     evaluate: Callable[[Model], Mapping[str, float]] | None = None,
     evaluate_every: float | None = 1.0,
     computation: Computation | None = None,
+    tuning: Tuning | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     world: World | None = None,
     seed: int = 0,
@@ -64,7 +66,8 @@ def train(
     batch: samples of a step, over all ranks. epochs or steps: the length; the other is None.
     learning_rate: peak of AdamW's cosine schedule without warmup; `optimizer` replaces both.
     evaluate: called with the model every `evaluate_every` epochs and at the end; returns metrics by name.
-    computation: precision, micro-batches, gradient clipping; None for fp32 without them.
+    computation: precision, micro-batches, gradient clipping; None for fp32 without them. tuning: what of the encoder
+    trains; None for all of it.
     world: `World.join(...)` for several ranks; None for a single process on `device`. seed: of all randomness.
     folder: run directory for checkpoints and metrics.jsonl; the same call resumes from it. None: nothing is written.
     log_every, save_every: steps. quiet: print no progress.
@@ -74,27 +77,21 @@ def train(
         TrainingError: the loss diverged.
     """
     compatibility.require(model.head, objective)
-    world = world or World(device=choose_device(device, "device"))
-    length = Length(batch, epochs, steps)
     folder = None if folder is None else Path(folder)
+    world, length = world or World(device=choose_device(device, "device")), Length(batch, epochs, steps)
     dataset.open(folder, world)
     dataset.check(seed, batch)
     length.check(dataset.samples, world)
+    optimizer = optimizer or adam(learning_rate)
     logger = HistoryLogger(Logger("off", "clipzoo", None, None, tensorboard=False))
     parts = Parts(
-        model=model,
-        objective=objective,
-        dataset=dataset,
-        optimizer=optimizer or adam(learning_rate),
-        evaluator=CallbackEvaluator(evaluate, evaluate_every),
-        logger=logger,
-        seed=seed,
-        folder=folder,
+        *(model, objective, dataset, optimizer, CallbackEvaluator(evaluate, evaluate_every), logger, seed, folder),
+        tuning=tuning,
         report=_ignore if quiet else say,
     )
     # A program's own signal handlers stay as they are.
-    preemption = Preemption(Watchdog(), signals=())
-    cost, metrics = fit(parts, length, computation or Computation(), Saving(log_every, save_every), world, preemption)
+    own, saving = Preemption(Watchdog(), signals=()), Saving(log_every, save_every)
+    cost, metrics = fit(parts, length, computation or Computation(), saving, world, own)
     logger.close()
     return TrainingResult(model.eval(), metrics, cost, logger.history)
 

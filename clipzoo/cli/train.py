@@ -163,14 +163,22 @@ def train(config: DictConfig) -> None:
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
         world.run_on_first(lambda: claim(lock, plain, dataset.fingerprint))
-        if rows:
-            world.run_on_first(lambda: report_initial_weights(rows, folder))
+        world.run_on_first(lambda: report_initial_weights(rows, folder))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"
             f"{export_note(plain)}"
         )
         training = Parts(
-            model, parts.objective, dataset, parts.optimizer, evaluator, parts.logger, plain["seed"], folder, plain
+            model,
+            parts.objective,
+            dataset,
+            parts.optimizer,
+            evaluator,
+            parts.logger,
+            plain["seed"],
+            folder,
+            plain,
+            parts.tuning,
         )
         cost, metrics = trainer.fit(training, world, preemption)
         world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics))
@@ -193,7 +201,9 @@ def initialise(
 
 
 def report_initial_weights(rows: list[Row], folder: Path) -> None:
-    """Write the table of the initial weights, and one line on the terminal."""
+    """Write the table of the initial weights, if there are any, and one line on the terminal."""
+    if not rows:
+        return
     from clipzoo.api.initial.weights import TABLE, summary, write_table
 
     write_table(rows, folder)

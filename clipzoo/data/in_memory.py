@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +39,10 @@ class InMemoryDataset:
         for view in (self._image, self._text):
             digest.update(view.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()
+
+    def repeats(self, view: Literal["image", "text"]) -> bool:
+        """Return True: a pair is the same in every epoch."""
+        return True
 
     def counters(self) -> dict[str, int]:
         """Empty: all pairs are usable."""

@@ -112,6 +112,13 @@ class ShardDataset(Part):
         """Digest of the shards' names and samples and of all that sets their order; a run resumes only on the same."""
         return fingerprint(self._indexes, self._sources, self._window)
 
+    def repeats(self, view: Literal["image", "text"]) -> bool:
+        """Return True if a sample's image or caption is the same in every epoch, up to rare exceptions."""
+        transform = self._transform
+        return view == "text" or (
+            transform.crop_scale == (1, 1) and transform.flip == 0 and transform.rand_augment is None
+        )
+
     def counters(self) -> dict[str, int]:
         """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
         return dict(self._faults.counts)

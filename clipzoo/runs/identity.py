@@ -17,14 +17,26 @@ HARMLESS = (
     "trainer.log_every", "trainer.save_every", "trainer.keep", "trainer.micro_batch", "trainer.device",
     "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.loss_limit", "trainer.best_metric",
     "trainer.save_in_background", "trainer.head_products", "init._target_", "init.weights", "init.image", "init.text",
-    "init.head",
+    "init.head", "tune.image.cache_gigabytes", "tune.text.cache_gigabytes",
 )  # fmt: skip
 """Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
 
+_FULL = "clipzoo.encoders.tuning.towers.Full"
+DEFAULTS = {
+    "tune._target_": "clipzoo.encoders.tuning.tuning.Tuning", "tune.head_rate": 1.0, "tune.head_steps": 0,
+    "tune.image._target_": _FULL, "tune.image.rate": 1.0, "tune.image.layer_decay": 1.0,
+    "tune.text._target_": _FULL, "tune.text.rate": 1.0, "tune.text.layer_decay": 1.0,
+}  # fmt: skip
+"""Keys that earlier versions did not have, with the values under which a run is what it was without them."""
+
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flat configuration without the harmless keys and without the passwords of URLs."""
-    return {key: value for key, value in flat(renamed.first(masked(plain))).items() if not is_harmless(key)}
+    """Return the flat configuration without harmless keys, later keys at their defaults, and passwords of URLs."""
+    return {
+        key: value
+        for key, value in flat(renamed.first(masked(plain))).items()
+        if not is_harmless(key) and not (key in DEFAULTS and value == DEFAULTS[key])
+    }
 
 
 def is_harmless(key: str) -> bool:

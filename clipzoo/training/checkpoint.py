@@ -20,6 +20,7 @@ from typing import IO, Any
 import torch
 
 from clipzoo import io
+from clipzoo.io.weights import mark_of
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +37,26 @@ def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, 
     """
     path = folder / f"step_{step:08d}.pt"
     try:
-        with io.whole(path) as file:
-            _save(state, file)
-        io.write_json(_mark(path), {"step": step, "bytes": path.stat().st_size, "sha256": _sha256(path), **facts})
+        write_marked(path, state, {"step": step, **facts})
     except io.WriteError as error:
         raise io.WriteError(f"{error}. Earlier checkpoints are untouched") from error
     _remove_old(path, keep)
     return path
+
+
+def write_marked(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Write a file of tensors and the .json that marks it as complete; return its SHA-256.
+
+    facts: small values for the .json file.
+
+    Raises:
+        WriteError: a file cannot be written.
+    """
+    with io.whole(path) as file:
+        _save(state, file)
+    digest = sha256(path)
+    io.write_json(mark_of(path), {**facts, "bytes": path.stat().st_size, "sha256": digest})
+    return digest
 
 
 class CheckpointWriter:
@@ -135,9 +149,9 @@ def _value(mark: Path) -> float | None:
 def _remove_old(path: Path, keep: int) -> None:
     """Remove earlier checkpoints but the `keep` - 1 complete ones before `path`. Later ones will be overwritten."""
     earlier = [other for other in sorted(path.parent.glob("step_*.pt")) if other < path]
-    complete = [other for other in [*earlier, path] if _mark(other).exists()]
+    complete = [other for other in [*earlier, path] if mark_of(other).exists()]
     for old in set(earlier) - set(complete[-keep:]):
-        _mark(old).unlink(missing_ok=True)
+        mark_of(old).unlink(missing_ok=True)
         old.unlink()
     for temporary in path.parent.glob(".step_*.tmp"):
         temporary.unlink()
@@ -154,7 +168,7 @@ def _copy_to_cpu(value: Any) -> Any:
 
 def _fault(path: Path) -> str | None:
     """Return the reason why a checkpoint is invalid, None if it is valid."""
-    mark = _mark(path)
+    mark = mark_of(path)
     if not mark.exists():
         return f"it is incomplete (there is no {mark.name})"
     try:
@@ -164,7 +178,7 @@ def _fault(path: Path) -> str | None:
         return f"{mark.name} {error.fault}"
     if path.stat().st_size != expected["bytes"]:
         return f"it has {path.stat().st_size} bytes, {mark.name} says {expected['bytes']}"
-    if _sha256(path) != expected["sha256"]:
+    if sha256(path) != expected["sha256"]:
         return f"its SHA-256 differs from the one in {mark.name}"
     return None
 
@@ -173,10 +187,6 @@ def _first_sentence(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].partition(". ")[0] or type(error).__name__
 
 
-def _mark(path: Path) -> Path:
-    return path.with_suffix(".json")
-
-
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

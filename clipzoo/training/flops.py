@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from clipzoo.distributed.world import World
@@ -21,13 +22,18 @@ PEAKS = {
 def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -> float:
     """Return the operations of this rank's share of a step: three times those of a forward pass of encoders and head.
 
-    Recomputed activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two
-    samples. tile: see Head.forward.
+    A tower that does not train counts once, one of which a part trains as its backward pass takes. Recomputed
+    activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two samples.
+    tile: see Head.forward.
     """
     sample, size = batch.split(min(2, len(batch)))[0], len(batch)
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
     with FlopCounterMode(display=False) as encoders, torch.compiler.set_stance("force_eager"):
         image, text = model.encoder.image(sample.image), model.encoder.text(sample.text)
+        forward = encoders.get_total_flops()
+        if is_partial := any(not parameter.requires_grad for parameter in model.encoder.parameters()):
+            _differentiate(model.encoder, image.pooled, text.pooled)
+    per_sample = (encoders.get_total_flops() if is_partial else 3.0 * forward) / len(sample)
     with torch.no_grad(), FlopCounterMode(display=False) as head:
         similarity = model.compare(_repeat(image, size), _repeat(text, size), world, tile)
         for scores in similarity.directions:
@@ -35,7 +41,15 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
             scores.log_sum_exp()
     for name, buffer in model.encoder.named_buffers():
         buffer.copy_(buffers[name])
-    return 3.0 * (encoders.get_total_flops() * size / len(sample) + head.get_total_flops())
+    return per_sample * size + 3.0 * head.get_total_flops()
+
+
+def _differentiate(encoder: nn.Module, *outputs: Tensor) -> None:
+    """Compute the gradient of the encoder's parameters, without storing it."""
+    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    outputs = tuple(output for output in outputs if output.requires_grad)
+    if outputs:
+        torch.autograd.grad([output.sum() for output in outputs], trained, allow_unused=True)
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

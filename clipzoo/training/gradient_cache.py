@@ -7,8 +7,9 @@ at once) or is made again for one micro-batch after the other (GradCache, Gao et
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +19,17 @@ from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
+from clipzoo.training.tuning.feature_cache import FeatureCache
 from clipzoo.types import Batch, Features, Loss, Progress
 
 FeaturePair = tuple[Features, Features]
 """Features of the images and of the texts of the same samples."""
+View = Literal["image", "text"]
+VIEWS: tuple[View, View] = ("image", "text")
 
 
 class PairEncoder(nn.Module):
-    """The encoder as one module with one forward, batch -> features of both views, which DDP can wrap.
+    """The encoder as one module with one forward, batch -> features of the views, which DDP can wrap.
 
     Returns only the features that the head reads, and always the pooled ones.
 
@@ -40,9 +44,12 @@ class PairEncoder(nn.Module):
         self._text = torch.compile(self.encoder.text) if compile else self.encoder.text
         self._autocast, self._needs_tokens = autocast, model.head.needs_tokens
 
-    def forward(self, batch: Batch) -> FeaturePair:
+    def forward(self, batch: Batch, views: Sequence[View] = VIEWS) -> list[Features]:
         with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
-            return self._read_by_head(self._image(batch.image)), self._read_by_head(self._text(batch.text))
+            return [self._read_by_head(self._encode(batch, view)) for view in views]
+
+    def _encode(self, batch: Batch, view: View) -> Features:
+        return self._image(batch.image) if view == "image" else self._text(batch.text)
 
     def _read_by_head(self, features: Features) -> Features:
         return features if self._needs_tokens else Features(features.pooled)
@@ -55,6 +62,9 @@ class GradientCache:
     one more forward pass and save the memory of activations. Batch norm alone sees the difference: it normalises each
     micro-batch by itself and counts it once in its running statistics.
     tile: see Head.forward. autocast, compile: see PairEncoder.
+    caches: of the features of a view whose tower is frozen.
+
+    A tower without a parameter that trains is encoded once, without a graph, and has no backward pass.
     """
 
     def __init__(
@@ -66,11 +76,14 @@ class GradientCache:
         tile: int | None = None,
         autocast: torch.dtype | None = None,
         compile: bool = False,
+        caches: Mapping[View, FeatureCache] | None = None,
     ) -> None:
         self.tile, self.autocast = tile, autocast
         self._model, self._objective, self._world = model, objective, world
         self._micro_batch = micro_batch
         self._encoder = PairEncoder(model, autocast, compile)
+        self._caches = caches or {}
+        self._trained = [view for view in VIEWS if _trains(model, view)]
         self._others = [p for module in (model.head, objective) for p in module.parameters() if p.requires_grad]
         self._replicated: nn.Module = self._encoder
         if world.size > 1:
@@ -88,32 +101,50 @@ class GradientCache:
         scale: float | Tensor = 1.0,
         mark: Callable[[str], None] = lambda part: None,
         diagnose: bool = False,
+        train_encoder: bool = True,
     ) -> Loss:
         """Add the gradient of `scale` times the batch's loss, averaged over ranks, to all parameters.
 
         batch: this rank's share of the global batch. mark: called with "forward" and "backward" when each is done.
         diagnose: also log the diagnostics of similarities and embeddings.
+        train_encoder: False for a step of head and objective alone.
 
         Returns:
             The loss, without the scale.
         """
         micro_batches = batch.split(self._micro_batch or len(batch))
         whole = len(micro_batches) == 1
-        features = self._replicated(batch) if whole else None
+        trained = self._trained if train_encoder else []
+        constant = {view: self._constant_features(view, micro_batches) for view in VIEWS if view not in trained}
         random_states: list[list[Tensor]] = []
-        if features is None:
-            random_states, cached = self._encode_without_graph(micro_batches)
-        leaves = _leaves(cached if features is None else features)
-        loss = self._loss(leaves, batch, progress, diagnose)
+        features: list[Features] = []
+        if trained and whole:
+            features = self._replicated(batch, trained)
+        elif trained:
+            random_states, features = self._encode_without_graph(micro_batches, trained)
+        leaves = {view: _leaf(view_features) for view, view_features in zip(trained, features, strict=True)}
+        both = {**constant, **leaves}
+        loss = self._loss((both["image"], both["text"]), batch, progress, diagnose)
         mark("forward")
         (loss.total * scale).backward()
         self._average_others()
-        if features is None:
-            self._replay(micro_batches, random_states, leaves)
-        else:
-            _backward(features, _gradients(leaves))
+        gradients = _gradients(leaves.values())
+        if trained and whole:
+            _backward(features, gradients)
+        elif trained:
+            self._replay(micro_batches, trained, random_states, gradients)
         mark("backward")
         return loss
+
+    @torch.no_grad()
+    def _constant_features(self, view: View, micro_batches: Sequence[Batch]) -> Features:
+        """Features of a view that does not train in this step, from its cache if it has one."""
+
+        def encode(batch: Batch) -> Features:
+            return self._encoder(batch, [view])[0]
+
+        cache = self._caches.get(view)
+        return _concatenate([encode(batch) if cache is None else cache(batch, encode) for batch in micro_batches])
 
     def _loss(self, features: FeaturePair, batch: Batch, progress: Progress, diagnose: bool) -> Loss:
         similarity = self._model.compare(*features, self._world, self.tile)
@@ -126,25 +157,33 @@ class GradientCache:
         return Loss(loss.total, {**loss.logs, **logs})
 
     @torch.no_grad()
-    def _encode_without_graph(self, micro_batches: Sequence[Batch]) -> tuple[list[list[Tensor]], FeaturePair]:
-        """Return the random state before each micro-batch and the features of all of them."""
+    def _encode_without_graph(
+        self, micro_batches: Sequence[Batch], views: Sequence[View]
+    ) -> tuple[list[list[Tensor]], list[Features]]:
+        """Return the random state before each micro-batch and the features of all of them, by view."""
         states, features = [], []
         for micro_batch in micro_batches:
             states.append(_random_state(micro_batch.image.device))
-            features.append(self._encoder(micro_batch))
-        return states, (_concatenate([image for image, _ in features]), _concatenate([text for _, text in features]))
+            features.append(self._encoder(micro_batch, views))
+        return states, [_concatenate(parts) for parts in zip(*features, strict=True)]
 
-    def _replay(self, micro_batches: Sequence[Batch], states: Sequence[list[Tensor]], leaves: FeaturePair) -> None:
+    def _replay(
+        self,
+        micro_batches: Sequence[Batch],
+        views: Sequence[View],
+        states: Sequence[list[Tensor]],
+        gradients: Sequence[Tensor],
+    ) -> None:
         """Encode each micro-batch again, with the random numbers of its first pass, and add its gradient."""
         device = micro_batches[0].image.device
         after = _random_state(device)
         buffers = [(buffer, buffer.clone()) for buffer in self._encoder.buffers()]
-        gradients = [gradient.split(len(micro_batches[0])) for gradient in _gradients(leaves)]
+        split = [gradient.split(len(micro_batches[0])) for gradient in gradients]
         for index, (micro_batch, state) in enumerate(zip(micro_batches, states, strict=True)):
             _set_random_state(device, state)
             # Ranks exchange the sum over the micro-batches, once.
             with nullcontext() if index == len(micro_batches) - 1 else self._without_exchange():
-                _backward(self._replicated(micro_batch), [parts[index] for parts in gradients])
+                _backward(self._replicated(micro_batch, views), [parts[index] for parts in split])
         _set_random_state(device, after)
         for buffer, value in buffers:
             buffer.copy_(value)
@@ -163,28 +202,32 @@ class GradientCache:
         return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
 
 
-def _backward(features: FeaturePair, gradients: Sequence[Tensor]) -> None:
+def _trains(model: Model, view: View) -> bool:
+    """Return False if no parameter of the view's tower trains, or of the encoder if it has no towers."""
+    tower = getattr(model.encoder, f"{view}_tower", model.encoder)
+    trains = [parameter.requires_grad for parameter in tower.parameters()]
+    return any(trains) or not trains
+
+
+def _backward(features: Sequence[Features], gradients: Sequence[Tensor]) -> None:
     """Add the encoders' gradient under these gradients of their features. Constant features are passed over."""
     pairs = [pair for pair in zip(_tensors(features), gradients, strict=True) if pair[0].requires_grad]
     if pairs:
         torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def _leaves(features: FeaturePair) -> FeaturePair:
-    """Return detached copies of the features that require gradients: leaves of a new graph."""
-    image, text = features
-    return image.map(lambda tensor: tensor.detach().requires_grad_()), text.map(
-        lambda tensor: tensor.detach().requires_grad_()
-    )
+def _leaf(features: Features) -> Features:
+    """Return a detached copy of the features that requires gradients: leaves of a new graph."""
+    return features.map(lambda tensor: tensor.detach().requires_grad_())
 
 
-def _gradients(leaves: FeaturePair) -> list[Tensor]:
+def _gradients(leaves: Iterable[Features]) -> list[Tensor]:
     """The gradient of each tensor; zeros, which DDP needs for every parameter, where the head does not read it."""
     return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in _tensors(leaves)]
 
 
-def _tensors(features: FeaturePair) -> list[Tensor]:
-    """The float tensors of both views."""
+def _tensors(features: Iterable[Features]) -> list[Tensor]:
+    """The float tensors of the views."""
     return [tensor for view in features for tensor in (view.pooled, view.tokens) if tensor is not None]
 
 

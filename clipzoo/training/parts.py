@@ -9,6 +9,7 @@ from typing import Any
 
 from clipzoo.contracts import Dataset, Evaluator, Logger, Optimizer
 from clipzoo.distributed.environment import say
+from clipzoo.encoders.tuning.tuning import Tuning
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 
@@ -18,7 +19,8 @@ class Parts:
     """The objects that a training consists of.
 
     dataset: opened. seed: of all randomness. folder: run directory; None: nothing is written.
-    config: for the logger. report: called with each line for the terminal.
+    config: for the logger. tuning: what of the encoder trains; None for all of it. report: called with each line for
+    the terminal.
     """
 
     model: Model
@@ -30,4 +32,5 @@ class Parts:
     seed: int
     folder: Path | None
     config: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Tuning | None = None
     report: Callable[[str], None] = say

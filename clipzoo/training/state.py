@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.training import checkpoint
 from clipzoo.training.divergence import require_finite_weights
 from clipzoo.training.throughput import Throughput
+from clipzoo.training.tuning.frozen_part import FrozenPart
 
 
 class Stateful(Protocol):
@@ -36,6 +37,8 @@ class TrainingState:
     data: facts of the dataset, which a resumed run must find unchanged.
     keep: number of newest checkpoints. background: training continues while a checkpoint is written.
     report: called with one line for the terminal.
+    frozen: tensors of the model that training does not change. They are written once, to <folder>/frozen.pt, and are in
+    no checkpoint.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class TrainingState:
         background: bool,
         world: World,
         report: Callable[[str], None],
+        frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._folder, self._keep, self._world, self._report = folder, keep, world, report
         self._modules, self._parts = modules, {**modules, **parts}
         self._data, self._throughput = dict(data), throughput
         self._writer = checkpoint.CheckpointWriter(background)
         self._saved_step: int | None = None
+        self._frozen = FrozenPart(folder, frozen) if frozen and folder else None
 
     def save(self, step: int) -> None:
         """Save the state after `step` steps, unless it has been saved.
@@ -102,6 +107,8 @@ class TrainingState:
         folder = self._folder / "checkpoints"
         path = self._world.run_on_first(lambda: checkpoint.newest(folder))
         if path is None:
+            if self._frozen is not None:
+                self._world.run_on_first(self._frozen.write)
             return 0
         if not path.exists():
             raise ConfigError(f"rank {self._world.rank} cannot see {path}: runs=... must be a folder of all nodes")
@@ -111,6 +118,8 @@ class TrainingState:
                 f"{path} was trained on another dataset ({state['data']}, now {self._data}): data.shards has changed; "
                 "pass name=NEW to start another run"
             )
+        if self._frozen is not None:
+            self._frozen.restore(state)
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
         self._throughput.resume(state["step"], state["spent"])
@@ -123,6 +132,8 @@ class TrainingState:
             require_finite_weights(self._modules, step)
             parts = {name: part.state_dict() for name, part in self._parts.items()}
             state = {"step": step, "data": self._data, "spent": self._throughput.state(step), **parts}
+            if self._frozen is not None:
+                state["frozen"] = self._frozen.digest
             self._writer.save(folder, step, state, facts, keep)
 
         self._world.run_on_first(write)

@@ -14,6 +14,7 @@ from clipzoo.training.divergence import DivergenceCheck
 from clipzoo.training.flops import flops_per_step, peak_flops
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.throughput import Throughput
+from clipzoo.training.tuning.rates import scale_rates
 from clipzoo.types import Batch, Loss, Progress
 
 
@@ -32,6 +33,7 @@ class TrainStep:
 
     optimizer: of all trained parameters; `recipe` sets its learning rate. clip_gradient: largest norm of the gradient.
     scaler: loss scaling for fp16, else disabled. seed: of all random numbers, together with step and rank.
+    head_steps: number of first steps in which the encoder does not train.
     """
 
     model: Model
@@ -44,15 +46,23 @@ class TrainStep:
     world: World
     seed: int
     clip_gradient: float | None
+    head_steps: int = 0
 
     def __call__(self, batch: Batch, progress: Progress, diagnose: bool = False) -> StepResult:
         """Train on this rank's share of a global batch. diagnose: also log diagnostics of the embeddings."""
         learning_rate = self.recipe.set_rate(self.optimizer, progress)
+        scale_rates(self.optimizer)
+        train_encoder = progress.step >= self.head_steps
+        if self.head_steps and self.model.encoder.training != train_encoder:
+            # Neither dropout nor statistics of a batch norm while the head trains alone.
+            self.model.train()
+            if not train_encoder:
+                self.model.encoder.eval()
         # All randomness of a step is a function of seed, step and rank: a checkpoint needs no generator state.
         torch.manual_seed(mixed_seed(self.seed, progress.step, self.world.rank))
         self.model.head.resample(progress.step)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.gradients(batch, progress, self._loss_scale(), self.throughput.mark, diagnose)
+        loss = self.gradients(batch, progress, self._loss_scale(), self.throughput.mark, diagnose, train_encoder)
         self.scaler.unscale_(self.optimizer)
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = nn.utils.get_total_norm([parameter.grad for parameter in trained])

@@ -20,6 +20,8 @@ from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Length, Sa
 from clipzoo.training.state import TrainingState
 from clipzoo.training.step import TrainStep
 from clipzoo.training.throughput import Throughput
+from clipzoo.training.tuning.rates import split_groups
+from clipzoo.training.tuning.tuned_model import TunedModel
 from clipzoo.types import Count, Epochs, Part, Range, Seconds
 
 
@@ -87,18 +89,23 @@ def fit(
     objective.to(world.device)
     total_steps = length.total_steps(dataset.samples)
     throughput = Throughput(total_steps, length.global_batch, world)
+    tuned = TunedModel(model, objective, parts.tuning, parts.seed)
     optimizer = parts.optimizer.build(model, objective)
+    split_groups(optimizer, tuned.factors)
+    if line := tuned.summary():
+        parts.report(line)
     scaler = torch.amp.GradScaler(world.device.type, enabled=computation.precision == "fp16")
     state = TrainingState(
         parts.folder,
         {"model": model, "objective": objective},
-        {"optimizer": optimizer, "scaler": scaler},
+        {"model": tuned, "optimizer": optimizer, "scaler": scaler},
         {"samples": dataset.samples, "fingerprint": dataset.fingerprint},
         throughput,
         saving.keep,
         saving.in_background,
         world,
         parts.report,
+        tuned.frozen,
     )
     preemption.watchdog.before_exit(state.wait_alone)
     step = TrainStep(
@@ -114,15 +121,20 @@ def fit(
             computation.tile_size(length.global_batch, world),
             computation.autocast_dtype,
             computation.compile,
+            tuned.caches(dataset, parts.folder, parts.report),
         ),
         divergence=DivergenceCheck(parts.folder, computation.loss_limit, world, lambda: preemption.requested),
         throughput=throughput,
         world=world,
         seed=parts.seed,
         clip_gradient=computation.clip_gradient,
+        head_steps=tuned.head_steps,
     )
     with float32_matmul_precision(computation, world):
-        return TrainingLoop(step, parts, state, saving, preemption, world, length.global_batch, total_steps).run()
+        loop = TrainingLoop(step, parts, state, saving, preemption, world, length.global_batch, total_steps)
+        result = loop.run()
+    world.run_on_first(tuned.remove_caches)
+    return result
 
 
 @contextmanager

@@ -1,0 +1,144 @@
+"""Features of a frozen tower on disk, so that a repeated input passes the tower once."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipzoo import io
+from clipzoo.types import Batch, Features
+
+PARTS = ("pooled", "tokens", "mask")
+_GOLDEN = -7046029254386353131
+"""2^64 divided by the golden ratio, as int64: odd multiples of it differ in all bits."""
+
+
+class FeatureCache:
+    """Returns the features of a batch's samples, from disk where the same input was encoded before.
+
+    A row counts only if the digest of the input and the digest of the stored features are right: inputs that change
+    between epochs (crops, several captions) are encoded again, and a row that a crash has left incomplete too.
+    Ranks of one machine share the files.
+
+    folder: of the files. view: the field of Batch, "image" or "text". samples: n of the dataset.
+    gigabytes: without effect if the features take more, or the disk has less. length: number of tokens of the longest
+    row, of whose tokens a batch may have fewer; None where all rows have the same number.
+    report: called with one line if the features do not fit.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        view: str,
+        samples: int,
+        gigabytes: float,
+        length: int | None,
+        report: Callable[[str], None],
+    ) -> None:
+        self._folder, self._view, self._samples = folder, view, samples
+        self._gigabytes, self._length, self._report = gigabytes, length, report
+        self._form_file = folder / f"{view}.json"
+        self._files: dict[str, Tensor] = {}
+        self._is_open: bool | None = None
+        if self._form_file.exists():
+            self._map(io.read_json(self._form_file, "remove the folder"))
+            self._is_open = True
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, encode: Callable[[Batch], Features]) -> Features:
+        """Return the features of the batch; `encode` computes those of the rows that are not stored."""
+        view: Tensor = getattr(batch, self._view)
+        keys, ids = row_digests(view.cpu()), batch.sample_id.cpu()
+        known = self._known(ids, keys)
+        if not known.all():
+            missing = ~known
+            new = encode(batch if missing.all() else batch.map(lambda tensor: tensor[missing.to(tensor.device)]))
+            if self._is_open is None:
+                self._is_open = self._open(new)
+            if not self._is_open:
+                return new if missing.all() else encode(batch)
+            self._store(ids[missing], keys[missing], new)
+            if missing.all():
+                return new
+        return self._read(ids, view)
+
+    def _known(self, ids: Tensor, keys: Tensor) -> Tensor:
+        """[b] bool: rows that are stored for this input and intact."""
+        if not self._is_open:
+            return torch.zeros(len(ids), dtype=torch.bool)
+        known = self._files["keys"][ids] == keys
+        rows = ids[known]
+        known[known.clone()] = self._files["sums"][rows] == self._sums(rows)
+        return known
+
+    def _open(self, features: Features) -> bool:
+        """Map files for rows of this form; False if they do not fit."""
+        parts = {name: value for name in PARTS if (value := getattr(features, name)) is not None}
+        forms: dict[str, list[Any]] = {
+            name: [str(value.dtype).removeprefix("torch."), *value.shape[1:]] for name, value in parts.items()
+        }
+        for name in forms.keys() - {"pooled"}:
+            forms[name][1] = self._length or forms[name][1]
+        row = 16 + sum(math.prod(forms[name][1:]) * value.element_size() for name, value in parts.items())
+        io.make_folder(self._folder)
+        needed, free = self._samples * row, shutil.disk_usage(self._folder).free
+        if needed > self._gigabytes * 1e9 or needed > 0.9 * free:
+            self._report(
+                f"{self._view} features are computed in every step: on disk they take {needed / 1e9:.1f} GB, of "
+                f"tune.{self._view}.cache_gigabytes={self._gigabytes:g} and {free / 1e9:.1f} GB that are free"
+            )
+            return False
+        forms |= {"keys": ["int64"], "sums": ["int64"]}
+        io.write_json(self._form_file, forms)
+        self._map(forms)
+        return True
+
+    def _map(self, forms: Mapping[str, list[Any]]) -> None:
+        """Map the files. forms: part -> type and shape of a row."""
+        for name, (dtype, *shape) in forms.items():
+            path, size = self._folder / f"{self._view}.{name}", torch.Size((self._samples, *shape))
+            mapped = torch.from_file(str(path), shared=True, size=size.numel(), dtype=getattr(torch, dtype))
+            self._files[name] = mapped.view(size)
+
+    def _store(self, ids: Tensor, keys: Tensor, features: Features) -> None:
+        for name in self._files.keys() & set(PARTS):
+            value = getattr(features, name).cpu()
+            file = self._files[name]
+            if name == "pooled" or value.shape[1] == file.shape[1]:
+                file[ids] = value
+            else:
+                file[ids] = 0
+                file[ids, : value.shape[1]] = value
+        # Last, because they make the rows valid.
+        self._files["sums"][ids] = self._sums(ids)
+        self._files["keys"][ids] = keys
+
+    def _read(self, ids: Tensor, view: Tensor) -> Features:
+        tokens, mask = self._files.get("tokens"), self._files.get("mask")
+        length = slice(None) if self._length is None else slice(view.shape[1])
+        return Features(
+            self._files["pooled"][ids].to(view.device),
+            None if tokens is None else tokens[ids][:, length].to(view.device),
+            None if mask is None else mask[ids][:, length].to(view.device),
+        )
+
+    def _sums(self, ids: Tensor) -> Tensor:
+        """[b] int64 digests of stored rows."""
+        parts = [self._files[name][ids] for name in PARTS if name in self._files]
+        return torch.stack([row_digests(part) for part in parts]).sum(dim=0)
+
+
+def row_digests(rows: Tensor) -> Tensor:
+    """[b, ...] -> [b] int64, never 0: a weighted sum of the row's 64-bit words. Zeros at its end do not count."""
+    content = rows.flatten(1).contiguous().view(torch.uint8)
+    content = torch.nn.functional.pad(content, (0, -content.shape[1] % 8)).view(torch.int64)
+    weights = (2 * torch.arange(content.shape[1]) + 1) * _GOLDEN
+    mixed = (weights ^ (weights >> 29)) | 1
+    digests = (content * mixed).sum(dim=1) + _GOLDEN
+    return torch.where(digests == 0, 1, digests)

@@ -1,0 +1,100 @@
+"""A model of which a part trains."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo.contracts import Dataset
+from clipzoo.encoders.tuning.lora import plain_name
+from clipzoo.encoders.tuning.tuning import Tuning, frozen_modules, frozen_tensors
+from clipzoo.model import Model
+from clipzoo.training.gradient_cache import View
+from clipzoo.training.tuning.feature_cache import FeatureCache
+
+FOLDER = "features"
+
+
+class TunedModel:
+    """Freezes and adapts a model, and is its part of a checkpoint: the tensors that training changes.
+
+    tuning: None leaves the model and its checkpoints as they are. seed: of the adapters' initial values.
+    frozen: tensors that training does not change, by plain name. factors: of the learning rate. head_steps: see Tuning.
+    """
+
+    def __init__(self, model: Model, objective: nn.Module, tuning: Tuning | None, seed: int) -> None:
+        self._model, self._tuning = model, tuning
+        self.frozen: Mapping[str, Tensor] = {}
+        self.factors: Mapping[nn.Parameter, float] = {}
+        self.head_steps = 0
+        self._cached: list[Path] = []
+        if tuning is None:
+            return
+        towers = {name: getattr(model.encoder, f"{name}_tower") for name, part in tuning.towers.items() if part.freezes}
+        if towers:
+            torch.manual_seed(seed)
+        tuning.apply(model.encoder)
+        self.head_steps = tuning.head_steps
+        self.factors = tuning.factors(model.encoder, [*model.head.parameters(), *objective.parameters()])
+        model.frozen = tuple(module for tower in towers.values() for module in frozen_modules(tower))
+        self.frozen = {
+            name: value
+            for part, tower in towers.items()
+            for name, value in frozen_tensors(tower, f"encoder.{part}_tower.").items()
+        }
+
+    def summary(self) -> str:
+        """Return one line about what trains; empty if all does."""
+        if not self.frozen:
+            return ""
+        counts = {}
+        for name in ("image_tower", "text_tower"):
+            parameters = list(getattr(self._model.encoder, name).parameters())
+            trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+            counts[name.replace("_", " ")] = f"{trained:,} of {sum(parameter.numel() for parameter in parameters):,}"
+        return "parameters that train: " + ", ".join(f"{name} {count}" for name, count in counts.items())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors that training changes, by plain name."""
+        state = self._model.state_dict()
+        if not self.frozen:
+            return state
+        plain = {plain_name(name): value for name, value in state.items()}
+        return {name: value for name, value in plain.items() if name not in self.frozen}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Fill them in place."""
+        if not self.frozen:
+            self._model.load_state_dict(state)
+            return
+        tensors = self.state_dict()
+        if tensors.keys() != state.keys():
+            raise RuntimeError(f"the checkpoint has other tensors: {sorted(tensors.keys() ^ state.keys())[:4]}")
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(state[name])
+
+    def remove_caches(self) -> None:
+        """Remove the cached features, when the training has ended."""
+        if self._cached:
+            shutil.rmtree(self._cached.pop(), ignore_errors=True)
+
+    def caches(self, dataset: Dataset, folder: Path | None, report: Callable[[str], None]) -> dict[View, FeatureCache]:
+        """Return the caches of towers that do not train, where the dataset repeats its inputs."""
+        repeats: Any = getattr(dataset, "repeats", None)
+        if self._tuning is None or folder is None or repeats is None:
+            return {}
+        caches: dict[View, FeatureCache] = {}
+        views: tuple[View, View] = ("image", "text")
+        for view in views:
+            gigabytes = self._tuning.towers[view].cache_gigabytes
+            if gigabytes and repeats(view):
+                length = getattr(self._model.encoder, "context_length", None) if view == "text" else None
+                self._cached = [folder / FOLDER]
+                caches[view] = FeatureCache(folder / FOLDER, view, dataset.samples, gigabytes, length, report)
+        return caches

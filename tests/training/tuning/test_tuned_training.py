@@ -1,0 +1,185 @@
+"""Trainings of a part of a model: what changes, what stays, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+import clipzoo
+from clipzoo.distributed.world import World
+from clipzoo.encoders.tuning.lora import merged, plain_name
+from clipzoo.io import DamagedFileError
+from tests.support import runs, tuned
+from tests.support.ranks import run_ranks
+from tests.support.tuned import frozen, full, last, lora, train, tuning
+
+WAYS = {
+    "frozen": lambda: tuning(image=frozen()),
+    "frozen without cache": lambda: tuning(image=frozen(0.0)),
+    "both frozen": lambda: tuning(frozen(), frozen()),
+    "last layers": lambda: tuning(last(), last()),
+    "lora": lambda: tuning(lora(), lora()),
+    "head first": lambda: tuning(head_steps=4),
+    "decay": lambda: tuning(full(0.5, 0.8), full(1.0, 0.9)),
+}
+
+
+def plain(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {plain_name(name): value.clone() for name, value in model.state_dict().items()}
+
+
+class StoppedError(Exception):
+    pass
+
+
+def train_halfway(what, folder) -> None:
+    """Train 5 of 10 steps, which end with a checkpoint and the first evaluation."""
+
+    def stop(model: nn.Module) -> dict[str, float]:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        train(tuned.model(), what, folder=folder, evaluate=stop)
+
+
+def test_a_frozen_tower_is_bit_identical_after_100_steps_with_its_statistics():
+    model = tuned.model(tuned.RESNET).double()
+    before = tuned.state(model)
+    train(model, tuning(frozen(), frozen(0.0)), steps=100)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) == name.startswith("encoder"), name
+
+
+def test_the_last_layers_train_and_what_is_before_them_does_not():
+    model = tuned.model().double()
+    before = tuned.state(model)
+    train(model, tuning(last(1), last(2)))
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    image = {name for name in changed if "image_tower" in name}
+    assert image == {name for name in before if "image_tower.trunk.transformer.resblocks.1" in name
+                     or "image_tower.trunk.ln_post" in name}  # fmt: skip
+    text = {name for name in before if "text_tower" in name and name not in changed}
+    assert text == {f"encoder.text_tower.trunk.{name}" for name in ("positional_embedding", "token_embedding.weight")}
+
+
+def test_adapters_alone_train_and_merged_they_give_the_features_of_the_adapted_model():
+    model = tuned.model().double()
+    before = tuned.state(model)
+    train(model, tuning(lora(), lora()))
+    state = plain(model)
+    assert all(torch.equal(state[name], value) for name, value in before.items() if name.startswith("encoder"))
+    other = tuned.model().double()
+    other.load_state_dict(merged(state))
+    batch = tuned.batch()
+    with torch.no_grad():
+        for name in ("image", "text"):
+            ours, theirs = (getattr(each.encoder, name)(getattr(batch, name)) for each in (model, other.eval()))
+            torch.testing.assert_close(ours.pooled, theirs.pooled, rtol=0, atol=1e-12)
+            untuned = getattr(tuned.model().double().encoder, name)(getattr(batch, name))
+            assert not torch.allclose(ours.pooled, untuned.pooled)
+
+
+def test_the_head_trains_alone_at_first_and_neither_weights_nor_statistics_of_the_towers_change():
+    model = tuned.model(tuned.RESNET).double()
+    before = tuned.state(model.encoder)
+    head = tuned.state(model.head)
+    train(model, tuning(head_steps=6), steps=6)
+    assert all(torch.equal(value, before[name]) for name, value in model.encoder.state_dict().items())
+    assert not torch.equal(model.head.image_projection, head["image_projection"])
+    train(model, tuning(head_steps=6), steps=7)
+    assert not torch.equal(model.encoder.state_dict()["image_tower.trunk.bn1.running_mean"],
+                           before["image_tower.trunk.bn1.running_mean"])  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_training_of_a_part_is_the_same_training(way, tmp_path):
+    whole = plain(train(tuned.model(), WAYS[way]()).model)
+    train_halfway(WAYS[way](), tmp_path)
+    # What the resumed process starts from does not count: all of it is in the run directory.
+    other = tuned.model()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(3)
+    resumed = plain(train(other, WAYS[way](), folder=tmp_path).model)
+    assert resumed.keys() == whole.keys()
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "decay"])
+def test_micro_batches_change_no_weight(way):
+    whole, parts = (plain(train(tuned.model(), WAYS[way](), micro_batch=size).model) for size in (None, 3))
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=0, atol=1e-9, msg=name)
+
+
+def test_a_frozen_tower_with_cached_features_trains_as_one_without_a_cache(tmp_path):
+    kept, computed = (
+        plain(train(tuned.model(), tuning(frozen(size), frozen(size)), steps=12, folder=tmp_path / str(size)).model)
+        for size in (1.0, 0.0)
+    )
+    for name, value in kept.items():
+        torch.testing.assert_close(computed[name], value, rtol=0, atol=1e-10, msg=name)
+    assert not (tmp_path / "1.0" / "features").exists()
+
+
+def test_a_checkpoint_holds_what_trains_and_the_rest_is_written_once(tmp_path):
+    model = tuned.model()
+    total = sum(value.numel() * 8 for value in model.state_dict().values())
+    train(model, tuning(lora(), lora()), folder=tmp_path)
+    checkpoint = next((tmp_path / "checkpoints").glob("*.pt"))
+    state = torch.load(checkpoint)["model"]
+    assert {name.rpartition(".")[2] for name in state if name.startswith("encoder")} == {
+        "lora_A", "lora_B", "lora_scale",
+    }  # fmt: skip
+    assert checkpoint.stat().st_size < 0.2 * total < (tmp_path / "frozen.pt").stat().st_size
+
+
+def test_a_lost_or_foreign_frozen_part_is_named(tmp_path):
+    train_halfway(tuning(image=frozen()), tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "lost")
+    (tmp_path / "lost" / "frozen.pt").unlink()
+    with pytest.raises(DamagedFileError, match="frozen.pt is missing: restore it"):
+        train(tuned.model(), tuning(image=frozen()), folder=tmp_path / "lost")
+    path = tmp_path / "run" / "frozen.pt"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedFileError, match="frozen.pt has"):
+        train(tuned.model(), tuning(image=frozen()), folder=tmp_path / "run")
+
+
+def trained_on_rank(way: str) -> dict[str, torch.Tensor]:
+    return plain(train(tuned.model(), WAYS[way](), steps=6, world=World.from_process_group()).model)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("way", ["frozen without cache", "last layers", "lora", "head first"])
+def test_two_ranks_train_a_part_as_one_does(way):
+    (one,) = run_ranks(1, trained_on_rank, way)
+    for weights in run_ranks(2, trained_on_rank, way):
+        for name, value in one.items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-8, msg=name)
+
+
+@pytest.mark.medium
+def test_a_run_with_adapters_is_loaded_evaluated_and_exported_with_merged_weights(tiny_shards, undisturbed, tmp_path):
+    changes = [
+        f"init.weights={undisturbed / 'run'}", "tune/image=lora", "tune/text=last_k",
+        "tune.head_rate=0.5", "tune.image.layer_decay=0.7",
+    ]  # fmt: skip
+    assert "parameters that train: image tower 8,192 of" in runs.train(tiny_shards, tmp_path, *changes)
+    base, model = clipzoo.load(undisturbed / "run"), clipzoo.load(tmp_path / "run")
+    before, after = base.state_dict(), model.state_dict()
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert any(name.endswith("attn.in_proj_weight") for name in changed)
+    assert not any(name.endswith(("conv1.weight", "token_embedding.weight")) for name in changed)
+    adapters = runs.newest_state(tmp_path)["model"]
+    assert sum(value.numel() for value in adapters.values()) < 0.05 * sum(value.numel() for value in after.values())
+    clipzoo.export(model.float(), tmp_path / "exported")
+    back = clipzoo.from_open_clip(f"local-dir:{tmp_path / 'exported'}").state_dict()
+    assert all(torch.equal(value.float(), back[name]) for name, value in after.items())
+
+    runs.train_and_kill(tiny_shards, tmp_path / "killed", 5, *changes)
+    runs.train(tiny_shards, tmp_path / "killed", *changes)
+    runs.assert_equal(runs.weights(tmp_path / "killed"), adapters)
