@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from clipzoo.io.fonts import fitted_fonts
 from clipzoo.io.writing import whole
 
 if TYPE_CHECKING:
@@ -18,9 +19,13 @@ def save_figure(figure: Figure, path: Path, **options: Any) -> None:
 
 
 def draw(figure: Figure, file: IO[bytes], **options: Any) -> None:
-    """Write a figure as PNG. Dollar signs in its texts are characters, never the marks of a formula."""
+    """Write a figure as PNG, with installed fonts for all of its characters.
+
+    Dollar signs in its texts are characters, never the marks of a formula.
+    """
     _take_literally(figure)
-    figure.savefig(file, format="png", **options)
+    with fitted_fonts(figure):
+        figure.savefig(file, format="png", **options)
 
 
 def _take_literally(figure: Figure) -> None:

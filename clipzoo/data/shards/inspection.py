@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index import ShardIndex
 from clipzoo.data.shards.reader import ShardReader
 from clipzoo.io import save_figure
+from clipzoo.io.line_breaks import wrap
 
 _TILE = 160
 _CHUNK = 200
@@ -156,8 +156,7 @@ def contact_sheet(tiles: Sequence[tuple[Image.Image, str]], path: Path, columns:
         axes.axis("off")
     for axes, (image, caption) in zip(figure.axes, tiles, strict=False):
         axes.imshow(image)
-        title = "\n".join(textwrap.wrap(caption, 34, max_lines=3, placeholder=" ...")) or "-"
-        axes.set_title(title, fontsize=6)
+        axes.set_title(wrap(caption, 34, lines=3) or "-", fontsize=6)
     save_figure(figure, path, dpi=120)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from scipy import stats
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset
+from clipzoo.io.line_breaks import shorten
 from clipzoo.report.comparison.scales import ComparedRow
 from clipzoo.report.drawing import DPI, RIGHT, WRONG
 from clipzoo.report.paper_tables.collect import Run
@@ -136,4 +136,4 @@ def _opened(run: Run, name: str) -> ClassificationDataset | None:
 
 
 def _short(name: str) -> str:
-    return textwrap.shorten(name, 20, placeholder="…")
+    return shorten(name, 20)

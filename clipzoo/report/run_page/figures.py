@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from clipzoo.io.line_breaks import shorten, wrap
 from clipzoo.report.drawing import DPI, INK, MUTED, RIGHT, WRONG, label, style
 from clipzoo.report.run_page.arrays import Arrays
 from clipzoo.runs.metric_key import MetricKey
@@ -79,7 +79,7 @@ def confusion_matrix(arrays: Arrays) -> Figure:
     panel.set_xlabel("predicted class", fontsize=9)
     panel.set_ylabel("true class", fontsize=9)
     if few:
-        short = [textwrap.shorten(name, 18, placeholder="…") for name in names]
+        short = [shorten(name, 18) for name in names]
         panel.set_xticks(range(len(names)), short, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
         panel.set_yticks(range(len(names)), short, fontsize=8)
         for row, column in np.argwhere(shares >= 0.005):
@@ -104,8 +104,8 @@ def mistakes(arrays: Arrays) -> Figure:
     samples = zip(arrays["images"], arrays["labels"], arrays["predictions"], strict=True)
     for panel, (image, true, predicted) in zip(panels, samples, strict=False):
         _image(panel, image)
-        panel.set_title(textwrap.shorten(str(names[predicted]), 22, placeholder="…"), fontsize=8, color=WRONG, pad=3)
-        truth = textwrap.shorten(str(names[true]), 22, placeholder="…")
+        panel.set_title(shorten(str(names[predicted]), 22), fontsize=8, color=WRONG, pad=3)
+        truth = shorten(str(names[true]), 22)
         panel.set_xlabel(f"is {truth}", fontsize=8, color=RIGHT, labelpad=3)
     for panel in panels[count:]:
         panel.set_visible(False)
@@ -127,11 +127,11 @@ def retrieved(arrays: Arrays) -> Figure:
 
 def _caption(panel: Axes, caption: str, rank: int) -> None:
     panel.axis("off")
-    lines = textwrap.wrap(caption, 30)[:5]
     write = partial(panel.text, ha="right", transform=panel.transAxes)
-    write(1, 0.56, "\n".join(lines), va="center", fontsize=9, color=INK)
+    text = wrap(caption, 30, lines=5)
+    write(1, 0.56, text, va="center", fontsize=9, color=INK)
     note, ink = f"its own image has rank {rank:,}", RIGHT if rank == 1 else MUTED
-    write(1, 0.56 - 0.09 * len(lines) - 0.08, note, va="top", fontsize=7, color=ink)
+    write(1, 0.56 - 0.09 * (text.count("\n") + 1) - 0.08, note, va="top", fontsize=7, color=ink)
 
 
 def _image(panel: Axes, image: np.ndarray, framed: bool = False) -> None:

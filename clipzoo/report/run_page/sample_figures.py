@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from clipzoo import io
+from clipzoo.io.line_breaks import shorten, wrap
 from clipzoo.report.drawing import INK, WRONG
 
 SIDES = ("highest", "lowest")
@@ -76,8 +76,8 @@ def extreme_samples(statistic: Statistic, folder: Path, count: int = 8) -> Figur
             panel.axis("off")
         for panel, sample in zip(panels, samples[:count], strict=False):
             panel.imshow(_image(folder / f"{sample['sample_id']}.png"))
-            caption = textwrap.shorten(str(captions.get(str(sample["sample_id"]), "")), 60, placeholder=" ...")
-            panel.set_title(f"{sample['value']:.2f}\n{textwrap.fill(caption, 20)}", fontsize=7)
+            caption = shorten(str(captions.get(str(sample["sample_id"]), "")), 60, " ...")
+            panel.set_title(f"{sample['value']:.2f}\n{wrap(caption, 20, lines=9)}", fontsize=7)
         panels[0].text(-0.15, 0.5, side, transform=panels[0].transAxes, rotation=90, va="center", fontsize=9)
     return figure
 
