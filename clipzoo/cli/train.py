@@ -27,7 +27,8 @@ from clipzoo.distributed import environment, submitit
 from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked
 from clipzoo.runs import record, sweep
-from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, is_finished
+from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, has_ended
+from clipzoo.runs.extension import length_hint
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import RunLock
 
@@ -131,12 +132,12 @@ def train(config: DictConfig) -> None:
     plain, values = masked(given), with_variables(given)
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
-    if is_finished(folder):
+    if has_ended(folder, plain):
         if not (folder / "report.md").exists() and environment.read().rank == 0:
             from clipzoo.report.run_page.page import write_report
 
             write_report(folder)
-        environment.say(record.summary(folder) + evaluation_hint(folder, plain))
+        environment.say(record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain))
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
@@ -162,7 +163,9 @@ def train(config: DictConfig) -> None:
             trainer.check(dataset, plain["seed"], world)
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
-        world.run_on_first(lambda: claim(lock, plain, dataset.fingerprint))
+        kept = world.run_on_first(lambda: claim(lock, plain, dataset.fingerprint))
+        if kept is not None:
+            environment.say(f"{folder} goes on: its results until now are in {kept}; schedules are of the whole length")
         world.run_on_first(lambda: report_initial_weights(rows, folder))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"

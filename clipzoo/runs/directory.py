@@ -15,7 +15,7 @@ from clipzoo import io
 from clipzoo.config.flat import flat
 from clipzoo.config.variables import with_variables
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.runs import renamed
+from clipzoo.runs import extension, renamed
 from clipzoo.runs.dataset import (
     LOCATION,
     Fingerprint,
@@ -64,6 +64,12 @@ def is_finished(folder: Path) -> bool:
     return (folder / "results.json").exists()
 
 
+def has_ended(folder: Path, plain: Mapping[str, Any]) -> bool:
+    """Return True if the run is finished, and the configuration does not ask for more steps than it has."""
+    has_config = (folder / CONFIG).exists()
+    return is_finished(folder) and not (has_config and extension.is_longer(config_of(folder), plain))
+
+
 def config_of(folder: Path) -> dict[str, Any]:
     """Return the configuration of a run, with today's names of classes.
 
@@ -95,8 +101,10 @@ def created(folder: Path, rank: Rank) -> Iterator[None]:
         raise
 
 
-def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str) -> None:
+def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str) -> Path | None:
     """Lock the run directory and write the configuration and the fingerprint of the dataset to it.
+
+    Returns the folder to which the results of a finished run that goes on were copied, None for other runs.
 
     Raises ConfigError if another process holds the lock, or if the directory has a run of another configuration.
     """
@@ -104,10 +112,13 @@ def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str) -> None:
     lock.acquire()
     # Not before: the process that held the lock may have written another configuration.
     check_configuration(lock.folder, plain, lambda run: fingerprint)
+    goes_on = (lock.folder / CONFIG).exists() and extension.is_longer(config_of(lock.folder), plain)
+    kept = extension.keep_results(lock.folder) if goes_on else None
     path, text = lock.folder / CONFIG, yaml.safe_dump(dict(plain), sort_keys=False)
     if not path.exists() or path.read_bytes() != text.encode():
         io.write_whole(path, text)
     record_dataset(lock.folder, plain, fingerprint)
+    return kept
 
 
 def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint = unknown_fingerprint) -> None:
@@ -124,13 +135,15 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
     different = [key for key in sorted({*before, *now}) if before.get(key) not in (now.get(key), values.get(key))]
     if LOCATION in different and is_moved(folder, fingerprint, unknown=not is_finished(folder)):
         different.remove(LOCATION)
-    if different:
+    remedy: str | None = "give another name=..., or remove the folder"
+    if different and extension.is_longer(stored, plain):
+        remedy = extension.refusal(folder, stored)
+    elif different and (kept := extension.kept_results(folder, plain)):
+        remedy = f"the run went on, its results of this length are in {kept}"
+    if different and remedy is not None:
         shown = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:MOST_DIFFERENCES]]
         more = f" and {len(different) - len(shown)} more" if len(different) > len(shown) else ""
-        raise ConfigError(
-            f"{folder} holds a run of another configuration ({', '.join(shown)}{more}): give another name=..., "
-            "or remove the folder"
-        )
+        raise ConfigError(f"{folder} holds a run of another configuration ({', '.join(shown)}{more}): {remedy}")
 
 
 def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,16 @@ from clipzoo.runs.metric_key import MetricKey, parsed, written
 from clipzoo.runs.protocol import Setting, protocol
 
 FILE = "results.json"
+ENDED = "ended_at_step_"
+"""Prefix of the folders, in a run directory, with the results that the run had before it went on to more steps."""
 REMEDY = "remove it and run the training command again, which writes it from the newest checkpoint"
 FIELDS = {
     "experiment": str, "row": str, "overrides": list, "seed": int, "versions": dict, "revision": str,
-    "training": dict, "protocol": dict, "metrics": dict, "not_converged": list,
+    "training": dict, "protocol": dict, "metrics": dict, "not_converged": list, "ended_before": list,
 }  # fmt: skip
 """Types of the values in results.json; all but the metrics may be absent."""
+OPTIONAL = ("not_converged", "ended_before")
+"""Keys that results.json has only if they say something."""
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
 
 
@@ -41,6 +46,8 @@ class RunRecord:
         metrics: results of the evaluation, in percent.
         not_converged: linear probes whose final fit did not converge ("linear_probe/cifar10/before"). The file has
             this key only if there are any.
+        ended_before: numbers of steps after which the run had ended before it went on, with its schedules at their
+            ends. The file has this key only if there are any.
 
     Files of earlier versions may lack fields; these are empty.
     """
@@ -55,6 +62,7 @@ class RunRecord:
     protocol: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
     metrics: Mapping[MetricKey, float] = field(default_factory=dict)
     not_converged: tuple[str, ...] = ()
+    ended_before: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
@@ -65,16 +73,21 @@ class RunRecord:
         io.require_fields(path, known, {name: FIELDS[name] for name in {**known, "metrics": 0}}, REMEDY)
         io.require_numbers(path, known["metrics"], REMEDY)
         io.require_fields(path, known.get("protocol", {}), dict.fromkeys(known.get("protocol", {}), dict), REMEDY)
-        for name in ("overrides", "not_converged"):
+        for name in ("overrides", "not_converged", "ended_before"):
             known[name] = tuple(masked(list(known.get(name, ()))))
         known["metrics"] = parsed(known["metrics"])
         return cls(**known)
 
+    @property
+    def continuation(self) -> str | None:
+        """A sentence for the report of a run that had ended before; None for any other run."""
+        ends = " and ".join(map(str, self.ended_before))
+        return f"after {ends} steps, with the schedules of {self.training.get('steps')} steps" if ends else None
+
     def write(self, folder: Path) -> None:
         """Write results.json, all at once."""
         content = {**self.__dict__, "overrides": list(self.overrides), "metrics": written(self.metrics)}
-        if not self.not_converged:
-            del content["not_converged"]
+        content = {name: value for name, value in content.items() if value or name not in OPTIONAL}
         io.write_json(folder / FILE, content)
 
     def evaluated(
@@ -128,7 +141,14 @@ def results(
     record = RunRecord(
         experiment, plain["row"], tuple(masked(list(overrides))), plain["seed"], versions, revision(), dict(training)
     )  # fmt: skip
+    record = replace(record, ended_before=earlier_ends(folder, training.get("steps", 0)))
     return record.evaluated(plain["eval"], parsed(metrics), folder)
+
+
+def earlier_ends(folder: Path, steps: float | str) -> tuple[int, ...]:
+    """Return the numbers of steps, below `steps`, after which a run had ended before it went on."""
+    names = (re.fullmatch(rf"{ENDED}(\d+)", path.name) for path in folder.glob(f"{ENDED}*"))
+    return tuple(sorted(end for name in names if name and (end := int(name[1])) < float(steps)))
 
 
 def summary(folder: Path) -> str:

@@ -97,6 +97,14 @@ def test_a_run_directory_has_metrics_and_checkpoints_and_the_same_call_resumes(t
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 11))
 
 
+def test_at_a_constant_rate_a_continued_training_equals_one_of_the_whole_length(tmp_path):
+    constant = Recipe(torch.optim.Adam, lr=1e-2, fused=True)
+    expected = train(model(), steps=17, optimizer=constant).model.state_dict()
+    for steps in (7, 17):
+        actual = train(model(), steps=steps, optimizer=constant, folder=tmp_path).model.state_dict()
+    assert all(torch.equal(value, actual[name]) for name, value in expected.items())
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize("changes", [{"computation": Computation(micro_batch=3)}, {"computation": Computation(tile=3)}])
 def test_micro_batches_and_tiles_train_the_same_model(changes):

@@ -25,7 +25,8 @@ def comparison(runs: Sequence[Run]) -> Comparison:
     """Compare runs; those that differ in their seed alone form one row."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        key = json.dumps({**identity(run.plain), "seed": None}, sort_keys=True, default=str)
+        settings = {**identity(run.plain), "seed": None, "ended_before": run.record.ended_before}
+        key = json.dumps(settings, sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
     labels = _labels(list(groups.values()))
     different = _differing_keys([group[0] for group in groups.values()])
@@ -33,6 +34,8 @@ def comparison(runs: Sequence[Run]) -> Comparison:
     for label, group in zip(labels, groups.values(), strict=True):
         plain = flat(group[0].plain)
         own = [f"{_name(key)}={_value(plain[key])}" for key in different if plain.get(key) is not None]
+        if group[0].record.continuation:
+            own.insert(0, group[0].record.continuation)
         note = ", ".join(own[:MOST_NOTES]) + (", ..." if len(own) > MOST_NOTES else "")
         matches = tuple(Match(run, "", run.scale, {}, {}, {}) for run in group)
         rows.append(ComparedRow("", label, note, SeedGroup(label, matches)))

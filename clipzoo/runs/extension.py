@@ -1,0 +1,105 @@
+"""A finished run that goes on to more epochs or steps. Its results until then are kept beside it. Needs no torch.
+
+    runs/x/ended_at_step_00001000/      config.yaml, results.json, report, evaluation and checkpoint of the shorter run
+
+The folder is a run directory of its own: it is evaluated, loaded and compared like any other. The schedules of the
+longer run are those of its whole length: they do not restart.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clipzoo import io
+from clipzoo.errors import ConfigError
+from clipzoo.runs.identity import digest, identity
+from clipzoo.runs.record import ENDED, FILE, RunRecord
+
+LENGTH = ("trainer.epochs", "trainer.steps")
+KEPT = ("config.yaml", "dataset.json", "metrics.jsonl", "report.md", "report", "evaluation", "results.json")
+"""Files and folders of the shorter run that are copied. The last one marks the copy as finished."""
+
+
+def is_longer(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
+    """Return True if a configuration differs from the stored one in its length alone, and asks for more."""
+    before, now = identity(stored), identity(plain)
+    different = [key for key in {*before, *now} if before.get(key) != now.get(key)]
+    return len(different) == 1 and different[0] in LENGTH and _is_more(before[different[0]], now[different[0]])
+
+
+def refusal(folder: Path, stored: Mapping[str, Any]) -> str | None:
+    """Return why the run of a directory cannot go on to more steps, and the remedy; None if it can."""
+    if "CLIPZOO_SWEEP" in os.environ:
+        return "the points of a sweep would share its directory: give no name=..."
+    # Without results.json, a command that goes on was interrupted after it had kept them.
+    if not (folder / FILE).exists() and kept_results(folder, stored) is None:
+        return "only a finished run goes on: finish it with its own length first, or give another name=..."
+    if folder.name.endswith(f"-{digest(stored)}"):
+        return f"its name is the digest of its settings: go on in a copy (cp -r {folder} {folder.parent}/NEW, name=NEW)"
+    return None
+
+
+def keep_results(folder: Path) -> Path | None:
+    """Copy the results of a finished run, with its last checkpoint, to <folder>/ended_at_step_<steps>.
+
+    The run is then no longer finished. Returns the copy; None if an interrupted command has made it already.
+
+    Raises:
+        ConfigError: the run has no checkpoint of its last step.
+    """
+    if not (folder / FILE).exists():
+        return None
+    steps = int(RunRecord.read(folder).training.get("steps", -1))
+    checkpoint = folder / "checkpoints" / f"step_{steps:08d}.pt"
+    if not checkpoint.exists():
+        raise ConfigError(f"{folder} cannot go on: its last checkpoint {checkpoint} does not exist")
+    kept = folder / f"{ENDED}{steps:08d}"
+    partial = folder / f".{kept.name}.partial"
+    for left in (partial, kept):
+        shutil.rmtree(left, ignore_errors=True)
+    with io.explained(kept):
+        (partial / "checkpoints").mkdir(parents=True)
+        for file in (checkpoint, checkpoint.with_suffix(".json")):
+            _link(file, partial / "checkpoints" / file.name)
+        for name in KEPT:
+            _copy(folder / name, partial / name)
+        os.replace(partial, kept)
+        (folder / "dataset.json").unlink(missing_ok=True)  # has the digest of the shorter run; written again
+        (folder / FILE).unlink()
+    return kept
+
+
+def kept_results(folder: Path, plain: Mapping[str, Any]) -> Path | None:
+    """Return the folder with the results that the run had with an earlier length, None if it never had this one."""
+    own = identity(plain)
+    return next(
+        (path.parent for path in folder.glob(f"{ENDED}*/config.yaml") if identity(io.read_yaml(path)) == own), None
+    )
+
+
+def length_hint(plain: Mapping[str, Any]) -> str:
+    """Hint shown when a finished run is requested; empty for a run without a name, which a new length renames."""
+    return "\nIt goes on with a larger trainer.epochs or trainer.steps." if plain["name"] else ""
+
+
+def _is_more(before: object, now: object) -> bool:
+    return isinstance(before, int | float) and isinstance(now, int | float) and now > before
+
+
+def _link(file: Path, target: Path) -> None:
+    """Give a checkpoint a second name, which costs no space; copy it where the file system cannot."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copy2(file, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target)
+    elif source.exists():
+        shutil.copy2(source, target)
