@@ -163,10 +163,7 @@ def train(config: DictConfig) -> None:
             trainer.check(dataset, plain["seed"], world)
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
-        kept = world.run_on_first(lambda: claim(lock, plain, dataset.fingerprint))
-        if kept is not None:
-            environment.say(f"{folder} goes on: its results until now are in {kept}; schedules are of the whole length")
-        world.run_on_first(lambda: report_initial_weights(rows, folder))
+        world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, rows))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"
             f"{export_note(plain)}"
@@ -201,6 +198,14 @@ def initialise(
     if world.run_on_first(lambda: checkpoint.newest(folder / "checkpoints")) is not None:
         return []
     return part(values["init"], trust, InitialWeights).load(model, values, trust)
+
+
+def begin(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, rows: list[Row]) -> None:
+    """Claim the run directory, and report what the run starts from. On the first rank."""
+    kept = claim(lock, plain, fingerprint)
+    if kept is not None:
+        environment.say(f"{lock.folder} goes on, with the schedules of the whole length; earlier results: {kept}")
+    report_initial_weights(rows, lock.folder)
 
 
 def report_initial_weights(rows: list[Row], folder: Path) -> None:

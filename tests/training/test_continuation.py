@@ -27,7 +27,7 @@ def test_a_finished_run_goes_on_with_the_schedule_of_the_whole_length(undisturbe
     before = weights(tmp_path)
     log = train(tiny_shards, tmp_path, f"trainer.steps={LONGER}")
     kept = tmp_path / "run" / f"ended_at_step_{STEPS:08d}"
-    assert f"resuming from step {STEPS}" in log and f"its results until now are in {kept}" in log
+    assert f"resuming from step {STEPS}" in log and f"earlier results: {kept}" in log
     schedule = Cosine(5e-4, 1e-6, 1e-5, 0.3, None, None, False)
     expected = {step: schedule(Progress(step, STEPS if step < STEPS else LONGER, 100, 16)) for step in range(LONGER)}
     assert rates(tmp_path / "run") == pytest.approx(expected)
