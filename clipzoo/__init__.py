@@ -27,8 +27,9 @@ _MODULES = {
     "Similarity": "clipzoo.types",
     "World": "clipzoo.distributed.world",
     "concatenate": "clipzoo.types",
-    "export": "clipzoo.api.loading",
+    "export": "clipzoo.formats.export",
     "from_open_clip": "clipzoo.api.loading",
+    "from_transformers": "clipzoo.api.loading",
     "load": "clipzoo.api.loading",
     "train": "clipzoo.api.training",
 }

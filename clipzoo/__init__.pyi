@@ -2,8 +2,8 @@
 
 from clipzoo.api.loading import (
     LoadedModel as LoadedModel,
-    export as export,
     from_open_clip as from_open_clip,
+    from_transformers as from_transformers,
     load as load,
 )
 from clipzoo.api.training import train as train
@@ -11,6 +11,7 @@ from clipzoo.data.in_memory import InMemoryDataset as InMemoryDataset
 from clipzoo.distributed.world import World as World
 from clipzoo.encoders.base import Encoder as Encoder
 from clipzoo.errors import ConfigError as ConfigError
+from clipzoo.formats.export import export as export
 from clipzoo.model import Model as Model
 from clipzoo.types import (
     Batch as Batch,

@@ -1,4 +1,4 @@
-"""Load trained models, and exchange them with open_clip."""
+"""Load trained models of this package, of open_clip and of transformers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from clipzoo.api import open_clip
+from clipzoo.api import open_clip, transformers
 from clipzoo.api.build import build_model
 from clipzoo.config.trust import require_trusted
 from clipzoo.config.variables import RESOLVER, uses_variables, with_variables
@@ -74,12 +74,13 @@ def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequ
     return LoadedModel(model, config).to(device).eval()
 
 
-def export(model: LoadedModel, folder: str | Path) -> None:
-    """Write a CLIP-head model as an open_clip model: `open_clip.create_model("local-dir:FOLDER")` loads it."""
-    open_clip.to_open_clip(model, model.config, Path(folder))
-
-
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
     """Return an open_clip model by name and tag, a checkpoint file as tag, or an exported folder "local-dir:FOLDER"."""
     model, config = open_clip.from_open_clip(name, pretrained)
+    return LoadedModel(model, config).to(device).eval()
+
+
+def from_transformers(folder: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
+    """Return the CLIPModel of transformers in a folder: config.json, model.safetensors and its preprocessing."""
+    model, config = transformers.from_transformers(Path(folder))
     return LoadedModel(model, config).to(device).eval()

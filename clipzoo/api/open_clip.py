@@ -1,9 +1,4 @@
-"""Convert CLIP-head models to open_clip models and back.
-
-An exported folder holds `open_clip_config.json` and `open_clip_model.safetensors`, which open_clip loads by the name
-`local-dir:FOLDER`. Any open_clip model of the CLIP kind (a causal text tower and a ViT, modified ResNet or timm image
-tower) can be imported.
-"""
+"""Convert open_clip models to models of this package: a causal text tower and a ViT, modified ResNet or timm tower."""
 
 from __future__ import annotations
 
@@ -16,40 +11,17 @@ from torch import Tensor
 
 from clipzoo.api.build import build_model
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.io import make_folder, read_json, require_fields, write_json
+from clipzoo.io import read_json, require_fields
 from clipzoo.model import Model
 
 EXPORT_REMEDY = "export the model again"
 CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
-CLIP_HEAD, TWO_TOWERS = "clipzoo.heads.clip.ClipHead", "clipzoo.encoders.towers.TwoTowers"
 TOWERS = {
     "clipzoo.encoders.image.ClipViT": "vit",
     "clipzoo.encoders.image.ClipResNet": "resnet",
     "clipzoo.encoders.image.TimmTower": "timm",
 }
-
-
-def to_open_clip(model: Model, config: Mapping[str, Any], folder: Path) -> None:
-    """Write `model`, built from `config`, as an open_clip model.
-
-    Raises:
-        ConfigError: open_clip has no such model, or the folder already contains one.
-    """
-    from safetensors.torch import save_file
-
-    encoder, head = config["encoder"], config["head"]
-    if reasons := export_faults(config):
-        raise ConfigError("open_clip cannot represent this model: " + "; ".join(reasons))
-    path = folder / "open_clip_config.json"
-    if path.exists():
-        raise ConfigError(f"{folder} already contains an exported model: choose another folder")
-    make_folder(folder)
-    state = _open_clip_state(model.state_dict(), TOWERS[encoder["image_tower"]["_target_"]])
-    save_file({key: value.contiguous() for key, value in state.items()}, folder / "open_clip_model.safetensors")
-    preprocess = {"mean": encoder["mean"], "std": encoder["std"], "interpolation": "bicubic", "resize_mode": "shortest"}
-    content = {"model_cfg": _model_config(encoder, head), "preprocess_cfg": preprocess}
-    write_json(path, content)
 
 
 def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, Any]]:
@@ -78,87 +50,7 @@ def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, 
     return model, config
 
 
-def export_note(config: Mapping[str, Any]) -> str:
-    """Return a line for the start of a training whose CLIP head suggests an export that open_clip's form forbids."""
-    faults = export_faults(config) if config["head"]["_target_"] == CLIP_HEAD else []
-    return (
-        f"\nopen_clip cannot represent this model, clipzoo.export will refuse it: {'; '.join(faults)}" if faults else ""
-    )
-
-
-def export_faults(config: Mapping[str, Any]) -> list[str]:
-    """Return the reasons why open_clip cannot represent the model of a configuration; none if it can."""
-    encoder, head = config["encoder"], config["head"]
-    faults = []
-    if head["_target_"] != CLIP_HEAD:
-        faults.append(f"its head is {head['_target_']}, only the CLIP head can be exported")
-    if encoder["_target_"] != TWO_TOWERS:
-        return [*faults, f"its encoder is {encoder['_target_']}"]
-    tower = encoder["image_tower"]["_target_"]
-    if tower not in TOWERS:
-        return [*faults, f"its image tower is {tower}"]
-    text = encoder["text_tower"]
-    if text["_target_"] != "clipzoo.encoders.text.ClipTextTower":
-        return [*faults, f"its text tower is {text['_target_']}"]
-    if text["distinct_pads"]:
-        faults.append("encoder.text_tower.distinct_pads is true")
-    if TOWERS[tower] == "vit" and encoder["image_tower"]["quick_gelu"] != text["quick_gelu"]:
-        faults.append("quick_gelu differs between the towers")
-    return faults
-
-
-def _model_config(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> dict[str, Any]:
-    image, text = encoder["image_tower"], encoder["text_tower"]
-    kind = TOWERS[image["_target_"]]
-    if kind == "vit":
-        vision: dict[str, Any] = {
-            "image_size": image["image_size"], "layers": image["layers"], "width": image["width"],
-            "patch_size": image["patch_size"], "head_width": image["width"] // image["heads"],
-        }  # fmt: skip
-    elif kind == "resnet":
-        head_width = 32 * image["stem_width"] // image["heads"]
-        vision = {"image_size": image["image_size"], "layers": image["layers"], "width": image["stem_width"]}
-        vision["head_width"] = head_width
-    else:
-        vision = {"timm_model_name": image["name"], "timm_model_pretrained": False, "timm_pool": ""}
-        vision |= {"timm_proj": "linear", "image_size": encoder["image_size"]}
-    return {
-        "embed_dim": head["embed_width"],
-        "quick_gelu": text["quick_gelu"],
-        "vision_cfg": vision,
-        "text_cfg": {
-            "context_length": text["context_length"],
-            "vocab_size": text["vocabulary"],
-            "width": text["width"],
-            "heads": text["heads"],
-            "layers": text["layers"],
-            "norm_kwargs": {"eps": text["norm_eps"]},
-        },
-    }
-
-
 TEXT_PREFIXES = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.")
-
-
-def _open_clip_state(state_dict: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    visual = "visual.trunk." if kind == "timm" else "visual."
-    state = {}
-    for key, value in state_dict.items():
-        if key.startswith("encoder.image_tower.trunk."):
-            state[visual + key.removeprefix("encoder.image_tower.trunk.")] = value
-        elif key.startswith("encoder.text_tower.trunk."):
-            state[key.removeprefix("encoder.text_tower.trunk.")] = value
-    projection = state_dict["head.image_projection"]  # [w, d]
-    if kind == "vit":
-        state["visual.proj"] = projection
-    elif kind == "resnet":
-        state["visual.attnpool.c_proj.weight"] = projection.mT
-        state["visual.attnpool.c_proj.bias"] = projection.new_zeros(projection.shape[1])
-    else:
-        state["visual.head.proj.weight"] = projection.mT
-    state["text_projection"] = state_dict["head.text_projection"]
-    state["logit_scale"] = state_dict["head.log_scale"]
-    return state
 
 
 def _clipzoo_state(peer_state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 
-from clipzoo.cli import datasets, emoji, report, shards, world
+from clipzoo.cli import datasets, emoji, export, report, shards, world
 from clipzoo.cli.arguments import Parser, own_paths, with_config_folder
 from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.distributed.reporting import exit_on_error
@@ -26,6 +26,7 @@ RESUMABLE = ("train", "evaluate", "launch")
 
 COMMANDS = {
     "report": (report, "write the report of a run, or the papers' tables beside finished runs"),
+    "export": (export, "write a trained model for open_clip, transformers, torch.export or onnxruntime"),
     "shards": (shards, "make, index or inspect WebDataset shards"),
     "datasets": (datasets, "list or convert the benchmark datasets, or make one of your own"),
     "world": (world, "generate the demo's dataset"),

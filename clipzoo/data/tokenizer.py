@@ -66,6 +66,11 @@ class ClipTokenizer(Part):
             tokens += self._words[word]
         return tokens
 
+    def tables(self) -> tuple[dict[str, int], list[tuple[str, str]], str]:
+        """Return the vocabulary by text, the merges in order, and the pattern of words, to build the same tokenizer."""
+        source, pattern = _load()
+        return source.encoder, sorted(source.bpe_ranks, key=source.bpe_ranks.__getitem__), pattern.pattern
+
     def __reduce__(self) -> tuple[type[ClipTokenizer], tuple[int]]:
         return ClipTokenizer, (self.context_length,)
 

@@ -20,6 +20,7 @@ class Transform:
     def __init__(self, image_size: int, resize: int, interpolation: Interpolation) -> None:
         from torchvision.transforms import InterpolationMode, v2  # takes a second to import
 
+        self.interpolation = interpolation
         mode = InterpolationMode(interpolation)
         self._steps = v2.Compose([v2.Resize(resize, mode), v2.CenterCrop(image_size), v2.PILToTensor()])
 

@@ -59,6 +59,13 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     def probe(self, features: Features, where: str) -> Tensor:
         """Image features -> inputs of a linear probe, [b, w]. where: "before" or "after" the projection."""
 
+    def log_cosine_scale(self) -> Tensor | None:
+        """Return log t if the score is t cos(x P, y Q) of the pooled features, as in CLIP; None for other scores.
+
+        P and Q are the parameters `image_projection` and `text_projection`.
+        """
+        return None
+
     def forward(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
         """Features of the b local pairs -> similarities to the global batch of all ranks: embed, gather, score.
 

@@ -54,6 +54,9 @@ class ClipHead(UnitVectorHead):
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self.log_scale.exp() * image, text
 
+    def log_cosine_scale(self) -> Tensor:
+        return self.log_scale
+
     @torch.no_grad()
     def clamp_(self) -> None:
         if self.learnable_temperature:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from torch import Tensor
@@ -46,6 +47,10 @@ class CloobHead(UnitVectorHead):
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self._inverse_temperature * image, text
+
+    def log_cosine_scale(self) -> Tensor:
+        """Of the plain embeddings, which evaluation compares."""
+        return self.image_projection.new_tensor(math.log(self._inverse_temperature))
 
     def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
         """[b, d] embeddings -> scores of the retrieved patterns, with the full gradient through every rank's memory."""

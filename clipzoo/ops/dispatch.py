@@ -12,6 +12,11 @@ import torch
 _log = logging.getLogger(__name__)
 
 
+def is_exporting() -> bool:
+    """Return True while torch.export traces: operations with kernels of their own then run their reference."""
+    return torch.compiler.is_exporting()
+
+
 @cache
 def backend(operation: str, device: str, dtype: torch.dtype) -> ModuleType:
     """Return `triton.<operation>` for fp32 on a GPU, else `<operation>_cpu`; on a GPU the latter logs a warning."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clipzoo.ops.dispatch import backend
+from clipzoo.ops.dispatch import backend, is_exporting
+from clipzoo.ops.kme_reference import score_block
 from clipzoo.ops.packing import Layout, pack
 
 
@@ -29,6 +30,8 @@ def kme_score(
         tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         for tensor in (image_points, image_log_weights, text_points, text_log_weights, gamma)
     )
+    if is_exporting():
+        return score_block(image_points, image_log_weights, text_points, text_log_weights, gamma)
     left, left_weights, left_layout = pack(image_points, image_log_weights)
     right, right_weights, right_layout = pack(text_points, text_log_weights)
     return _Score.apply(left, left_weights, right, right_weights, gamma, left_layout, right_layout)

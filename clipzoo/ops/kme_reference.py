@@ -31,11 +31,11 @@ def kme_score(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2
 
 
 def _recomputed(*arguments: Tensor) -> Tensor:
-    return checkpoint(_block, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return checkpoint(score_block, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
-def _block(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
-    """[r, M, d], [c, M', d] -> [r, c]."""
+def score_block(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
+    """[r, M, d], [c, M', d] -> [r, c], all pairs of points in memory."""
     cosines = points.flatten(0, 1) @ points2.flatten(0, 1).mT  # [r M, c M']
     # |v - u|^2 = 2 (1 - v.u) for unit vectors.
     exponents = 2 * gamma * (cosines - 1) + log_weights.flatten()[:, None] + log_weights2.flatten()

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from clipzoo.ops import random_features_reference
+from clipzoo.ops.dispatch import is_exporting
 from clipzoo.ops.products import product
 
 ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -24,6 +26,8 @@ def pooled_waves(points: Tensor, weights: Tensor, frequencies: Tensor, phases: T
 
     Differentiable in points and weights; frequencies and phases are not trained.
     """
+    if is_exporting():
+        return random_features_reference.pooled_waves(points, weights, frequencies, phases)
     return _PooledWaves.apply(points, weights, frequencies, phases)
 
 

@@ -13,12 +13,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from clipzoo.ops.dispatch import is_exporting
+
 BLOCK_ELEMENTS = 1 << 19
 """Number of distances in float64 at a time, 4 MiB."""
 
 
 def squared_distances(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
     """[n, d], [k, d] -> scale |left_i - right_j|^2 [n, k], in the precision of the vectors."""
+    if is_exporting():
+        rows, columns = _factors(left, right, scale)
+        return (rows @ columns).to(left.dtype)
     return _SquaredDistances.apply(left, right, scale)
 
 
@@ -27,11 +32,7 @@ class _SquaredDistances(torch.autograd.Function):
     def forward(ctx: Any, left: Tensor, right: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(left, right)
         ctx.scale = scale
-        rows, columns = left.double(), right.double()
-        row_norms, column_norms = (vectors.square().sum(dim=1, keepdim=True) for vectors in (rows, columns))
-        # The norms are two more entries of the product.
-        rows = scale * torch.cat([-2 * rows, row_norms, torch.ones_like(row_norms)], dim=1)
-        columns = torch.cat([columns, torch.ones_like(column_norms), column_norms], dim=1).mT
+        rows, columns = _factors(left, right, scale)
         result = left.new_empty(len(left), len(right))
         size = max(1, BLOCK_ELEMENTS // max(1, len(right)))
         for block, some in zip(result.split(size), rows.split(size), strict=True):
@@ -47,3 +48,12 @@ class _SquaredDistances(torch.autograd.Function):
         of_left = gradient.sum(dim=1, keepdim=True) * left - gradient @ right
         of_right = gradient.sum(dim=0)[:, None] * right - gradient.mT @ left
         return 2 * ctx.scale * of_left, 2 * ctx.scale * of_right, None
+
+
+def _factors(left: Tensor, right: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """[n, d], [k, d] -> [n, d + 2], [d + 2, k] in float64, whose product is the scaled squared distances."""
+    rows, columns = left.double(), right.double()
+    row_norms, column_norms = (vectors.square().sum(dim=1, keepdim=True) for vectors in (rows, columns))
+    # The norms are two more entries of the product.
+    rows = scale * torch.cat([-2 * rows, row_norms, torch.ones_like(row_norms)], dim=1)
+    return rows, torch.cat([columns, torch.ones_like(column_norms), column_norms], dim=1).mT

@@ -9,11 +9,12 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 import clipzoo
-from clipzoo.api import open_clip as open_clip_format
 from clipzoo.api.build import build_model
 from clipzoo.api.loading import LoadedModel
 from clipzoo.errors import ConfigError
+from clipzoo.formats import open_clip as open_clip_format
 from tests.support.experiments import composed_once
+from tests.support.exported import assert_equal_states, captions, loaded, logits, pictures
 
 TEXT = {
     "_target_": "clipzoo.encoders.text.ClipTextTower", "context_length": 77, "vocabulary": 49408, "width": 32,
@@ -144,3 +145,30 @@ def test_a_training_says_at_its_start_that_its_clip_model_cannot_be_exported(ove
 def test_an_encoder_of_another_package_has_no_open_clip_form():
     configuration = {"encoder": {"_target_": "mypackage.Encoder"}, "head": {"_target_": "clipzoo.heads.clip.ClipHead"}}
     assert "its encoder is mypackage.Encoder" in open_clip_format.export_note(configuration)
+
+
+@pytest.mark.parametrize("head", ["clip", "cosine", "cloob"])
+def test_logits_through_the_preprocessing_of_open_clip_are_those_of_clipzoo(head, tmp_path):
+    ours = loaded(head)
+    clipzoo.export(ours, tmp_path / "out")
+    peer, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'out'}")
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'out'}")
+    for batch in (1, 7, 64):
+        # open_clip takes the text of a control token for the token.
+        images, texts = pictures(batch), [caption.replace("<end_of_text>", "") for caption in captions(batch)]
+        tokens, pixels = tokenizer(texts), torch.stack([preprocess(image) for image in images])
+        assert torch.equal(tokens, ours.tokenizer(texts))
+        encoder = ours.encoder
+        expected = torch.stack([ours.transform(image) for image in images]) * encoder._scale + encoder._shift
+        torch.testing.assert_close(pixels, expected, rtol=1e-6, atol=1e-6)
+        with torch.no_grad():
+            result = peer.eval().get_logits(pixels, tokens)[0]
+        expected = logits(ours, images, texts)
+        assert (result - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+def test_a_model_of_open_clip_goes_through_clipzoo_unchanged(tmp_path):
+    clipzoo.export(model_of("vit"), tmp_path / "first")
+    clipzoo.export(clipzoo.from_open_clip(f"local-dir:{tmp_path / 'first'}"), tmp_path / "second")
+    before, after = (load_file(tmp_path / name / "open_clip_model.safetensors") for name in ("first", "second"))
+    assert_equal_states(before, after)

@@ -1,0 +1,68 @@
+"""`clipzoo.export`: write a trained model in the format of another library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from clipzoo.api.loading import LoadedModel
+from clipzoo.errors import ConfigError, nearest
+from clipzoo.formats import graphs, onnx, open_clip, preprocessing, transformers
+from clipzoo.io import make_folder
+
+
+@dataclass(frozen=True)
+class Format:
+    """mark: a file that every export has, written last. faults: reasons why a model cannot be represented.
+
+    write: writes the files to a folder. require: raises ConfigError if a package is missing.
+    """
+
+    mark: str
+    write: Callable[[LoadedModel, Path], None]
+    faults: Callable[[LoadedModel], list[str]] = lambda model: []
+    require: Callable[[], None] = lambda: None
+
+
+def _with_preprocessing(write: Callable[[LoadedModel, Path], None]) -> Callable[[LoadedModel, Path], None]:
+    def write_both(model: LoadedModel, folder: Path) -> None:
+        if not preprocessing.tokenizer_faults(model):
+            preprocessing.write_preprocessing(model, folder)
+        write(model, folder)
+
+    return write_both
+
+
+FORMATS = {
+    "open_clip": Format("open_clip_config.json", open_clip.write_open_clip, open_clip.faults),
+    "transformers": Format("config.json", transformers.write_transformers, transformers.faults),
+    "torch": Format("score.pt2", _with_preprocessing(graphs.write_torch)),
+    "onnx": Format("score.onnx", _with_preprocessing(onnx.write_onnx), require=onnx.require_onnx),
+}
+
+
+def export(model: LoadedModel, folder: str | Path, to: str = "open_clip") -> None:
+    """Write a model to a folder in the format `to`.
+
+    open_clip: for `open_clip.create_model("local-dir:FOLDER")`. transformers: for `CLIPModel.from_pretrained`, with
+    processor and tokenizer. torch: programs of torch.export. onnx: graphs for onnxruntime. The last two hold every head
+    as three graphs, see `clipzoo.formats.graphs`.
+
+    Raises:
+        ConfigError: the format cannot represent the model, or the folder already contains one. Nothing is written then.
+    """
+    require(model, folder, to)
+    make_folder(Path(folder))
+    FORMATS[to].write(model, Path(folder))
+
+
+def require(model: LoadedModel, folder: str | Path, to: str) -> None:
+    """Raise ConfigError unless `export` can write the model."""
+    if to not in FORMATS:
+        raise ConfigError(f"to={to} is no format ({', '.join(FORMATS)}){nearest(to, list(FORMATS))}")
+    if reasons := FORMATS[to].faults(model):
+        raise ConfigError(f"{to} cannot represent this model: {'; '.join(reasons)}")
+    FORMATS[to].require()
+    if (Path(folder) / FORMATS[to].mark).exists():
+        raise ConfigError(f"{folder} already contains an exported model: choose another folder")
