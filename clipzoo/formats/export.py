@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from clipzoo.api.loading import LoadedModel
@@ -16,13 +17,14 @@ from clipzoo.io import make_folder
 class Format:
     """mark: a file that every export has, written last. faults: reasons why a model cannot be represented.
 
-    write: writes the files to a folder. require: raises ConfigError if a package is missing.
+    write: writes the files to a folder. packages: modules that it imports; extra: the extra that installs them.
     """
 
     mark: str
     write: Callable[[LoadedModel, Path], None]
     faults: Callable[[LoadedModel], list[str]] = lambda model: []
-    require: Callable[[], None] = lambda: None
+    packages: tuple[str, ...] = ("tokenizers",)
+    extra: str = "hf"
 
 
 def _with_preprocessing(write: Callable[[LoadedModel, Path], None]) -> Callable[[LoadedModel, Path], None]:
@@ -34,11 +36,12 @@ def _with_preprocessing(write: Callable[[LoadedModel, Path], None]) -> Callable[
     return write_both
 
 
+ONNX = ("tokenizers", "onnx", "onnxscript", "onnxruntime")
 FORMATS = {
-    "open_clip": Format("open_clip_config.json", open_clip.write_open_clip, open_clip.faults),
+    "open_clip": Format("open_clip_config.json", open_clip.write_open_clip, open_clip.faults, ()),
     "transformers": Format("config.json", transformers.write_transformers, transformers.faults),
     "torch": Format("score.pt2", _with_preprocessing(graphs.write_torch)),
-    "onnx": Format("score.onnx", _with_preprocessing(onnx.write_onnx), require=onnx.require_onnx),
+    "onnx": Format("score.onnx", _with_preprocessing(onnx.write_onnx), packages=ONNX, extra="onnx"),
 }
 
 
@@ -63,6 +66,7 @@ def require(model: LoadedModel, folder: str | Path, to: str) -> None:
         raise ConfigError(f"to={to} is no format ({', '.join(FORMATS)}){nearest(to, list(FORMATS))}")
     if reasons := FORMATS[to].faults(model):
         raise ConfigError(f"{to} cannot represent this model: {'; '.join(reasons)}")
-    FORMATS[to].require()
+    if missing := [name for name in FORMATS[to].packages if find_spec(name) is None]:
+        raise ConfigError(f"{to} needs {', '.join(missing)}: pip install 'clipzoo[{FORMATS[to].extra}]'")
     if (Path(folder) / FORMATS[to].mark).exists():
         raise ConfigError(f"{folder} already contains an exported model: choose another folder")

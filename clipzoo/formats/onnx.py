@@ -7,15 +7,21 @@ from pathlib import Path
 
 import torch.onnx
 
-from clipzoo.errors import ConfigError
-from clipzoo.formats.graphs import graphs
+from clipzoo.errors import TrainingError
+from clipzoo.formats.graphs import Graph, graphs
 from clipzoo.model import Model
 
 OPSET = 20
+TOLERANCE = 1e-3
+"""Relative and absolute; larger than any rounding error of float32 seen."""
 
 
 def write_onnx(model: Model, folder: Path) -> None:
-    """Write image.onnx, text.onnx and score.onnx; weights beyond 2 GB lie beside them in *.onnx.data."""
+    """Write image.onnx, text.onnx and score.onnx, and run each once. Weights beyond 2 GB lie in *.onnx.data.
+
+    Raises:
+        TrainingError: onnxruntime computes other values than torch.
+    """
     for graph in graphs(model):
         with warnings.catch_warnings():
             # torch warns that inputs of equal length share one name.
@@ -29,14 +35,19 @@ def write_onnx(model: Model, folder: Path) -> None:
                 verbose=False,
             )
         assert program is not None
-        program.save(folder / f"{graph.name}.onnx", external_data=False)
+        path = folder / f"{graph.name}.onnx"
+        program.save(path)
+        _check(graph, path)
 
 
-def require_onnx() -> None:
-    """Raise ConfigError unless torch's exporter has its packages."""
-    try:
-        import onnx
-        import onnxscript
-    except ImportError as error:
-        raise ConfigError(f"ONNX needs {error.name}: pip install 'clipzoo[onnx]'") from None
-    del onnx, onnxscript
+def _check(graph: Graph, path: Path) -> None:
+    """Raise TrainingError unless onnxruntime computes the outputs of torch."""
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(path, providers=["CPUExecutionProvider"])
+    results = session.run(None, {name: tensor.cpu().numpy() for name, tensor in graph.inputs.items()})
+    with torch.no_grad():
+        expected = graph.module(*graph.inputs.values())
+    for name, result, tensor in zip(graph.outputs, results, expected, strict=True):
+        if not torch.allclose(torch.from_numpy(result), tensor.cpu(), rtol=TOLERANCE, atol=TOLERANCE):
+            raise TrainingError(f"{path}: onnxruntime's {name} differs from torch's by more than {TOLERANCE}")

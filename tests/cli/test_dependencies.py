@@ -18,8 +18,8 @@ MODULES = {
 """Distributions whose module has another name."""
 PROVIDED = {"open_clip_train": "open_clip"}
 """Further modules of a declared distribution."""
-LOADED_BY_NAME = {"tensorboard", "hydra_plugins", "mkdocs"}
-"""Used through another package: torch.utils.tensorboard, Hydra's launcher plugin, the documentation's program."""
+LOADED_BY_NAME = {"tensorboard", "hydra_plugins", "mkdocs", "onnx", "onnxscript"}
+"""Used through another package: torch.utils.tensorboard, Hydra's launcher plugin, the documentation's program, torch.onnx."""
 
 
 def declared(extras: bool) -> set[str]:
