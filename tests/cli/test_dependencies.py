@@ -19,7 +19,7 @@ MODULES = {
 PROVIDED = {"open_clip_train": "open_clip"}
 """Further modules of a declared distribution."""
 LOADED_BY_NAME = {"tensorboard", "hydra_plugins", "mkdocs", "onnx", "onnxscript"}
-"""Used through another package: torch.utils.tensorboard, Hydra's launcher plugin, the documentation's program, torch.onnx."""
+"""Used through another package: torch.utils.tensorboard, torch.onnx, Hydra's launchers, the documentation's program."""
 
 
 def declared(extras: bool) -> set[str]:
