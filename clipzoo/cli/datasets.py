@@ -87,15 +87,12 @@ def make_dataset(options: argparse.Namespace) -> None:
 
 def description(made: Made) -> str:
     """Return what was written, what was left out, and the keys that evaluate the dataset."""
-    from clipzoo.evaluation.datasets.own_dataset import LEFT_OUT_FILE
+    from clipzoo.data.left_out import summary
 
     name = made.folder.name
     content = f"{made.classes} classes" if made.classes else f"{made.captions} captions"
     images = ", ".join(f"{split} {count}" for split, count in made.samples.items())
-    lines = [f"{made.folder}: {content}; images: {images}"]
-    if made.counts:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(made.counts.items()))
-        lines.append(f"left out: {kinds} (named in {made.folder / LEFT_OUT_FILE})")
+    lines = [f"{made.folder}: {content}; images: {images}", *summary(made.left_out, made.folder)]
     if made.empty_classes:
         others = len(made.empty_classes) - 10
         shown = ", ".join(made.empty_classes[:10]) + (f" and {others} more" if others > 0 else "")

@@ -10,11 +10,9 @@ clipzoo shards inspect 'data/cc3m/{00000..00331}.tar' --sheet cc3m.png
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,18 +22,17 @@ from clipzoo.config.vocabulary import Count, Gigabytes, Processes, Range, Seed
 from clipzoo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from clipzoo.data.left_out import LeftOut
     from clipzoo.data.shards.cache import ShardCache
     from clipzoo.data.shards.index import ShardIndex
-    from clipzoo.data.shards.pairs import LeftOut
     from clipzoo.data.shards.writer import Written
 
 MAKE = """Pack images and captions into shards.
 
 A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
-caption, .json all of them (train with data.caption_key=captions). Every image is decoded; OUTPUT/left_out.jsonl names
+caption, .json all of them (train with data.caption_key=captions). Every image is decoded; OUTPUT/left_out.tsv names
 the files that training could not use.
 """
-LEFT_OUT, OTHER_FILE = "left_out.jsonl", "other_file"
 INDEX = """Index shards before a run, with many processes, and print the number of samples and the damaged shards.
 
 A run whose shards have no index does the same on its first rank.
@@ -82,41 +79,26 @@ def make(options: argparse.Namespace) -> None:
 
 
 def _report(written: Written, others: list[LeftOut], options: argparse.Namespace) -> None:
-    """Print what was written, and name the files that were left out in OUTPUT/left_out.jsonl."""
-    from clipzoo import io
+    """Print what was written, and name the files that were left out in OUTPUT/left_out.tsv."""
+    from clipzoo.data import left_out
 
-    left_out, names = [*written.left_out, *others], options.output / LEFT_OUT
-    names.unlink(missing_ok=True)
-    if left_out:
-        io.write_whole(names, "".join(f"{json.dumps(asdict(entry))}\n" for entry in left_out))
+    left_out.write_left_out([*written.left_out, *others], options.output)
     if not written.samples:
         first = written.left_out[0]
         folder = options.images if options.source.suffix == ".json" else options.source.parent
         where = "" if options.source.is_dir() else f" Paths are relative to {folder}/."
+        kinds = left_out.counted(Counter(entry.kind for entry in written.left_out))
         raise ConfigError(
-            f"none of {len(written.left_out):,} images can be used ({_counts(written.left_out)}). "
-            f"First: {first.file}: {first.reason}.{where} {names} names all."
+            f"none of {len(written.left_out):,} images can be used ({kinds}). First: {first.path}: {first.reason}."
+            f"{where} {options.output / left_out.FILE} names all."
         )
-    out = [entry for entry in left_out if entry.kind != OTHER_FILE]
-    print(f"{written.samples:,} samples in {written.shards:,} shards in {options.output}; {len(out):,} left out")
-    if out:
-        print(f"left out: {_counts(out)}")
-    if len(left_out) > len(out):
-        suffixes = Counter(Path(entry.file).suffix.lower() for entry in left_out if entry.kind == OTHER_FILE)
-        kinds = ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in suffixes.most_common())
-        print(f"other files, neither images that can be read nor their captions: {kinds}")
-    if left_out:
-        print(f"{names} names each of them")
+    print(f"{written.samples:,} samples in {written.shards:,} shards in {options.output}")
+    print("".join(f"{line}\n" for line in left_out.summary([*written.left_out, *others], options.output)), end="")
     if written.joined:
         print(
             f"{written.joined:,} captions were joined from several lines: --caption-line 1 takes the first line, "
             "--caption-line all makes each line a caption"
         )
-
-
-def _counts(left_out: list[LeftOut]) -> str:
-    kinds = Counter(entry.kind for entry in left_out)
-    return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds.most_common())
 
 
 def index(options: argparse.Namespace) -> None:

@@ -24,7 +24,8 @@ def test_the_command_writes_a_dataset_and_prints_how_to_evaluate_it(tmp_path, ca
     make(tmp_path / "in", out, "--template", "the letter {c}")
     assert capsys.readouterr().out.splitlines() == [
         f"{out}: 2 classes; images: train 2, test 2",
-        f"left out: no_image_file 1 (named in {out}/left_out.tsv)",
+        "other files, which are not read: 1 .svg",
+        f"{out}/left_out.tsv names each of them",
         "classes left out, without an image in test: c",
         f"evaluate with: eval=none eval.root={tmp_path}/sets eval.zero_shot=[letters] eval.linear_probe=[letters]",
     ]

@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -10,6 +11,7 @@ from clipzoo.data.shards.pairs import pairs_from_folder, pairs_from_karpathy, pa
 from clipzoo.data.shards.writer import write_shards
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.io.tables import read_table
 from tests.support.processes import run_script
 from tests.support.shards import picture, shard_data, write_numbered
 
@@ -54,14 +56,13 @@ def test_a_folder_is_packed_indexed_and_inspected(script, tmp_path):
     for name in ("drawing.svg", "drawing.txt", "README"):
         (tmp_path / "in" / name).write_text("a caption")
     output = script("make_shards.py", tmp_path / "in", tmp_path / "out", "--samples-a-shard", 3)
-    assert "7 samples in 3 shards" in output and "; 2 left out" in output
+    assert "7 samples in 3 shards" in output
     assert "left out: 1 undecodable image, 1 missing caption" in output
-    assert "nor their captions: 1 without extension, 1 .svg, 1 .txt" in output
-    lines = (tmp_path / "out" / "left_out.jsonl").read_text().splitlines()
-    left_out = {entry["file"].rpartition("/")[2]: entry["kind"] for entry in map(json.loads, lines)}
-    assert left_out == {
+    assert "other files, which are not read: 1 without extension, 1 .svg, 1 .txt" in output
+    rows = read_table(tmp_path / "out" / "left_out.tsv", ["file", "kind", "reason"])
+    assert {Path(row["file"]).name: row["kind"] for row in rows} == {
         "broken.jpg": "undecodable_image", "lonely.jpg": "missing_caption",
-        **dict.fromkeys(["drawing.svg", "drawing.txt", "README"], "other_file"),
+        **dict.fromkeys(["drawing.svg", "drawing.txt", "README"], "no_image_file"),
     }  # fmt: skip
     assert captions_of(tmp_path / "out") == list(range(7))
     assert "7 samples in 3 shards" in script("index_shards.py", tmp_path / "out")
@@ -145,9 +146,9 @@ def test_the_paths_of_a_table_that_are_all_wrong_are_an_error_which_names_them(s
     table = tmp_path / "pairs.csv"
     table.write_text("filepath,title\nmissing.png,a dog\n.,a cat\n")
     output = script("make_shards.py", table, tmp_path / "out", code=2)
-    assert "none of 2 images can be used (1 missing image, 1 unreadable image). First: " in output
+    assert "none of 2 images can be used (1 missing file, 1 unreadable file). First: " in output
     assert f"missing.png: there is no such file. Paths are relative to {tmp_path}/." in output
-    assert len((tmp_path / "out" / "left_out.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "out" / "left_out.tsv").read_text().splitlines()) == 3
     assert not list((tmp_path / "out").glob("*.tar"))
     table.write_text("filepath,title\n")
     with pytest.raises(ConfigError, match=r"pairs\.csv has no rows"):

@@ -32,6 +32,8 @@ DECODING = "transparency over white, upper 8 of 16 bits"
 """Part of the key of cached results: change it together with the pixels that an image is decoded to."""
 FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm"}
 """Formats that are read, by PIL's name, and their file extension."""
+MAX_PIXELS = 89_000_000
+"""The default of data.max_pixels."""
 _STRIP = 1 << 20
 """Number of pixels that are converted at a time."""
 _JPEG = b"\xff\xd8\xff"

@@ -14,6 +14,7 @@ from PIL import Image
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images.decoding import read_header
+from clipzoo.data.left_out import counted
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index import ShardIndex
 from clipzoo.data.shards.reader import ShardReader
@@ -161,8 +162,7 @@ def contact_sheet(tiles: Sequence[tuple[Image.Image, str]], path: Path, columns:
 
 
 def _counts(kinds: Counter[str]) -> str:
-    counts = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds.most_common())
-    return f"{kinds.total():,} ({counts})" if kinds else "none"
+    return f"{kinds.total():,} ({counted(kinds)})" if kinds else "none"
 
 
 def _quantiles(values: Sequence[int]) -> str:

@@ -7,20 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipzoo.data.faults import BadSampleError
+from clipzoo.data.left_out import NO_IMAGE_FILE, LeftOut
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, first_line
 from clipzoo.io.tables import read_table
 
 ALL_LINES = "all"
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A file that is not packed. kind: the counter's name; reason: a sentence."""
-
-    file: str
-    kind: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ def chosen_captions(text: str, line: str | None) -> Captions:
 def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[list[Pair], list[LeftOut]]:
     """Return all images below the folder that have a caption beside them, the same name with .txt, and all other files.
 
-    Images without a caption have the kind "missing_caption", files that are neither "other_file".
+    Images without a caption have the kind "missing_caption", files of another type NO_IMAGE_FILE.
 
     Raises:
         ConfigError: there is no such pair.
@@ -92,12 +84,12 @@ def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[li
         if (caption := path.with_suffix(".txt")) in known:
             pairs.append(Pair(path, [], caption, caption_line))
         else:
-            left_out.append(LeftOut(str(path), "missing_caption", f"there is no {caption.name} beside it"))
+            left_out.append(LeftOut(path, "missing_caption", f"there is no {caption.name} beside it"))
     used = {pair.caption_file for pair in pairs}
     for path in files:
         if path not in used and not _is_image(path):
             reason = "there is no image beside it" if path.suffix == ".txt" else f"no {', '.join(IMAGE_EXTENSIONS)}"
-            left_out.append(LeftOut(str(path), "other_file", reason))
+            left_out.append(LeftOut(path, NO_IMAGE_FILE, reason))
     if not pairs:
         images = sum(_is_image(path) for path in files)
         others = f"; it holds {len(files) - images} other files" if len(files) > images else ""

@@ -16,14 +16,13 @@ from PIL import Image
 
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images.decoding import read_header
-from clipzoo.data.shards.pairs import LeftOut, Pair
+from clipzoo.data.images.decoding import MAX_PIXELS, read_header
+from clipzoo.data.left_out import LeftOut
+from clipzoo.data.shards.pairs import Pair
 from clipzoo.data.shards.reader import has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError
 
-MAX_PIXELS = 89_000_000
-"""The default of data.max_pixels."""
 _LARGEST = 10**9
 """Pixels of the largest image that is scaled down."""
 _PAIRS_A_PROCESS = 100
@@ -115,7 +114,7 @@ def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> _Sample 
         extension, encoded = _encoded(pair.image, shortest_side, max_pixels)
         return _Sample(extension, encoded, captions, read.joined > 1)
     except BadSampleError as error:
-        return LeftOut(str(pair.image), error.kind, error.reason)
+        return LeftOut(pair.image, error.kind, error.reason)
 
 
 def _encoded(path: Path, shortest_side: int | None, max_pixels: int) -> tuple[str, bytes]:
@@ -123,9 +122,9 @@ def _encoded(path: Path, shortest_side: int | None, max_pixels: int) -> tuple[st
     try:
         encoded = path.read_bytes()
     except FileNotFoundError:
-        raise BadSampleError("missing_image", "there is no such file") from None
+        raise BadSampleError("missing_file", "there is no such file") from None
     except OSError as error:
-        raise BadSampleError("unreadable_image", str(error.strerror)) from error
+        raise BadSampleError("unreadable_file", str(error.strerror)) from error
     header = read_header(encoded, _LARGEST if shortest_side else max_pixels)
     scale = min(1.0, shortest_side / min(header.height, header.width)) if shortest_side else 1.0
     size = max(1, round(header.width * scale)), max(1, round(header.height * scale))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +11,17 @@ from PIL import Image
 
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images.decoding import read_header
+from clipzoo.data.images.decoding import MAX_PIXELS, read_header
+from clipzoo.data.left_out import LeftOut, write_left_out
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.catalogue import catalogue
 from clipzoo.evaluation.datasets.dataset import Metric
 from clipzoo.evaluation.datasets.images import EXTENSIONS
-from clipzoo.evaluation.datasets.own_sources import SPLITS, LeftOut, OwnImage, Source
+from clipzoo.evaluation.datasets.own_sources import SPLITS, OwnImage, Source
 from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
-from clipzoo.io import write_whole
 from clipzoo.io.names import folder_name
 
-LEFT_OUT_FILE = "left_out.tsv"
-MAX_PIXELS = 89_000_000
 _CHUNK = 50
 """Images that a process decodes at a time; fewer images are decoded in this process."""
 
@@ -45,11 +42,6 @@ class Made:
     captions: int = 0
     probed: bool = False
     empty_classes: Sequence[str] = ()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Number of files left out, by kind."""
-        return dict(Counter(entry.kind for entry in self.left_out))
 
 
 def require_free(folder: Path) -> None:
@@ -180,9 +172,7 @@ def _summary(left_out: Sequence[LeftOut]) -> str:
 
 
 def _written(made: Made) -> Made:
-    """Open the dataset as an evaluation does, and name the files that are left out in LEFT_OUT_FILE beside it."""
+    """Open the dataset as an evaluation does, and name the files that are left out beside it."""
     open_tar_dataset(made.folder.parent, made.folder.name)
-    if made.left_out:
-        rows = ["file\tkind\treason", *(f"{entry.path}\t{entry.kind}\t{entry.reason}" for entry in made.left_out)]
-        write_whole(made.folder / LEFT_OUT_FILE, "\n".join(rows) + "\n")
+    write_left_out(made.left_out, made.folder)
     return made

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clipzoo.data.left_out import NO_IMAGE_FILE, LeftOut
 from clipzoo.data.shards.reader import has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError
@@ -22,15 +23,6 @@ class OwnImage:
     split: str = "test"
     class_name: str = ""
     captions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A file that is not in the dataset. kind: what is counted; reason: a sentence."""
-
-    path: Path
-    kind: str
-    reason: str
 
 
 @dataclass
@@ -143,7 +135,7 @@ def _files(entry: Path) -> Iterator[Path]:
 def _is_image(source: Source, path: Path) -> bool:
     if path.suffix[1:].lower() in IMAGE_EXTENSIONS:
         return True
-    _leave_out(source, path, "no_image_file", f"files of type {path.suffix or 'none'} are not read")
+    _leave_out(source, path, NO_IMAGE_FILE, f"files of type {path.suffix or 'none'} are not read")
     return False
 
 

@@ -35,7 +35,7 @@ def test_folders_of_classes_become_a_dataset_that_evaluation_opens(tmp_path: Pat
     for number, name in enumerate(["red_flag", "blue", "red_flag/album"]):
         put(tmp_path / "in" / name / f"p{number}.png", number=number)
     made = classified(own_sources.class_folders(tmp_path / "in"), tmp_path / "sets" / "flags")
-    assert (made.samples, made.classes, made.probed, made.counts) == ({"test": 3}, 2, False, {})
+    assert (made.samples, made.classes, made.probed, made.left_out) == ({"test": 3}, 2, False, [])
     dataset = open_benchmark("flags", tmp_path / "sets", "slip")
     assert (dataset.class_names, dataset.templates) == (["blue", "red flag"], TEMPLATES)
     test = dataset.splits["test"]
@@ -49,7 +49,7 @@ def test_folders_called_train_and_test_are_splits_and_a_linear_probe_is_possible
         put(tmp_path / "in" / part / "p.png", number=number)
     made = classified(own_sources.class_folders(tmp_path / "in"), tmp_path / "letters")
     assert made.samples == {"train": 2, "test": 2} and made.probed
-    assert (made.counts, made.empty_classes) == ({"class_without_test": 1}, ["c"])
+    assert ([entry.kind for entry in made.left_out], made.empty_classes) == (["class_without_test"], ["c"])
     with pytest.raises(
         ConfigError, match="folders test, train, valid: splits are called train, val and test, and need"
     ):
