@@ -7,6 +7,8 @@ import time
 
 SECONDS = 3.0
 """Shortest time between two lines."""
+LEAST_SHARE = 0.02
+"""Share of the work after which the remaining time is estimated."""
 
 
 class Progress:
@@ -28,6 +30,8 @@ class Progress:
         if time.monotonic() - self._last_line < SECONDS or done >= total:
             return
         self._last_line = time.monotonic()
-        left = self.seconds * (total - done) / done
-        line = f"== {self._work}: {done:,} of {total:,} {self._unit}, {left:.0f} s left"
+        line = f"== {self._work}: {done:,} of {total:,} {self._unit}"
+        # The first ones include the start of the processes.
+        if done / total >= LEAST_SHARE:
+            line += f", {self.seconds * (total - done) / done:.0f} s left"
         print(line, file=sys.stderr, flush=True)
