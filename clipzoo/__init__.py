@@ -30,7 +30,9 @@ _MODULES = {
     "export": "clipzoo.formats.export",
     "from_open_clip": "clipzoo.api.loading",
     "from_transformers": "clipzoo.api.loading",
+    "interpolate": "clipzoo.api.interpolation",
     "load": "clipzoo.api.loading",
+    "save_adapters": "clipzoo.api.adapters",
     "train": "clipzoo.api.training",
 }
 """Public name -> its module; `__init__.pyi` says the same to type checkers."""

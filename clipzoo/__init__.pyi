@@ -1,5 +1,7 @@
 """The public names as type checkers and editors see them; `__init__.py` imports each at its first use."""
 
+from clipzoo.api.adapters import save_adapters as save_adapters
+from clipzoo.api.interpolation import interpolate as interpolate
 from clipzoo.api.loading import (
     LoadedModel as LoadedModel,
     from_open_clip as from_open_clip,

@@ -4,6 +4,7 @@ clipzoo datasets list
 clipzoo datasets convert food101 --source downloads/food101 --root data/downstream
 clipzoo datasets make pictures/ data/mine/flags                              a folder for each class
 clipzoo datasets make names.csv data/mine/names --image file --label name    a table of classes
+clipzoo datasets prompts data/demo/downstream/shapes data/shapes_prompts     shards with class prompts, for training
 clipzoo datasets make pairs.csv data/mine/pairs --image file --caption text  a table of captions, for retrieval
 
 Datasets are written in the layout of CLIP_benchmark; images are stored with their original bytes.
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from clipzoo.cli.arguments import number_in
 from clipzoo.cli.progress import Progress
-from clipzoo.config.vocabulary import Processes
+from clipzoo.config.vocabulary import Count, Processes
 from clipzoo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = commands.add_parser("list", help="name every dataset, its licence and how to get it")
     listing.set_defaults(run=lambda options: list_datasets())
     _convert_arguments(commands.add_parser("convert", help="convert a downloaded dataset to tar shards"))
+    _prompts_arguments(commands.add_parser("prompts", help="write shards whose captions are class prompts (FLYP)"))
     form = argparse.RawDescriptionHelpFormatter
     _make_arguments(
         commands.add_parser("make", help="make one from your own images", description=MAKE, formatter_class=form)
@@ -124,6 +126,26 @@ def _captions(options: argparse.Namespace) -> Source:
     if not options.caption:
         raise ConfigError(f"--captions reads a folder: for {options.source} give --caption COLUMN")
     return table_of_captions(options.source, options.image, options.caption, options.split)
+
+
+def write_prompts(options: argparse.Namespace) -> None:
+    from clipzoo.evaluation.datasets.benchmarks import open_benchmark
+    from clipzoo.evaluation.datasets.class_prompts import CAPTION_KEY, write_class_prompts
+    from clipzoo.evaluation.datasets.dataset import ClassificationDataset
+
+    dataset = open_benchmark(options.dataset.name, options.dataset.parent, "set")
+    if not isinstance(dataset, ClassificationDataset):
+        raise ConfigError(f"{options.dataset} has captions and no classes: train on it with data.shards")
+    count = write_class_prompts(dataset, options.split, options.output, options.samples)
+    print(f"wrote {count} samples: train with data.shards={options.output} data.caption_key={CAPTION_KEY}")
+
+
+def _prompts_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dataset", type=Path, help="folder of a classification dataset")
+    parser.add_argument("output", type=Path, help="folder of the shards")
+    parser.add_argument("--split", default="train", help="default: %(default)s")
+    parser.add_argument("--samples", type=number_in(Count), default=1000, help="in a shard; default: %(default)s")
+    parser.set_defaults(run=write_prompts)
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:

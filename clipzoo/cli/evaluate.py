@@ -2,6 +2,7 @@
 
 clipzoo evaluate run=runs/demo eval=demo
 clipzoo evaluate run=runs/demo/checkpoints/step_00001000.pt eval=demo eval.draws=5
+clipzoo evaluate run=runs/tuned mix_with=runs/demo mix=[0,0.5,1] eval=demo      WiSE-FT: the weights between two runs
 clipzoo evaluate model=ViT-B-32 pretrained=laion2b_s34b_b79k eval=paper
 torchrun --nproc-per-node 8 --no-python clipzoo evaluate run=runs/demo eval=paper
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
+from clipzoo.cli.mixing import evaluate_mixes
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables
@@ -71,8 +73,11 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         plain = _composed(overrides, model.config["encoder"])
         suite = part(plain["eval"], trust, Suite)
         suite.open()
-        metrics = suite.run(model.to(world.device), folder / "evaluation", world)
-        world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
+        if plain["mix_with"] is not None:
+            metrics = evaluate_mixes(_mixed_with(plain, trust), model, plain["mix"], suite, folder, world)
+        else:
+            metrics = suite.run(model.to(world.device), folder / "evaluation", world)
+            world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
     world.leave()
     return metrics
 
@@ -85,6 +90,10 @@ def _composed(overrides: list[str], encoder: Mapping[str, Any]) -> dict[str, Any
 def _check(plain: Mapping[str, Any]) -> None:
     if (plain["run"] is None) == (plain["model"] is None):
         raise ConfigError("give one of run=FOLDER, run=CHECKPOINT and model=OPEN_CLIP_NAME")
+    if plain["mix_with"] is not None:
+        _stored_config(plain["mix_with"], "mix_with")
+        if not plain["mix"]:
+            raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
     if plain["row"] is not None and plain["run"] is not None:
         raise ConfigError(f"row={plain['row']} goes with model=: a run has a row of its own")
     if plain["row"] is not None:
@@ -93,13 +102,13 @@ def _check(plain: Mapping[str, Any]) -> None:
         require_row(plain["row"])
 
 
-def _stored_config(path: str) -> dict[str, Any]:
+def _stored_config(path: str, key: str = "run") -> dict[str, Any]:
     """Return the configuration of a run directory, or of the run that a checkpoint belongs to."""
     folder = _run_folder(Path(path))
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"run={path} is no run: there is no {folder / 'config.yaml'}")
+        raise ConfigError(f"{key}={path} is no run: there is no {folder / 'config.yaml'}")
     if not Path(path).exists():
-        raise ConfigError(f"run={path} does not exist: the run's checkpoints are in {folder / 'checkpoints'}")
+        raise ConfigError(f"{key}={path} does not exist: the run's checkpoints are in {folder / 'checkpoints'}")
     return config_of(folder)
 
 
@@ -109,6 +118,12 @@ def _load(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
     if plain["run"] is not None:
         return loading.load(plain["run"], trust=tuple(trust))
     return loading.from_open_clip(plain["model"], plain["pretrained"])
+
+
+def _mixed_with(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
+    from clipzoo.api import loading
+
+    return loading.load(plain["mix_with"], trust=tuple(trust))
 
 
 def _output_folder(plain: Mapping[str, Any]) -> Path:

@@ -252,5 +252,9 @@ def write_outputs(
     write_report(folder, results)
     training.logger.report(metrics, sorted((folder / "report").glob("*.png")))
     training.logger.close()
+    if any(name.endswith("lora_A") for name in training.model.state_dict()):
+        from clipzoo.api.adapters import save_adapters
+
+        save_adapters(folder, folder / "adapters")
     results.write(folder)
     environment.say(record.summary(folder))

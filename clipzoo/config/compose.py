@@ -29,6 +29,7 @@ TOP_LEVEL = {
     "eval": {
         "run": "str | None", "model": "str | None", "pretrained": "str | None", "row": "str | None",
         "output": "str | None", "device": "Literal['auto', 'cpu', 'cuda']", "timeout": "Seconds",
+        "mix_with": "str | None", "mix": "list[Probability]",
     },
     "studies": {"folder": "str", "jobs": "Count | None", "studies": "list[str]"},
 }  # fmt: skip

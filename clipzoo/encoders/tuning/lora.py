@@ -53,7 +53,8 @@ def add_adapters(tower: nn.Module, blocks: Sequence[nn.Module], rank: int, alpha
                  key: str) -> None:  # fmt: skip
     """Add an adapter to every target of a tower.
 
-    targets: patterns of parameter names, such as "*attn*"; None for all linear maps of the blocks. key: for messages.
+    targets: patterns of names of weights, such as "*attn*", of linear layers, convolutions and attentions; None for
+    all linear maps of the blocks. key: for messages.
 
     Raises:
         ConfigError: a pattern matches no weight, or a weight is smaller than the rank.
@@ -76,7 +77,7 @@ def _targets(
         f"{path}.{attribute}".lstrip("."): (module, attribute)
         for path, module in tower.named_modules()
         for attribute, parameter in module.named_parameters(recurse=False)
-        if parameter.ndim >= 2
+        if parameter.ndim >= 2 and (attribute == "in_proj_weight" or _is_linear_map(module))
     }
     if patterns is None:
         inside = {id(module) for block in blocks for module in block.modules()}
@@ -92,6 +93,12 @@ def _targets(
             shown = ", ".join(list(weights)[:4])
             raise ConfigError(f"{key}.targets: {pattern} matches no weight of the tower ({shown}, ...)")
         yield from ((name, weights[name]) for name in names)
+
+
+def _is_linear_map(module: nn.Module) -> bool:
+    """Return True for linear layers, and for convolutions without groups."""
+    convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1
+    return isinstance(module, nn.Linear) or convolution
 
 
 def plain_name(name: str) -> str:
