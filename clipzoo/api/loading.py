@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from clipzoo.api import open_clip, transformers
+from clipzoo.api import open_clip, published, transformers
 from clipzoo.api.build import build_model
 from clipzoo.config.trust import require_trusted
 from clipzoo.config.variables import RESOLVER, uses_variables, with_variables
 from clipzoo.encoders.tuning.lora import merged
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.transform import Transform
+from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
 from clipzoo.runs.directory import config_of
 from clipzoo.training import checkpoint
@@ -28,25 +30,37 @@ class LoadedModel(Model):
     transform: PIL image -> uint8 [3, S, S], as in zero-shot evaluation. tokenizer: captions -> [n, L] int64.
     """
 
-    def __init__(self, model: Model, config: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, config: Mapping[str, Any], folder: Path | None = None) -> None:
+        """config: encoder, head and more. folder: the run directory that the model comes from, for its record."""
         super().__init__(model.encoder, model.head)
         self.config = config
+        self.folder = folder
         self.tokenizer = model.encoder.tokenizer
         size, evaluation = config["encoder"]["image_size"], config.get("eval", config["data"])
         self.transform = Transform(size, size, evaluation.get("interpolation", "bicubic"))
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequence[str] = ()) -> LoadedModel:
-    """Load the model of a run directory (its newest valid checkpoint) or of one checkpoint file inside a run.
+    """Load a trained model.
 
-    The run's config.yaml may name parts of this package, and classes of the packages in `trust`: "mypackage".
+    path: a run directory (its newest valid checkpoint), one checkpoint file inside a run, a directory that
+        `clipzoo.export(..., to="hub")` wrote, or "hf-hub:USER/NAME" for one on the Hugging Face hub.
+
+    The configuration may name parts of this package, and classes of the packages in `trust`: "mypackage".
     trust="oc.env" resolves its environment variables, ${oc.env:NAME}.
 
     Raises:
         ConfigError: there is no such run or checkpoint, or its config.yaml names another class.
     """
     trust = (trust,) if isinstance(trust, str) else trust
+    if str(path).startswith(published.HUB):
+        path = published.downloaded(str(path))
     path = Path(path)
+    if published.is_published(path):
+        config, weights = published.read_published(path, trust)
+        model = build_model(config, trust=trust)
+        _fill(model, weights, path / published.WEIGHTS)
+        return LoadedModel(model, config).to(device).eval()
     folder = path.parent.parent if path.suffix == ".pt" else path
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{path} is no run: there is no {folder / 'config.yaml'}")
@@ -71,7 +85,15 @@ def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequ
         raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
     model = build_model(config, trust=trust)
     model.load_state_dict(merged({**read_frozen(folder, state), **state["model"]}))
-    return LoadedModel(model, config).to(device).eval()
+    return LoadedModel(model, config, folder).to(device).eval()
+
+
+def _fill(model: Model, weights: Mapping[str, Tensor], path: Path) -> None:
+    try:
+        model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
+    except (RuntimeError, StopIteration) as error:
+        fault = f"does not fit the model of {published.CONFIG} ({' '.join(str(error).split())[:200]})"
+        raise DamagedFileError(path, fault, published.REMEDY) from None
 
 
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:

@@ -2,9 +2,11 @@
 
 clipzoo export runs/demo --to onnx --output exported/onnx
 clipzoo export runs/vit_b16/checkpoints/step_00001000.pt --to open_clip --output exported/open_clip
+clipzoo export runs/demo --to hub --output exported/hub --licence apache-2.0 --upload USER/NAME
 
 open_clip     open_clip.create_model("local-dir:FOLDER")
 transformers  CLIPModel.from_pretrained("FOLDER"), with processor and tokenizer
+hub           clipzoo.load("FOLDER"); with a model card, for the Hugging Face hub
 torch         image.pt2, text.pt2 and score.pt2 for torch.export.load
 onnx          image.onnx, text.onnx and score.onnx for onnxruntime
 """
@@ -14,20 +16,35 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-FORMATS = ("open_clip", "transformers", "torch", "onnx")
+from clipzoo.errors import ConfigError
+
+FORMATS = ("open_clip", "transformers", "hub", "torch", "onnx")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="RUN", help="a run directory or one of its checkpoints")
+    parser.add_argument("model", metavar="RUN", help="a run directory, a checkpoint, a hub directory, or hf-hub:NAME")
     parser.add_argument("--to", choices=FORMATS, required=True, help="the format")
     parser.add_argument("--output", type=Path, required=True, help="folder for the files")
     parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
+    parser.add_argument("--licence", help="licence of the model, for the card of a hub directory")
+    parser.add_argument("--data-licence", help="licence of the training data, for the card")
+    parser.add_argument("--upload", metavar="USER/NAME", help="upload the hub directory; needs a token of the hub")
     parser.set_defaults(run=export)
 
 
 def export(options: argparse.Namespace) -> None:
+    of_the_hub = {"--licence": options.licence, "--data-licence": options.data_licence, "--upload": options.upload}
+    given = [name for name, value in of_the_hub.items() if value is not None]
+    if given and options.to != "hub":
+        raise ConfigError(f"{given[0]} goes with --to hub, not with --to {options.to}")
     from clipzoo.api.loading import load
+    from clipzoo.formats import hub
     from clipzoo.formats.export import export
 
-    export(load(options.model, trust=options.trust), options.output, options.to)
+    if options.upload is not None:
+        hub.require_token()
+    model = load(options.model, trust=options.trust)
+    export(model, options.output, options.to, options.licence, options.data_licence)
     print(f"wrote {options.output}: {', '.join(sorted(path.name for path in options.output.iterdir()))}")
+    if options.upload is not None:
+        print(f"uploaded to {hub.upload(options.output, options.upload)}")

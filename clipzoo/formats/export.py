@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clipzoo.api.loading import LoadedModel
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.formats import graphs, onnx, open_clip, preprocessing, transformers
+from clipzoo.formats import graphs, hub, onnx, open_clip, preprocessing, transformers
 from clipzoo.io import make_folder
 
 
@@ -40,24 +40,35 @@ ONNX = ("tokenizers", "onnx", "onnxscript", "onnxruntime")
 FORMATS = {
     "open_clip": Format("open_clip_config.json", open_clip.write_open_clip, open_clip.faults, ()),
     "transformers": Format("config.json", transformers.write_transformers, transformers.faults),
+    "hub": Format("clipzoo.json", hub.write_hub, hub.faults),
     "torch": Format("score.pt2", _with_preprocessing(graphs.write_torch)),
     "onnx": Format("score.onnx", _with_preprocessing(onnx.write_onnx), packages=ONNX, extra="onnx"),
 }
 
 
-def export(model: LoadedModel, folder: str | Path, to: str = "open_clip") -> None:
+def export(
+    model: LoadedModel,
+    folder: str | Path,
+    to: str = "open_clip",
+    licence: str | None = None,
+    data_licence: str | None = None,
+) -> None:
     """Write a model to a folder in the format `to`.
 
     open_clip: for `open_clip.create_model("local-dir:FOLDER")`. transformers: for `CLIPModel.from_pretrained`, with
-    processor and tokenizer. torch: programs of torch.export. onnx: graphs for onnxruntime. The last two hold every head
-    as three graphs, see `clipzoo.formats.graphs`.
+    processor and tokenizer. torch: programs of torch.export. onnx: graphs for onnxruntime. These two hold every head as
+    three graphs, see `clipzoo.formats.graphs`. hub: a directory with a model card for `clipzoo.load`, here or on the
+    Hugging Face hub; `licence` and `data_licence` are those of the model and of its training data, for the card.
 
     Raises:
         ConfigError: the format cannot represent the model, or the folder already contains one. Nothing is written then.
     """
     require(model, folder, to)
     make_folder(Path(folder))
-    FORMATS[to].write(model, Path(folder))
+    if to == "hub":
+        hub.write_hub(model, Path(folder), licence, data_licence)
+    else:
+        FORMATS[to].write(model, Path(folder))
 
 
 def require(model: LoadedModel, folder: str | Path, to: str) -> None:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from clipzoo.io import draw
-from clipzoo.report.escaping import latex_text, markdown_code, markdown_text, one_line
+from clipzoo.io.escaping import latex_text, markdown_code, markdown_text, one_line
 from clipzoo.report.table import Cell, Table, capitalised
 
 TEMPLATES = Path(__file__).parent / "templates"

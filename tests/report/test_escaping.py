@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import yaml
 
+from clipzoo.io.escaping import latex_text, markdown_code, markdown_text
 from clipzoo.report import render
-from clipzoo.report.escaping import latex_text, markdown_code, markdown_text
 from clipzoo.report.render import html as html_table, latex, markdown
 from clipzoo.report.run_page.page import write_report
 from clipzoo.report.table import Cell, text_table

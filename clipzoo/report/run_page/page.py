@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
+from clipzoo.io.escaping import markdown_code
 from clipzoo.report import render
-from clipzoo.report.escaping import markdown_code
 from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables
 from clipzoo.report.run_page.published_results import result_tables

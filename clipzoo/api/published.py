@@ -1,0 +1,126 @@
+"""Models in directories that others have published: clipzoo.json and model.safetensors. Nothing in them is executed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from clipzoo import io
+from clipzoo.config.trust import require_trusted
+from clipzoo.errors import ConfigError
+from clipzoo.runs.renamed import current
+
+CONFIG, WEIGHTS = "clipzoo.json", "model.safetensors"
+HUB = "hf-hub:"
+VERSION = 1
+FILES = ("*.json", "*.safetensors")
+"""Files of a hub's repository that are downloaded."""
+REMEDY = "export the model again"
+FIELDS = {"version": int, "encoder": dict, "head": dict, "interpolation": str}
+OUTSIDE = ("/", "~", "\\", "local-dir:", HUB)
+"""Beginnings of values that name files elsewhere."""
+
+
+def is_published(folder: Path) -> bool:
+    return (folder / CONFIG).exists()
+
+
+def downloaded(name: str) -> Path:
+    """Download "hf-hub:USER/NAME" or "hf-hub:USER/NAME@REVISION" and return its folder in the hub's cache.
+
+    Raises:
+        ConfigError: the hub has no such model, or cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES)))
+    # Wrong names, missing repositories, refused and failed connections end in errors of many types.
+    except Exception as error:
+        raise ConfigError(f"{name} cannot be downloaded: {' '.join(str(error).split())[:300]}") from error
+
+
+def read_published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return configuration and weights of a directory.
+
+    Raises:
+        ConfigError: the directory names code, classes of packages that are not trusted, or files outside it, or its
+            weights are no safetensors file.
+    """
+    path = folder / CONFIG
+    for file in (path, folder / WEIGHTS):
+        _require_inside(file, folder)
+    _refuse_code(folder)
+    content = io.read_json(path, REMEDY)
+    io.require_fields(path, content, FIELDS, REMEDY)
+    if content["version"] > VERSION:
+        raise ConfigError(f"{path} has version {content['version']}, this clipzoo reads up to {VERSION}: upgrade it")
+    nodes = current({"encoder": content["encoder"], "head": content["head"]})
+    require_trusted(nodes, trust)
+    _check_values(path, nodes)
+    return {**nodes, "seed": 0, "data": {"interpolation": content["interpolation"]}}, _weights(folder / WEIGHTS)
+
+
+def values_of(node: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the dotted key and the value of every leaf of a configuration."""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from values_of(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from values_of(value, f"{key}[{index}]")
+    else:
+        yield key, node
+
+
+def _check_values(path: Path, nodes: Mapping[str, Any]) -> None:
+    for key, value in values_of(nodes):
+        if key.endswith("pretrained") and value not in (None, False):
+            raise ConfigError(f"{path}: {key}={value} asks for other weights than those of the directory")
+        if not isinstance(value, str):
+            continue
+        if "${" in value:
+            raise ConfigError(f"{path}: {key} refers to a variable, {value}: a published model has plain values")
+        if value.startswith(OUTSIDE) or "://" in value or ".." in value.replace("\\", "/").split("/"):
+            raise ConfigError(f"{path}: {key}={value} names a place outside the directory")
+
+
+def _require_inside(file: Path, folder: Path) -> None:
+    """Raise ConfigError if a file is a link that leads out of the directory; the hub's cache has links of its own."""
+    root = folder.resolve()
+    places = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
+    target = file.resolve()
+    if not any(target.is_relative_to(place) for place in places):
+        raise ConfigError(f"{file} is a link to {target}, outside the directory")
+
+
+def _refuse_code(folder: Path) -> None:
+    """Raise ConfigError if a JSON file of the directory names code that transformers would import."""
+    for file in sorted(folder.glob("*.json")):
+        _require_inside(file, folder)
+        try:
+            content = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue  # clipzoo.json is read below, with a message of its own; no other file is used
+        if isinstance(content, Mapping) and "auto_map" in content:
+            raise ConfigError(f"{file} names code in auto_map: clipzoo executes no code of a model; remove the entry")
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.exists():
+        others = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl"))
+        note = f"{', '.join(others)} may execute code and is not read; " if others else ""
+        raise io.DamagedFileError(path, "is missing", note + REMEDY)
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        fault = f"is no safetensors file ({' '.join(str(error).split())[:100]}); pickles are never read"
+        raise io.DamagedFileError(path, fault, REMEDY) from None
