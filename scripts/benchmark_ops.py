@@ -180,6 +180,61 @@ def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[st
     }
 
 
+def _siglip(samples: int, width: int) -> dict[str, Contender]:
+    """SigLIP's loss of unit vectors with a learnable scale and bias, beside open_clip's."""
+    from open_clip.loss import SigLipLoss
+
+    from clipzoo.objectives.siglip import pairwise_sigmoid
+    from clipzoo.similarity.tiled import tiled_scores
+
+    leaves = *_unit_vectors(samples, width), torch.tensor(10.0).requires_grad_(), torch.tensor(-10.0).requires_grad_()
+    image, text, scale, bias = leaves
+    peer = SigLipLoss()
+
+    def tiled() -> object:
+        losses = [pairwise_sigmoid(scores, scale, bias) for scores in tiled_scores(image, text, 1024)]
+        return torch.autograd.grad((losses[0] + losses[1]) / 2, leaves)
+
+    return {"clipzoo": tiled, "open_clip": lambda: torch.autograd.grad(peer(image, text, scale, bias), leaves)}
+
+
+def _objective(name: str, samples: int, width: int) -> dict[str, Contender]:
+    """An objective of cosines in tiles, beside the same objective on the matrix."""
+    from clipzoo import Batch, Progress, Similarity
+    from clipzoo.api.build import build_objective
+    from clipzoo.config.compose import compose
+    from clipzoo.similarity.dense import DenseScores
+    from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
+
+    plain = compose(["data.shards=-", "encoder=tiny", "head=cosine", f"objective={name}"])
+    objective = build_objective(plain)
+    objective.allocate(4 * samples)
+    image, text = _unit_vectors(samples, width)
+    batch, progress = Batch(image, text, torch.arange(samples)), Progress(8, 16, 4 * samples, samples)
+
+    def gradient(similarity: Similarity) -> object:
+        return torch.autograd.grad(objective(similarity, batch, progress).total, (image, text))
+
+    def tiled() -> object:
+        within = (lambda: tiled_anchors(image, image, 1024)), (lambda: tiled_anchors(text, text, 1024))
+        return gradient(Similarity(*tiled_scores(image, text, 1024), *within))
+
+    def dense() -> object:
+        matrix = image @ text.mT
+        within = (lambda: DenseScores(image @ image.mT)), (lambda: DenseScores(text @ text.mT))
+        return gradient(Similarity(DenseScores(matrix), DenseScores(matrix.mT), *within))
+
+    return {"tiles": tiled, "matrix": dense}
+
+
+def _unit_vectors(samples: int, width: int) -> tuple[Tensor, Tensor]:
+    """Images [samples, width], and texts that resemble them."""
+    generator = torch.Generator().manual_seed(0)
+    image = functional.normalize(torch.randn(samples, width, generator=generator), dim=-1)
+    text = functional.normalize(image + 0.05 * torch.randn(samples, width, generator=generator), dim=-1)
+    return image.requires_grad_(), text.requires_grad_()
+
+
 def _on_ranks(options: argparse.Namespace, ranks: int, samples: int, width: int) -> dict[str, Any]:
     """Every rank's measures, as the mean over ranks."""
     import torch.multiprocessing as multiprocessing
@@ -211,6 +266,12 @@ CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "kme-full": lambda options: measure(_kme(16, 197, 77, 512, 77, 7.14), options),
     "waves-64": lambda options: measure(_waves(64, 197, 512, 1024), options),
     "vectors-8192": lambda options: measure(_vectors(8192, 512), options),
+    "siglip-8192": lambda options: measure(_siglip(8192, 512), options),
+    "dcl-8192": lambda options: measure(_objective("dcl", 8192, 512), options),
+    "cyclip-8192": lambda options: measure(_objective("cyclip", 8192, 512), options),
+    "sogclr-8192": lambda options: measure(_objective("sogclr", 8192, 512), options),
+    "isogclr-8192": lambda options: measure(_objective("isogclr", 8192, 512), options),
+    "nuclr-8192": lambda options: measure(_objective("nuclr", 8192, 512), options),
     "vectors-8192-ranks": lambda options: _on_ranks(options, 2, 8192, 512),
 }
 

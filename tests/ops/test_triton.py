@@ -9,9 +9,12 @@ import torch
 import triton
 from packaging import version
 from torch import Tensor
+from torch.nn.functional import normalize, softplus
 
 from clipzoo.ops.kme import kme_score
 from clipzoo.ops.log_sum_exps import log_sum_exps
+from clipzoo.ops.negative_sums import Exponents, negative_sums
+from clipzoo.ops.softplus_sums import softplus_sums
 from clipzoo.ops.triton import kme as kme_triton, log_sum_exps as log_sum_exps_triton
 from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
 from tests.support.point_sets import all_pairs, differentiated, point_sets
@@ -26,6 +29,8 @@ SHAPES = [(1, 1, 1, 1, 3), (3, 5, 7, 2, 11), (5, 1, 2, 9, 3), (7, 13, 5, 17, 19)
 GAMMAS = [1e-3, 7.14, 50.0, 1e3]
 SIZES = [(2, 1.0), (37, 14.3), (40, 100.0), (16, 3000.0)]
 """Samples and scale of the vectors."""
+PAIR_SHAPES = [(5, 5, 0, 3), (37, 74, 37, 20), (33, 70, 4, 40)]
+"""Rows, columns, column of the first positive, width."""
 SPILLED = 0 if version.parse(triton.__version__) >= version.parse("3.8") else 256
 """Bytes a thread: the compiler of Triton 3.6, which torch 2.11 brings, spills in one kernel what later ones do not."""
 
@@ -63,6 +68,12 @@ def test_interpreted_log_sum_exps_are_those_of_the_matrix(interpreted):
         assert max(case["gradients"]) <= (1e-4 if case["precision"] == "highest" else 0.05), case
 
 
+def test_interpreted_sums_over_pairs_are_those_of_the_matrix(interpreted):
+    assert len(interpreted["pairs"]) == 2 * len(PAIR_SHAPES)
+    for case in interpreted["pairs"]:
+        assert max(case["errors"]) <= (1e-4 if case["precision"] == "highest" else 0.05), case
+
+
 def test_interpreted_kernels_propagate_nan(interpreted):
     assert interpreted["broken"] == [{"shown": True}] * 6
 
@@ -82,9 +93,11 @@ def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision):
 
 
 def _compiled(precision: str) -> list[dict[str, Any]]:
-    from clipzoo.ops.triton import kme_kernels as kme, log_sum_exps_kernels as sums
-    from clipzoo.ops.triton.tiles import TILES
+    from clipzoo.ops.triton import kme_kernels as kme, log_sum_exps_kernels as sums, pair_kernels as pairs
+    from clipzoo.ops.triton.tiles import TILES, narrow_tiles
 
+    torch.set_float32_matmul_precision(precision)
+    narrow = narrow_tiles()
     tiles, points = TILES[precision], ("x_ptr", "y_ptr", "shares_ptr")
     factors = ("left_ptr", "right_ptr", "shares_ptr")
     return [
@@ -93,6 +106,10 @@ def _compiled(precision: str) -> list[dict[str, Any]]:
         compiled_for_sm_90(kme.shares, tiles, points),
         compiled_for_sm_90(sums.tile_sums, tiles, factors, WITH_COLUMNS=True),
         compiled_for_sm_90(sums.shares, tiles, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.negative_sums, narrow, factors, WITH_ROWS=True, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.negative_shares, narrow, factors, WITH_ROWS=True, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.softplus_sums, narrow, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.softplus_shares, narrow, factors, WITH_COLUMNS=True),
     ]
 
 
@@ -103,11 +120,13 @@ def _interpreted() -> dict[str, list[dict[str, Any]]]:
         "vectors": [],
         "runs": _interpreted_runs(),
         "broken": _broken(),
+        "pairs": [],
     }
     for precision in ("highest", "medium"):
         torch.set_float32_matmul_precision(precision)
         for shape in SHAPES:
             cases["kme"] += [{"precision": precision, **_kme_errors(shape, gamma)} for gamma in GAMMAS]
+        cases["pairs"] += [{"precision": precision, **_pair_errors(*shape)} for shape in PAIR_SHAPES]
         cases["vectors"] += [{"precision": precision, **_vector_errors(*size)} for size in SIZES]
     cases["pretended"] = _steps_on_a_pretended_gpu()
     return cases
@@ -135,6 +154,52 @@ def _vector_errors(samples: int, scale: float) -> dict[str, Any]:
         pairs.append((float((ours - exact).abs().max()), _relative(gradients, exact_gradients)))
     answers, errors = zip(*pairs, strict=True)
     return {"samples": samples, "scale": scale, "answers": max(answers), "gradients": sum(errors, [])}
+
+
+def _pair_errors(rows: int, columns: int, first: int, width: int) -> dict[str, Any]:
+    """Relative errors of the kernels' sums, means and gradients."""
+    generator = torch.Generator().manual_seed(rows)
+    left, right = (
+        normalize(torch.randn(count, width, generator=generator).double(), dim=1) for count in (rows, columns)
+    )
+    scales = [1 + 9 * torch.rand(count, generator=generator).double() for count in (rows, columns)]
+    biases = [torch.randn(count, generator=generator).double() for count in (columns, rows)]
+
+    def of_negatives(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
+        sides = [
+            Exponents(scale.to(left.dtype), bias.to(left.dtype)) for scale, bias in zip(scales, biases, strict=True)
+        ]
+        return negative_sums(left, right, first, 8, *sides)
+
+    def exact_negatives(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
+        scores = left @ right.mT
+        absent = torch.zeros_like(scores).diagonal_scatter(torch.full((rows,), -torch.inf).double(), first)
+        by_row = scales[0][:, None] * (scores + biases[0]) + absent
+        by_column = scales[1] * (scores + biases[1][:, None]) + absent
+        return (
+            by_row.logsumexp(dim=1), (by_row.softmax(dim=1) * scores).sum(dim=1).detach(),
+            by_column.logsumexp(dim=0), (by_column.softmax(dim=0) * scores).sum(dim=0).detach(),
+        )  # fmt: skip
+
+    def exact_softplus(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
+        values = softplus(left @ right.mT).diagonal_scatter(torch.zeros(rows).double(), first)
+        return values.sum(dim=1), values.sum(dim=0)
+
+    errors = []
+    for ours, exact in (
+        (of_negatives, exact_negatives),
+        (lambda *both: softplus_sums(*both, first, 8), exact_softplus),
+    ):
+        results = []
+        for function, dtype in ((ours, torch.float32), (exact, torch.float64)):
+            sides = [side.to(dtype).requires_grad_() for side in (left, right)]
+            values = function(*sides)
+            loss = sum(
+                (value * torch.linspace(1, 2, len(value)).to(dtype)).sum() for value in values if value.requires_grad
+            )
+            results.append([*values, *torch.autograd.grad(loss, sides)])
+        errors += _relative(*results)
+    return {"shape": (rows, columns, first, width), "errors": errors}
 
 
 def _interpreted_runs() -> list[dict[str, Any]]:

@@ -34,13 +34,21 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, interpret: b
 
 def use_triton_on_cpu_tensors() -> None:
     """In a fresh process: every operation takes its Triton backend, in tiles small enough for small inputs to cross."""
-    from clipzoo.ops import kme, log_sum_exps
-    from clipzoo.ops.triton import kme as kme_triton, log_sum_exps as log_sum_exps_triton, tiles as triton_tiles
+    from clipzoo.ops import kme, log_sum_exps, negative_sums, softplus_sums
+    from clipzoo.ops.triton import (
+        kme as kme_triton,
+        log_sum_exps as log_sum_exps_triton,
+        negative_sums as negative_sums_triton,
+        softplus_sums as softplus_sums_triton,
+        tiles as triton_tiles,
+    )
 
     torch.set_num_threads(1)
     _read_numpy_of_today()
     kme.backend = lambda *_: kme_triton
     log_sum_exps.backend = lambda *_: log_sum_exps_triton
+    negative_sums.backend = lambda *_: negative_sums_triton
+    softplus_sums.backend = lambda *_: softplus_sums_triton
     for name, tiles in triton_tiles.TILES.items():
         triton_tiles.TILES[name] = replace(tiles, rows=16, columns=32, depth=16)
 

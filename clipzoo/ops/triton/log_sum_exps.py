@@ -12,10 +12,8 @@ import triton
 from torch import Tensor
 
 from clipzoo.ops.triton import log_sum_exps_kernels as kernels
-from clipzoo.ops.triton.tiles import current_tiles, library_product
-
-CHUNK_BYTES = 1 << 28
-"""Bound of the memory between the kernel that writes shares and the products that read them."""
+from clipzoo.ops.triton.gradients import gradients
+from clipzoo.ops.triton.tiles import current_tiles
 
 
 def forward(left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool) -> tuple[Tensor, Tensor]:
@@ -43,22 +41,17 @@ def backward(
     tile: int,
     with_columns: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As `log_sum_exps_cpu.backward`. The shares of a bounded run of rows are written, then multiplied by libraries."""
+    """As `log_sum_exps_cpu.backward`."""
     tiles, (scaled, other) = current_tiles(), _operands(left, right)
-    own = left.to(tiles.dtype)
-    d_left, d_right = torch.empty_like(left), torch.zeros_like(right)
-    size = max(1, CHUNK_BYTES // (len(right) * scaled.element_size()))
-    for start in range(0, len(left), size):
-        part = slice(start, min(start + size, len(left)))
-        count = part.stop - start
-        shares = scaled.new_empty(count, len(right))
-        kernels.shares[(triton.cdiv(count, tiles.rows) * triton.cdiv(len(right), tiles.columns),)](
-            scaled[part], other, rows[part], columns, d_rows[part].contiguous(), d_columns.contiguous(), shares,
-            count, len(right), first + start, WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
+    d_rows, d_columns = d_rows.contiguous(), d_columns.contiguous()
+
+    def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
+        kernels.shares[grid](
+            scaled[part], other, rows[part], columns, d_rows[part], d_columns, shares,
+            len(shares), len(right), first + part.start, WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
         )  # fmt: skip
-        d_left[part] = library_product(shares, other)
-        d_right += library_product(shares.mT, own[part])
-    return d_left, d_right
+
+    return gradients(left, right, tiles, launch)
 
 
 def _operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

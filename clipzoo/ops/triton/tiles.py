@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -50,6 +50,12 @@ Accumulation, exponents and sums are fp32 in all. 256 x 128 in fp32 is half of a
 
 def current_tiles() -> Tiles:
     return TILES[torch.get_float32_matmul_precision()]
+
+
+def narrow_tiles() -> Tiles:
+    """Return tiles of at most 128 x 64, for kernels that hold several values of each pair in registers."""
+    tiles = current_tiles()
+    return replace(tiles, rows=min(tiles.rows, 128), columns=min(tiles.columns, 64))
 
 
 def library_product(left: Tensor, right: Tensor) -> Tensor:
