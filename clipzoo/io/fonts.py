@@ -80,10 +80,10 @@ def _fitted(text: Text, missing: set[str]) -> str:
 
 def _without(undrawable: Collection[str], string: str, missing: set[str]) -> str:
     """Replace characters by the names of their scripts, which are added to `missing`."""
-    # Joiners and variation selectors are invisible anyway.
-    string = "".join(
-        c for c in string if c not in undrawable or c.isspace() or unicodedata.category(c) not in ("Cf", "Mn")
-    )
+    string = "".join(_plain(character) if character in undrawable else character for character in string)
+    # Of a script that is not drawn, a font may have some letters: の is a symbol of mathematics.
+    scripts = {_script(character) for character in undrawable if character.isalpha()}
+    undrawable = {c for c in string if c in undrawable or (c.isalpha() and not c.isascii() and _script(c) in scripts)}
     marks = "".join(" " if c.isspace() or unicodedata.category(c) == "Cf" else "ox"[c in undrawable] for c in string)
     parts, end = [], 0
     for run in re.finditer("x+(?: +x+)*", marks):
@@ -92,6 +92,14 @@ def _without(undrawable: Collection[str], string: str, missing: set[str]) -> str
         parts += [string[end : run.start()], f"[{script}]"]
         end = run.end()
     return "".join([*parts, string[end:]])
+
+
+def _plain(character: str) -> str:
+    """The ASCII form of a full-width character; nothing for punctuation, joiners and variation selectors."""
+    plain = unicodedata.normalize("NFKC", character)
+    if plain.isascii():
+        return plain
+    return "" if unicodedata.category(character).startswith(("P", "Cf", "Mn")) else character
 
 
 def _script(text: str) -> str:

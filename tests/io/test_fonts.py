@@ -71,6 +71,7 @@ def test_characters_without_a_font_are_drawn_as_their_script_with_one_warning(tm
         ("Собака σκύλος", "Собака σκύλος"),
         ("一只狗", "[Chinese]"),
         ("犬が走る", "[Japanese]"),
+        ("「Ｕターン」のしるし！ 「N」 １", "U[Japanese]! N 1"),
         ("개 한 마리", "[Korean]"),
         ("สุนัข วิ่ง, a dog", "[Thai], a dog"),
         ("कुत्ता", "[Devanagari]"),
