@@ -143,6 +143,8 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
         file = error.missing_cfg_file
         group, _, option = file.partition("/") if file.startswith("experiment/") else file.rpartition("/")
         return unknown_option(group, option)
+    if "@experiment." in str(error):
+        return "the first line of an experiment must be `# @package _global_`: its keys are those of the whole run"
     if key := re.search(r"Could not override '([^']+)'", str(error)):
         return unknown_key(key[1], _known_keys(lines, name))
     return _first_line(error)

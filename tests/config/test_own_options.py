@@ -41,6 +41,12 @@ def test_a_mistyped_option_is_compared_with_those_of_the_user(folder):
         compose(["head=mined"])
 
 
+def test_an_experiment_without_its_first_line_is_named(folder):
+    (folder / "experiment" / "bare.yaml").write_text(EXPERIMENT.partition("\n")[2])
+    with pytest.raises(ConfigError, match="the first line of an experiment must be `# @package _global_`"):
+        compose(["experiment=bare"])
+
+
 def test_an_option_with_the_name_of_one_of_clipzoo_is_refused(folder):
     (folder / "head" / "clip.yaml").write_text("defaults: [cosine]\n")
     with pytest.raises(ConfigError, match=r"head/clip.yaml: clipzoo has an option of this name, rename the file"):

@@ -77,6 +77,8 @@ class InitialWeights(Part):
             shared = part if name in REGISTRIES else name
             source = sources[shared] = sources.get(shared) or read_source(name, key, tower, trust)
             place = f"{key}={name}"
+            if part in TOWERS and tower is None:
+                raise ConfigError(f"{place}: {type(model.encoder).__name__} has no attribute {part}_tower to fill")
             if part in TOWERS:
                 _require_same_settings(part, source.config, config, place)
                 assert tower is not None

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from clipzoo.encoders.base import Encoder
 from clipzoo.encoders.tuning.lora import plain_name
 from clipzoo.encoders.tuning.towers import TowerTuning
+from clipzoo.errors import ConfigError
 from clipzoo.types import NonNegativeCount, Part, Weight, checked
 
 
@@ -22,17 +23,29 @@ class Tuning(Part):
         self.towers = {"image": image, "text": text}
         self.head_rate, self.head_steps = head_rate, head_steps
 
+    def frozen_towers(self, encoder: Encoder) -> dict[str, nn.Module]:
+        """Return the towers of which parts do not train, by view. Raises ConfigError if the encoder lacks one."""
+        return {name: _tower(encoder, name) for name, tuning in self.towers.items() if tuning.freezes}
+
     def apply(self, encoder: Encoder) -> None:
         """Freeze and adapt the towers."""
-        for name, tuning in self.towers.items():
-            tuning.apply(getattr(encoder, f"{name}_tower"), f"tune.{name}")
+        for name, tower in self.frozen_towers(encoder).items():
+            self.towers[name].apply(tower, f"tune.{name}")
 
     def factors(self, encoder: Encoder, others: list[nn.Parameter]) -> dict[nn.Parameter, float]:
         """Return the factors of the learning rate that are not 1. others: the parameters of head and objective."""
         factors = dict.fromkeys(others, self.head_rate)
         for name, tuning in self.towers.items():
-            factors |= tuning.factors(getattr(encoder, f"{name}_tower"))
+            if tuning.rate != 1 or tuning.layer_decay != 1:
+                factors |= tuning.factors(_tower(encoder, name))
         return {parameter: factor for parameter, factor in factors.items() if factor != 1}
+
+
+def _tower(encoder: Encoder, name: str) -> nn.Module:
+    tower = getattr(encoder, f"{name}_tower", None)
+    if tower is None:
+        raise ConfigError(f"tune.{name} needs a tower, but {type(encoder).__name__} has no attribute {name}_tower")
+    return tower
 
 
 def frozen_modules(module: nn.Module) -> list[nn.Module]:

@@ -37,7 +37,7 @@ class Source:
 def class_folders(folder: Path) -> Source:
     """Read <folder>/<class>/.../IMAGE as the split test, or <folder>/<split>/<class>/.../IMAGE.
 
-    A class is called like its folder, with spaces for underscores.
+    A class is called like its folder, with spaces for underscores. Captions beside images (NAME.txt) are not used.
 
     Raises:
         ConfigError: there is no folder in `folder`, or no split test.
@@ -57,7 +57,11 @@ def class_folders(folder: Path) -> Source:
             class_name = " ".join(entry.name.replace("_", " ").split()) or entry.name
             if entry.is_dir() and not entry.name.startswith("."):
                 source.class_names.add(class_name)
-            for path in _files(entry):
+            files = list(_files(entry))
+            images = {path.with_suffix("") for path in files if path.suffix[1:].lower() in IMAGE_EXTENSIONS}
+            for path in files:
+                if path.suffix.lower() == ".txt" and path.with_suffix("") in images:
+                    continue  # the caption of an image
                 if path == entry:
                     _leave_out(source, path, "no_class", "it is in no folder of a class")
                 elif _is_image(source, path):

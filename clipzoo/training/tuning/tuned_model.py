@@ -35,7 +35,7 @@ class TunedModel:
         self._cached: list[Path] = []
         if tuning is None:
             return
-        towers = {name: getattr(model.encoder, f"{name}_tower") for name, part in tuning.towers.items() if part.freezes}
+        towers = tuning.frozen_towers(model.encoder)
         if towers:
             torch.manual_seed(seed)
         tuning.apply(model.encoder)
@@ -54,7 +54,7 @@ class TunedModel:
             return ""
         counts = {}
         for name in ("image_tower", "text_tower"):
-            parameters = list(getattr(self._model.encoder, name).parameters())
+            parameters = list(getattr(self._model.encoder, name, nn.Module()).parameters())
             trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
             counts[name.replace("_", " ")] = f"{trained:,} of {sum(parameter.numel() for parameter in parameters):,}"
         return "parameters that train: " + ", ".join(f"{name} {count}" for name, count in counts.items())
