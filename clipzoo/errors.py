@@ -107,11 +107,11 @@ def first_line(error: BaseException) -> str:
     return lines[-1] if "Traceback" in str(error) else f"{type(error).__name__}: {lines[0]}"
 
 
-def nearest(key: str, known: Sequence[str]) -> str:
-    """Return "; did you mean KEY?" for the most similar known key, or an empty string."""
-    matches = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+def nearest(key: str, known: Sequence[str], most: int = 1) -> str:
+    """Return "; did you mean KEY?" for the most similar known keys, or an empty string. most: number of keys."""
+    matches = difflib.get_close_matches(key, known, n=most, cutoff=0.6)
     if not matches:
         by_last_name = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
         last_names = difflib.get_close_matches(key.rsplit(".", 1)[-1], list(by_last_name), n=1, cutoff=0.6)
         matches = [by_last_name[name] for name in last_names]
-    return f"; did you mean {matches[0]}?" if matches else ""
+    return f"; did you mean {' or '.join(matches)}?" if matches else ""

@@ -37,6 +37,11 @@ class Model(nn.Module):
         """Precision of the head: that of its parameters, or of the encoder's if the head has none."""
         return next(iter((*self.head.parameters(), *self.encoder.parameters()))).dtype
 
+    @property
+    def needs_padding(self) -> bool:
+        """True if scores depend on the padding of captions, which is then not trimmed."""
+        return self.head.needs_padding or self.encoder.needs_padding
+
     def forward(self, batch: Batch, world: World = World(), tile: int | None = None) -> Similarity:
         """Similarities of the local batch to the global batch of all ranks. tile: see `Head.forward`."""
         return self.compare(self.encoder.image(batch.image), self.encoder.text(batch.text), world, tile)

@@ -9,9 +9,14 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import yaml
 from torch import nn
 
+from clipzoo.config import relations, schema
 from clipzoo.config.arguments import is_a
+from clipzoo.config.constructors import class_constant
+from clipzoo.config.from_model import emptied, filled, has_open
+from clipzoo.config.groups import CONF, options
 from clipzoo.config.schema import HYDRA_KEYS
 from clipzoo.config.trust import KEY, OWN, is_within, refusal
 from clipzoo.contracts import Dataset, Logger, Optimizer
@@ -59,6 +64,38 @@ def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> RunPar
     )
     compatibility.require(parts.head, parts.objective)
     return parts
+
+
+def found_in_model(plain: Mapping[str, Any], trust: Collection[str] = ()) -> dict[str, Any]:
+    """Return the values of `from_model:NAME` in a configuration, by name; empty if it has none.
+
+    The encoder is built on the meta device, without weights. trust: as in `part`.
+
+    Raises:
+        ConfigError: the encoder cannot be built, or cannot serve the head.
+    """
+    if not has_open(plain):
+        return {}
+    with torch.device("meta"):
+        encoder = part(emptied(plain["encoder"]), trust, Encoder)
+    found = dict(encoder.facts())
+    complete = filled(plain, found)
+    faults = schema.faults(complete) or list(relations.broken(relations.RUN, complete))
+    head = complete["head"]["_target_"] if "head" in complete else None
+    if head and class_constant(head, "needs_tokens") and (without := encoder.without_tokens()):
+        faults.append(
+            f"{' and '.join(without)} has no tokens, or tokens of another width than its pooled features, and cannot "
+            f"serve the heads {' and '.join(heads_with_tokens())}: choose another encoder, or another head"
+        )
+    if faults:
+        raise ConfigError("\n         ".join(faults))
+    return found
+
+
+def heads_with_tokens() -> list[str]:
+    """Return the options of the group `head` whose heads read tokens."""
+    targets = {name: yaml.safe_load((CONF / "head" / f"{name}.yaml").read_text()) for name in options("head")}
+    return [name for name, node in targets.items() if class_constant(node["_target_"], "needs_tokens")]
 
 
 def part(node: Mapping[str, Any], trust: Collection[str] = (), kind: type = object) -> Any:
@@ -137,6 +174,7 @@ def build_model(plain: Mapping[str, Any], head: Head | None = None, trust: Colle
 
     head: already built; None builds it. trust: as in `part`.
     """
+    plain = filled(plain, found_in_model(plain, trust))
     encoder = _seeded(plain, "encoder", trust, Encoder)
     return Model(encoder, head or build_head(plain, trust))
 

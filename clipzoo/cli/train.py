@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from clipzoo.cli.arguments import Parser
 from clipzoo.config import overrides
 from clipzoo.config.compose import checked, compose
+from clipzoo.config.from_model import filled
 from clipzoo.config.groups import CONF, own_folder
 from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.config.trust import trusted_names
@@ -141,7 +142,7 @@ def train(config: DictConfig) -> None:
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
-    from clipzoo.api.build import build_model, build_parts
+    from clipzoo.api.build import build_model, build_parts, found_in_model
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
@@ -152,6 +153,8 @@ def train(config: DictConfig) -> None:
     watchdog = Watchdog()
     preemption = Preemption(watchdog)
     quiet_libraries()
+    found, typed = found_in_model(values, trust), plain
+    plain, values = filled(plain, found), filled(values, found)
     parts = build_parts(values, trust)
     trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
     world = World.join(trainer.device, trainer.timeout)
@@ -163,7 +166,7 @@ def train(config: DictConfig) -> None:
             trainer.check(dataset, plain["seed"], world)
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
-        world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, rows))
+        world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, rows, typed))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"
             f"{export_note(plain)}"
@@ -200,9 +203,9 @@ def initialise(
     return part(values["init"], trust, InitialWeights).load(model, values, trust)
 
 
-def begin(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, rows: list[Row]) -> None:
-    """Claim the run directory, and report what the run starts from. On the first rank."""
-    kept = claim(lock, plain, fingerprint)
+def begin(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, rows: list[Row], typed: Mapping[str, Any]) -> None:
+    """Claim the run directory, and report what the run starts from. On the first rank. typed: see `claim`."""
+    kept = claim(lock, plain, fingerprint, typed)
     if kept is not None:
         environment.say(f"{lock.folder} goes on, with the schedules of the whole length; earlier results: {kept}")
     report_initial_weights(rows, lock.folder)

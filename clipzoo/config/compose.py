@@ -163,6 +163,8 @@ def _known_keys(lines: list[str], name: str) -> list[str]:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and (missing := re.search(r"Missing mandatory value: (\S+)", lines[0])):
+        return f"{missing[1]} has no value: give {missing[1]}=..."
     key = getattr(error, "full_key", None)
     place = f"{key}: " if key and lines and key not in lines[0] else ""
     return place + lines[0] if lines else type(error).__name__

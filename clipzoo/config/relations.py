@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from clipzoo.config.constructors import class_constant
+from clipzoo.config.from_model import is_open
 
 RUN = {
     "head.image_width == encoder.image_width": "the head's width must be that of the encoder's features",
@@ -30,11 +31,12 @@ def broken(relations: Mapping[str, str], values: Mapping[str, Any], path: str = 
     """Yield a sentence for every relation that does not hold.
 
     A relation holds if one of its values is missing, null or of a wrong type: the value's annotation reports that.
+    It also holds if a value is found in the model: the relation is checked again once that is known.
     """
     for expression, sentence in relations.items():
         try:
             seen = {name: evaluate(name, values) for name in _names(expression)}
-            if None in seen.values() and " None" not in expression:
+            if any(map(is_open, seen.values())) or (None in seen.values() and " None" not in expression):
                 continue
             holds = evaluate(expression, values)
         except (LookupError, NameError, AttributeError, TypeError, ZeroDivisionError):

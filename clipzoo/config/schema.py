@@ -10,6 +10,7 @@ from typing import Any
 from clipzoo.config import relations
 from clipzoo.config.annotations import UncheckableError, kind_of
 from clipzoo.config.constructors import ANY_KEY, class_constant, constructor_arguments
+from clipzoo.config.from_model import is_open
 from clipzoo.config.groups import is_group
 from clipzoo.errors import nearest
 
@@ -41,7 +42,7 @@ def value_faults(value: Any, annotation: ast.expr, path: str, name: str) -> Iter
         part = "" if str(error) == words else f" ({error} in it)"
         yield f"{path}: the annotation {words} of {name}'s argument {argument} cannot be checked{part}: change it"
         return
-    if not kind.admits(value):
+    if not kind.admits(value) and not is_open(value):
         seen = "null" if value is None else f"{shown(value)} ({type(value).__name__})"
         group = path.replace(".", "/")
         remedy = f": choose it with {group}={value}" if isinstance(value, str) and is_group(group) else ""

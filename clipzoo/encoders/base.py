@@ -1,9 +1,10 @@
-"""Interface of encoders."""
+"""Interfaces of encoders and of their towers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,6 +18,8 @@ class Encoder(nn.Module):
     text_width: int
     tokenizer: Callable[[list[str]], Tensor]
     image_size: int
+    needs_padding: bool = False
+    """True if text features depend on the padding: captions are then not trimmed to the longest of the batch."""
 
     @abstractmethod
     def image(self, image: Tensor) -> Features:
@@ -25,3 +28,64 @@ class Encoder(nn.Module):
     @abstractmethod
     def text(self, text: Tensor) -> Features:
         """[b, L] token ids -> Features of width `text_width`; L may be any length up to the context."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the values of `from_model:NAME` in a configuration, by name, as plain values."""
+        return {}
+
+    def without_tokens(self) -> list[str]:
+        """Return the names of the towers that give no tokens, for messages."""
+        return []
+
+
+class Tower(nn.Module):
+    """Base class of towers. The trunk is the library's own module; no projection follows it.
+
+    width: of the pooled features. Tokens have the same width.
+    """
+
+    width: int
+
+    @property
+    def description(self) -> str:
+        """The tower in a message, such as "timm's resnet50"."""
+        return type(self).__name__
+
+    def gives_tokens(self) -> bool:
+        """Return True if the features have tokens."""
+        return True
+
+    def layers(self) -> list[nn.Module]:
+        """Return the blocks of the trunk, from the input to the output.
+
+        Embeddings come before the first block; norms and pooling after the last block belong to it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not list its layers")
+
+
+class ImageTower(Tower):
+    """Base class of image towers: float images [b, 3, H, W] -> Features.
+
+    input_size: H and W of the images. mean, std: normalisation of [0, 1] images that the model is made for.
+    """
+
+    input_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+class TextTower(Tower):
+    """Base class of text towers: token ids [b, L] -> Features.
+
+    context_length: largest L. end_token: id of the first token behind which all are padding, None if the tower needs
+    none. needs_padding: True if features depend on padding. tokenizer: node of its tokenizer in a configuration.
+    """
+
+    context_length: int
+    end_token: int | None = None
+    needs_padding: bool = False
+    tokenizer: Mapping[str, Any]
+
+    def find_end_token(self, tokenizer: Any) -> int | None:
+        """Return `end_token` for a given tokenizer; None for the tower's own."""
+        return self.end_token

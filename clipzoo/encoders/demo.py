@@ -7,11 +7,12 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from clipzoo.encoders.base import Tower
 from clipzoo.types import Count, Features, MultipleOf, checked
 
 
 @checked
-class DemoImageTower(nn.Module):
+class DemoImageTower(Tower):
     """Four strided convolutions with residual convolutions between them, one transformer block, maximum over positions.
 
     Instance norm makes shapes learnable in few steps, but removes the amount of every colour: a second path adds the
@@ -47,6 +48,9 @@ class DemoImageTower(nn.Module):
         maps = self.convolutions(image) + self.colours(image)  # [b, w, S / 16, S / 16]
         tokens = self.norm(self.block(maps.flatten(2).mT + self.positions))
         return Features(tokens.amax(dim=1), tokens)
+
+    def layers(self) -> list[nn.Module]:
+        return [*self.convolutions, self.block]
 
     def _initialise(self) -> None:
         """Scale residual branches by 1/2; the colour path keeps its smaller default and does not dominate shapes."""

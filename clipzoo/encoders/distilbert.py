@@ -7,12 +7,13 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from clipzoo.encoders.base import Tower
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError
 from clipzoo.types import Features, NonNegativeCount, Part, Range
 
 
-class DistilBertTower(nn.Module):
+class DistilBertTower(Tower):
     """Token ids [b, L] -> Features: pooled at the first token ([CLS]); padding is not attended to.
 
     pretrained: a name on the Hugging Face hub or a folder; null for random weights of the base model's shape.
@@ -28,7 +29,7 @@ class DistilBertTower(nn.Module):
             self.trunk = transformers.DistilBertModel(transformers.DistilBertConfig())
         else:
             self.trunk = transformers.DistilBertModel.from_pretrained(pretrained)
-        self.width: int = self.trunk.config.dim
+        self.width = self.trunk.config.dim
         self.end_token = end_token
 
     def forward(self, text: Tensor) -> Features:
@@ -36,6 +37,9 @@ class DistilBertTower(nn.Module):
         mask = positions <= end_positions(text, self.end_token)[:, None]  # [b, L]
         tokens = self.trunk(input_ids=text.where(mask, 0), attention_mask=mask.long()).last_hidden_state
         return Features(tokens[:, 0], tokens, mask)
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.trunk.transformer.layer)
 
 
 class DistilBertTokenizer(Part):

@@ -13,17 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from clipzoo.encoders.base import ImageTower, Tower
+from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, tokens_of
 from clipzoo.errors import ConfigError, nearest
 from clipzoo.types import Count, Features, Layers, checked
 
 
 @checked
-class TimmTower(nn.Module):
+class TimmTower(ImageTower):
     """Any timm trunk. Tokens: all tokens after the final norm (CLS first), or the positions of a feature map.
 
-    Convolutional trunks use channels-last memory, the fastest layout for their kernels.
+    Pooled features are those of timm's `forward_head(pre_logits=True)`. A trunk whose tokens have another width than
+    them, such as MobileNetV3, gives no tokens. Convolutional trunks use channels-last memory, the fastest layout for
+    their kernels.
 
-    name: timm's model name. image_size: H = W; null for trunks that accept any size.
+    name: timm's model name. image_size: H = W; None for the size that the model is made for.
     pretrained: load timm's weights. options: further arguments of timm.create_model (drop_path_rate, ...).
     checkpoint: recompute activations in the backward pass instead of keeping them.
     """
@@ -41,33 +45,45 @@ class TimmTower(nn.Module):
         super().__init__()
         import timm
 
-        size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
         if not timm.is_model(name) and ":" not in name:
-            raise ConfigError(
-                f"encoder.image_tower.name={name}: timm has no such model{nearest(name, timm.list_models())}"
-            )
+            raise ConfigError(f"name={name}: timm has no such model{nearest(name, timm.list_models(), most=3)}")
+        known = None if ":" in name else timm.get_pretrained_cfg(name)
+        settings = known.to_dict() if known else {}
+        size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
+        if settings and not settings.get("fixed_input_size"):
+            size = {}
         self.trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
         patch = getattr(getattr(self.trunk, "patch_embed", None), "patch_size", (1, 1))
         if image_size is not None and any(image_size % side for side in patch):
             raise ConfigError(
                 f"encoder.image_size={image_size} must be a multiple of the patches of {name}, {patch[0]}"
             )
-        self.trunk.set_grad_checkpointing(checkpoint)
-        self.width: int = self.trunk.num_features
-        # timm declares the size of the last feature map of convolutional trunks.
-        convolutional = self.trunk.pretrained_cfg.get("pool_size") is not None
-        self._layout = torch.channels_last if convolutional else torch.contiguous_format
+        if checkpoint:
+            self.trunk.set_grad_checkpointing()
+        settings = self.trunk.pretrained_cfg
+        self.width = getattr(self.trunk, "head_hidden_size", None) or self.trunk.num_features
+        self.input_size = image_size or settings["input_size"][-1]
+        self.mean, self.std = settings["mean"], settings["std"]
+        self._layout = memory_layout(self.trunk)
         self.trunk.to(memory_format=self._layout)
+
+    @property
+    def description(self) -> str:
+        return f"timm's {self.trunk.pretrained_cfg['architecture']}"
 
     def forward(self, image: Tensor) -> Features:
         features = self.trunk.forward_features(image.contiguous(memory_format=self._layout))
-        pooled = self.trunk.forward_head(features, pre_logits=True)
-        tokens = features.flatten(2).mT if features.dim() == 4 else features  # [b, w, h', w'] -> [b, M, w]
-        return Features(pooled, tokens)
+        return Features(self.trunk.forward_head(features, pre_logits=True), tokens_of(self.trunk, features, self.width))
+
+    def gives_tokens(self) -> bool:
+        return gives_tokens(self)
+
+    def layers(self) -> list[nn.Module]:
+        return timm_blocks(self.trunk)
 
 
 @checked
-class ClipViT(nn.Module):
+class ClipViT(Tower):
     """open_clip's vision transformer, with its norm before the blocks. Tokens: CLS first, after ln_post.
 
     quick_gelu: x sigmoid(1.702 x) instead of GELU. checkpoint: recompute activations in the backward pass.
@@ -111,9 +127,12 @@ class ClipViT(nn.Module):
         tokens = trunk.ln_post(trunk.transformer(trunk._embeds(image)))
         return Features(tokens[:, 0], tokens)
 
+    def layers(self) -> list[nn.Module]:
+        return list(self.trunk.transformer.resblocks)
+
 
 @checked
-class ClipResNet(nn.Module):
+class ClipResNet(Tower):
     """CLIP's modified ResNet with attention pooling, stopped before the pooling's output projection.
 
     layers: blocks per stage, [3, 4, 6, 3] for ResNet-50. stem_width: 64 for ResNet-50; the features are 32 times as
@@ -146,26 +165,35 @@ class ClipResNet(nn.Module):
         self.checkpoint = checkpoint
 
     def forward(self, image: Tensor) -> Features:
-        trunk = self.trunk
-        features = trunk.stem(image.contiguous(memory_format=torch.channels_last))
-        for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4):
-            if self.checkpoint and self.training:
-                features = checkpoint(stage, features, use_reentrant=False)
-            else:
-                features = stage(features)
-        tokens = features.flatten(2).mT  # [b, w, h', w'] -> [b, M, w]
-        return Features(self._attention_pool(tokens), tokens)
+        return resnet_features(self.trunk, image, self.checkpoint and self.training)
 
-    def _attention_pool(self, tokens: Tensor) -> Tensor:
-        """[b, M, w] -> [b, w]: one query, the mean of the tokens, attends to itself and to all tokens."""
-        pool = self.trunk.attnpool
-        keys = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
-        keys = keys + pool.positional_embedding.to(keys.dtype)
+    def layers(self) -> list[nn.Module]:
+        return resnet_blocks(self.trunk)
 
-        def by_head(projected: Tensor) -> Tensor:
-            return projected.unflatten(-1, (pool.num_heads, -1)).transpose(1, 2)
 
-        attended = functional.scaled_dot_product_attention(
-            by_head(pool.q_proj(keys[:, :1])), by_head(pool.k_proj(keys)), by_head(pool.v_proj(keys))
-        )
-        return attended.transpose(1, 2).flatten(1)
+def resnet_features(trunk: Any, image: Tensor, recompute: bool) -> Features:
+    """Features of open_clip's modified ResNet without its output projection. recompute: activations of the stages."""
+    features = trunk.stem(image.contiguous(memory_format=torch.channels_last))
+    for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4):
+        features = checkpoint(stage, features, use_reentrant=False) if recompute else stage(features)
+    tokens = features.flatten(2).mT  # [b, w, h', w'] -> [b, M, w]
+    return Features(_attention_pool(trunk.attnpool, tokens), tokens)
+
+
+def resnet_blocks(trunk: Any) -> list[nn.Module]:
+    """Return the residual blocks of open_clip's modified ResNet."""
+    return [block for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4) for block in stage]
+
+
+def _attention_pool(pool: Any, tokens: Tensor) -> Tensor:
+    """[b, M, w] -> [b, w]: one query, the mean of the tokens, attends to itself and to all tokens."""
+    keys = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
+    keys = keys + pool.positional_embedding.to(keys.dtype)
+
+    def by_head(projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (pool.num_heads, -1)).transpose(1, 2)
+
+    attended = functional.scaled_dot_product_attention(
+        by_head(pool.q_proj(keys[:, :1])), by_head(pool.k_proj(keys)), by_head(pool.v_proj(keys))
+    )
+    return attended.transpose(1, 2).flatten(1)

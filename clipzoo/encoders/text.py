@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from clipzoo.encoders.base import Tower
 from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, checked
 
 
 @checked
-class ClipTextTower(nn.Module):
+class ClipTextTower(Tower):
     """Token ids [b, L] -> Features: causal transformer, pooled at the end-of-text token, tokens after the final norm.
 
     Blocks, parameter names and initialisation are open_clip's. The forward pass is our own: with a causal flag instead
@@ -74,22 +75,32 @@ class ClipTextTower(nn.Module):
         pooled = (tokens * (behind == 0).unsqueeze(-1)).sum(dim=1)
         return Features(pooled, tokens, mask)
 
+    def layers(self) -> list[nn.Module]:
+        return list(self.trunk.transformer.resblocks)
+
     def _transform(self, text: Tensor) -> Tensor:
         """Ids [b, L] -> [b, L, w] after the final norm."""
-        trunk = self.trunk
-        states = trunk.token_embedding(text) + trunk.positional_embedding[: text.shape[1]]
-        for block in trunk.transformer.resblocks:
-            if self.checkpoint and self.training:
-                states = checkpoint(_causal_block, block, states, use_reentrant=False)
-            else:
-                states = _causal_block(block, states)
-        return trunk.ln_final(states)
+        return self.trunk.ln_final(causal_states(self.trunk, text, self.checkpoint and self.training))
 
 
 def end_positions(text: Tensor, end_token: int) -> Tensor:
     """[b, L] -> [b], the position of the first end token of each caption; the last position if there is none."""
     is_end = text == end_token
     return torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1), text.shape[1] - 1)
+
+
+def causal_states(trunk: Any, text: Tensor, recompute: bool) -> Tensor:
+    """Ids [b, L] -> [b, L, w] after the last block of open_clip's causal text transformer.
+
+    recompute: activations in the backward pass instead of keeping them.
+    """
+    states = trunk.token_embedding(text) + trunk.positional_embedding[: text.shape[1]]
+    for block in trunk.transformer.resblocks:
+        if recompute:
+            states = checkpoint(_causal_block, block, states, use_reentrant=False)
+        else:
+            states = _causal_block(block, states)
+    return states
 
 
 def _causal_block(block: Any, states: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
-"""An encoder of two separate towers."""
+"""Encoders of two separate towers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clipzoo.encoders.base import Encoder
+from clipzoo.encoders.base import Encoder, ImageTower, TextTower, Tower
 from clipzoo.errors import ConfigError
 from clipzoo.types import Count, Features, Probability, Scale, checked
 
@@ -47,7 +48,7 @@ class TwoTowers(Encoder):
         mean: tuple[Probability, Probability, Probability],
         std: tuple[Scale, Scale, Scale],
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.image_tower = image_tower
         self.text_tower = text_tower
         self.image_width = image_width
@@ -55,6 +56,9 @@ class TwoTowers(Encoder):
         self.image_size = image_size
         self.context_length = context_length
         self.tokenizer = tokenizer
+        self._set_normalisation(mean, std)
+
+    def _set_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
         # Scaled for uint8: one fused multiply-add normalises an image.
         self.register_buffer("_scale", 1 / (255 * torch.tensor(std).view(3, 1, 1)), persistent=False)
         self.register_buffer("_shift", (-torch.tensor(mean) / torch.tensor(std)).view(3, 1, 1), persistent=False)
@@ -70,3 +74,59 @@ class TwoTowers(Encoder):
 
     def text(self, text: Tensor) -> Features:
         return self.text_tower(text)
+
+
+@checked
+class Towers(TwoTowers):
+    """Any image tower and any text tower, with the sizes, the normalisation and the tokenizer that they are made for.
+
+    image, text: the towers. name: of the model of both, where their configurations refer to it.
+    image_width, text_width: None for the towers' own, as for all other arguments.
+    """
+
+    relations = {"tokenizer.context_length == context_length": "both must be the same"}
+
+    def __init__(
+        self,
+        image: ImageTower,
+        text: TextTower,
+        name: str | None = None,
+        image_width: Count | None = None,
+        text_width: Count | None = None,
+        image_size: Count | None = None,
+        context_length: Count | None = None,
+        tokenizer: Callable[[list[str]], Tensor] | None = None,
+        mean: tuple[Probability, Probability, Probability] | None = None,
+        std: tuple[Scale, Scale, Scale] | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        found = {
+            "image_width": image.width, "text_width": text.width, "image_size": image.input_size,
+            "context_length": text.context_length,
+        }  # fmt: skip
+        given = (image_width, text_width, image_size, context_length)
+        for (key, value), wanted in zip(found.items(), given, strict=True):
+            if wanted not in (None, value):
+                raise ConfigError(f"encoder.{key}={wanted}, but that of the model is {value}: leave encoder.{key} out")
+            setattr(self, key, value)
+        self.image_tower, self.text_tower = image, text
+        self.needs_padding = text.needs_padding
+        self._given_tokenizer, self.tokenizer = tokenizer, tokenizer or _no_tokenizer
+        self.mean, self.std = tuple(mean or image.mean), tuple(std or image.std)
+        self._set_normalisation(self.mean, self.std)
+
+    def facts(self) -> Mapping[str, Any]:
+        text: Any = self.text_tower
+        return {
+            "image_width": self.image_width, "text_width": self.text_width, "image_size": self.image_size,
+            "context_length": self.context_length, "mean": list(self.mean), "std": list(self.std),
+            "tokenizer": dict(text.tokenizer), "end_token": text.find_end_token(self._given_tokenizer),
+        }  # fmt: skip
+
+    def without_tokens(self) -> list[str]:
+        towers: list[Tower] = [self.image_tower, self.text_tower]  # type: ignore[list-item]
+        return [tower.description for tower in towers if not tower.gives_tokens()]
+
+
+def _no_tokenizer(captions: list[str]) -> Tensor:
+    raise ConfigError("this encoder has been built without a tokenizer: give tokenizer=...")

@@ -83,7 +83,7 @@ class BatchEncoder:
         parts = []
         for start in range(0, len(captions), self.batch_size):
             tokens = self.tokenizer(list(captions[start : start + self.batch_size]))
-            if not model.head.needs_padding:
+            if not model.needs_padding:
                 tokens = trim_padding(tokens, self.tokenizer.end_token)
             with self._autocast(model):
                 features = model.text_features(tokens)

@@ -6,15 +6,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clipzoo.api.loading import LoadedModel
-from clipzoo.api.open_clip import TOWERS
+from clipzoo.api.open_clip.tensors import names, text_path, text_tower, tower_states
+from clipzoo.encoders.open_clip_projection import projection_path
+from clipzoo.encoders.open_clip_registry import describe
+from clipzoo.errors import ConfigError
 from clipzoo.formats.weights import save_weights
 from clipzoo.io import write_json
 from clipzoo.model import Model
 
-CLIP_HEAD, TWO_TOWERS = "clipzoo.heads.clip.ClipHead", "clipzoo.encoders.towers.TwoTowers"
+CLIP_HEAD = "clipzoo.heads.clip.ClipHead"
+ENCODERS = ("clipzoo.encoders.towers.TwoTowers", "clipzoo.encoders.towers.Towers")
+IMAGE_TOWERS = {
+    "clipzoo.encoders.image.ClipViT": "vit",
+    "clipzoo.encoders.image.ClipResNet": "resnet",
+    "clipzoo.encoders.image.TimmTower": "timm",
+    "clipzoo.encoders.open_clip.OpenClipImage": "open_clip",
+}
+TEXT_TOWERS = {
+    "clipzoo.encoders.text.ClipTextTower": "clip",
+    "clipzoo.encoders.open_clip.OpenClipText": "open_clip",
+}
 HARMLESS_OPTIONS = ("drop_rate", "drop_path_rate", "patch_drop_rate", "attn_drop_rate", "proj_drop_rate")
 """Options of a timm trunk without effect in evaluation."""
 
@@ -42,18 +57,19 @@ def head_faults(model: Model) -> list[str]:
 def encoder_faults(encoder: Mapping[str, Any]) -> list[str]:
     """Return the reasons why open_clip cannot represent the encoder of a configuration."""
     faults = []
-    if encoder["_target_"] != TWO_TOWERS:
+    if encoder["_target_"] not in ENCODERS:
         return [f"its encoder is {encoder['_target_']}"]
-    image, text = encoder["image_tower"], encoder["text_tower"]
-    if image["_target_"] not in TOWERS:
+    image, text = _towers(encoder)
+    if image["_target_"] not in IMAGE_TOWERS:
         return [f"its image tower is {image['_target_']}"]
-    if text["_target_"] != "clipzoo.encoders.text.ClipTextTower":
+    if text["_target_"] not in TEXT_TOWERS:
         return [f"its text tower is {text['_target_']}"]
-    if text["distinct_pads"]:
+    if text.get("distinct_pads"):
         faults.append("encoder.text_tower.distinct_pads is true")
-    if TOWERS[image["_target_"]] == "vit" and image["quick_gelu"] != text["quick_gelu"]:
+    kind = IMAGE_TOWERS[image["_target_"]]
+    if kind in ("vit", "open_clip") and _quick_gelu(image) != _quick_gelu(text):
         faults.append("quick_gelu differs between the towers")
-    if others := sorted(set(image.get("options", {})) - set(HARMLESS_OPTIONS)):
+    if kind == "timm" and (others := sorted(set(image["options"]) - set(HARMLESS_OPTIONS))):
         faults.append(f"encoder.image_tower.options has {', '.join(others)}")
     return faults
 
@@ -61,61 +77,116 @@ def encoder_faults(encoder: Mapping[str, Any]) -> list[str]:
 def write_open_clip(model: LoadedModel, folder: Path) -> None:
     """Write open_clip_model.safetensors, then open_clip_config.json."""
     encoder = model.config["encoder"]
-    save_weights(_state(model, TOWERS[encoder["image_tower"]["_target_"]]), folder / "open_clip_model.safetensors")
+    described = _model_config(encoder, model.head.get_parameter("image_projection").shape[1])
+    save_weights(_state(model, described), folder / "open_clip_model.safetensors")
     preprocess = {"mean": encoder["mean"], "std": encoder["std"], "resize_mode": "shortest"}
     preprocess["interpolation"] = model.transform.interpolation
-    content = {"model_cfg": _model_config(encoder, model), "preprocess_cfg": preprocess}
-    write_json(folder / "open_clip_config.json", content)
+    write_json(folder / "open_clip_config.json", {"model_cfg": described, "preprocess_cfg": preprocess})
 
 
-def _model_config(encoder: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    image, text = encoder["image_tower"], encoder["text_tower"]
-    kind = TOWERS[image["_target_"]]
+def _towers(encoder: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the nodes of both towers."""
+    return encoder.get("image_tower", encoder.get("image")), encoder.get("text_tower", encoder.get("text"))
+
+
+def _quick_gelu(tower: Mapping[str, Any]) -> bool:
+    if "quick_gelu" in tower:
+        return bool(tower["quick_gelu"])
+    return bool(describe(tower["name"]).model.get("quick_gelu", False))
+
+
+def _model_config(encoder: Mapping[str, Any], embed_width: int) -> dict[str, Any]:
+    image, text = _towers(encoder)
+    described: dict[str, Any] = {"embed_dim": embed_width, "quick_gelu": _quick_gelu(text)}
+    text_config = _text_config(text)
+    # A text tower of its own, under the prefix "text.".
+    if text_config.get("hf_model_name") or text_config.get("embed_cls") or text_config.get("proj_bias"):
+        described["custom_text"] = True
+    return described | {"vision_cfg": _vision_config(encoder, image), "text_cfg": text_config}
+
+
+def _vision_config(encoder: Mapping[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
+    kind = IMAGE_TOWERS[image["_target_"]]
+    if kind == "open_clip":
+        described = describe(image["name"]).model["vision_cfg"]
+        return {**described, **image["options"], "image_size": image["image_size"], "output_tokens": False}
     if kind == "vit":
-        vision: dict[str, Any] = {
+        return {
             "image_size": image["image_size"], "layers": image["layers"], "width": image["width"],
             "patch_size": image["patch_size"], "head_width": image["width"] // image["heads"],
         }  # fmt: skip
-    elif kind == "resnet":
+    if kind == "resnet":
         head_width = 32 * image["stem_width"] // image["heads"]
         vision = {"image_size": image["image_size"], "layers": image["layers"], "width": image["stem_width"]}
-        vision["head_width"] = head_width
-    else:
-        vision = {"timm_model_name": image["name"], "timm_model_pretrained": False, "timm_pool": ""}
-        vision |= {"timm_proj": "linear", "image_size": encoder["image_size"]}
+        return {**vision, "head_width": head_width}
+    vision = {"timm_model_name": image["name"], "timm_model_pretrained": False, "timm_pool": ""}
+    return {**vision, "timm_proj": "linear", "image_size": encoder["image_size"]}
+
+
+def _text_config(text: Mapping[str, Any]) -> dict[str, Any]:
+    if TEXT_TOWERS[text["_target_"]] == "open_clip":
+        described = describe(text["name"]).model["text_cfg"]
+        return {**described, **text["options"], "context_length": text["context_length"], "output_tokens": False}
     return {
-        "embed_dim": model.head.get_parameter("image_projection").shape[1],
-        "quick_gelu": text["quick_gelu"],
-        "vision_cfg": vision,
-        "text_cfg": {
-            "context_length": text["context_length"],
-            "vocab_size": text["vocabulary"],
-            "width": text["width"],
-            "heads": text["heads"],
-            "layers": text["layers"],
-            "norm_kwargs": {"eps": text["norm_eps"]},
-        },
+        "context_length": text["context_length"],
+        "vocab_size": text["vocabulary"],
+        "width": text["width"],
+        "heads": text["heads"],
+        "layers": text["layers"],
+        "norm_kwargs": {"eps": text["norm_eps"]},
     }
 
 
-def _state(model: Model, kind: str) -> dict[str, Tensor]:
-    visual = "visual.trunk." if kind == "timm" else "visual."
-    state = {}
-    for key, value in model.state_dict().items():
-        if key.startswith("encoder.image_tower.trunk."):
-            state[visual + key.removeprefix("encoder.image_tower.trunk.")] = value
-        elif key.startswith("encoder.text_tower.trunk."):
-            state[key.removeprefix("encoder.text_tower.trunk.")] = value
-    projection = model.head.get_parameter("image_projection").detach()  # [w, d]
-    if kind == "vit":
-        state["visual.proj"] = projection
-    elif kind == "resnet":
-        state["visual.attnpool.c_proj.weight"] = projection.mT
-        state["visual.attnpool.c_proj.bias"] = projection.new_zeros(projection.shape[1])
-    else:
-        state["visual.head.proj.weight"] = projection.mT
-    state["text_projection"] = model.head.get_parameter("text_projection").detach()
+def _state(model: Model, description: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the model's tensors by the names of the open_clip model that `description` gives.
+
+    Raises:
+        ConfigError: that model has other tensors, such as no projection where the head has one.
+    """
+    peer = _built(description)
+    ours, state = model.state_dict(), {}
     scale = model.head.log_cosine_scale()
     assert scale is not None
-    state["logit_scale"] = scale.detach()
-    return state
+    image_as, text_as = names(peer)
+    views = (
+        ("image", "visual.", projection_path(peer.visual), image_as),
+        ("text", "" if text_tower(peer) is peer else "text.", text_path(peer), text_as),
+    )
+    for (view, prefix, path, renamed), own in zip(views, tower_states(peer), strict=True):
+        matrix = ours[f"head.{view}_projection"]
+        bias = ours.get(f"head.{view}_bias", matrix.new_zeros(matrix.shape[1]))
+        last = _projection(own, path, matrix, bias)
+        for key, value in own.items():
+            found = last.get(key, ours.get(renamed(key)))
+            if found is None or found.shape != value.shape:
+                raise ConfigError(
+                    f"open_clip cannot represent this model: its {prefix}{key} is {list(value.shape)} there, "
+                    f"{'missing' if found is None else list(found.shape)} here"
+                )
+            state[prefix + key] = found
+    return state | {"logit_scale": scale.detach()}
+
+
+def _projection(own: Mapping[str, Tensor], path: str | None, matrix: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    """Return the last linear map by open_clip's names. own: tensors of the tower there."""
+    if path is None:
+        is_identity = matrix.shape[0] == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix)).to(matrix))
+        if is_identity and not bias.any():
+            return {}
+        raise ConfigError("open_clip cannot represent this model: its tower ends without the head's projection")
+    if path in own and not bias.any():
+        return {path: matrix}
+    if f"{path}.weight" in own and (f"{path}.bias" in own or not bias.any()):
+        return {f"{path}.weight": matrix.mT, f"{path}.bias": bias}
+    raise ConfigError("open_clip cannot represent this model: its tower has no bias after the projection")
+
+
+def _built(description: Mapping[str, Any]) -> Any:
+    """Return the open_clip model of a description, on the meta device."""
+    from open_clip.model import CLIP, CustomTextCLIP
+
+    settings = {key: value for key, value in description.items() if key != "custom_text"}
+    custom = description.get("custom_text") or description["text_cfg"].get("hf_model_name")
+    text = {**settings["text_cfg"], "hf_model_pretrained": False}
+    with torch.device("meta"):
+        return (CustomTextCLIP if custom else CLIP)(**{**settings, "text_cfg": text})

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from clipzoo import io
 from clipzoo.api.loading import LoadedModel
+from clipzoo.api.open_clip.settings import with_plain_towers
 from clipzoo.api.transformers import ACTIVATIONS, BLOCK_NAMES, NAMES, block_name
 from clipzoo.data.tokenizer import ClipTokenizer
-from clipzoo.encoders.image import ClipViT
-from clipzoo.encoders.text import ClipTextTower
 from clipzoo.encoders.towers import TwoTowers
 from clipzoo.formats.open_clip import head_faults
 from clipzoo.formats.preprocessing import image_settings, tokenizer_faults, write_preprocessing
@@ -34,21 +33,24 @@ def write_transformers(model: LoadedModel, folder: Path) -> None:
 
 
 def _encoder_faults(model: LoadedModel) -> list[str]:
-    encoder = model.encoder
-    if not isinstance(encoder, TwoTowers):
-        return [f"its encoder is {type(encoder).__name__}"]
+    encoder = with_plain_towers(model.config["encoder"])
+    if not isinstance(model.encoder, TwoTowers):
+        return [f"its encoder is {type(model.encoder).__name__}"]
     faults = []
-    if not isinstance(encoder.image_tower, ClipViT):
-        faults.append(f"its image tower is {type(encoder.image_tower).__name__}, CLIPModel's is ClipViT")
-    if not isinstance(encoder.text_tower, ClipTextTower):
-        faults.append(f"its text tower is {type(encoder.text_tower).__name__}, CLIPModel's is ClipTextTower")
-    elif encoder.text_tower.first_pad is not None:
+    image, text = encoder["image_tower"], encoder["text_tower"]
+    if not image["_target_"].endswith(".ClipViT"):
+        faults.append(f"its image tower is {type(model.encoder.image_tower).__name__}, CLIPModel's is ClipViT")
+    if not text["_target_"].endswith(".ClipTextTower"):
+        faults.append(f"its text tower is {type(model.encoder.text_tower).__name__}, CLIPModel's is ClipTextTower")
+    elif text["distinct_pads"]:
         faults.append("encoder.text_tower.distinct_pads is true")
+    if getattr(model.head, "image_bias", None) is not None:
+        faults.append("head.bias is true")
     return faults
 
 
 def _config(model: LoadedModel) -> dict[str, Any]:
-    encoder = model.config["encoder"]
+    encoder = with_plain_towers(model.config["encoder"])
     image, text = encoder["image_tower"], encoder["text_tower"]
     shared = {"projection_dim": model.head.get_parameter("image_projection").shape[1], "attention_dropout": 0.0}
     return {

@@ -19,6 +19,7 @@ class ClipHead(UnitVectorHead):
     image_width, text_width: widths of the pooled features. embed_width: d.
     temperature: initial tau, scale = 1 / tau. max_scale: the scale is clamped to [1, max_scale] after every step.
     learnable_temperature: False fixes tau (a fixed temperature of 1 gives plain cosines).
+    bias: add a vector to each projection, as in SigLIP's models and OpenAI's ResNets.
     """
 
     published_with = (
@@ -41,8 +42,9 @@ class ClipHead(UnitVectorHead):
         temperature: Scale,
         max_scale: Positive,
         learnable_temperature: bool,
+        bias: bool = False,
     ) -> None:
-        super().__init__(image_width, text_width, embed_width)
+        super().__init__(image_width, text_width, embed_width, bias)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable_temperature)
         self.learnable_temperature = learnable_temperature
         self._max_scale = max_scale if learnable_temperature else 1 / temperature

@@ -48,18 +48,20 @@ class VectorHead(Head[Tensor]):
 
 
 class UnitVectorHead(VectorHead):
-    """Base class of heads with normalised linear projections of the pooled features, without bias."""
+    """Base class of heads with normalised linear projections of the pooled features; `bias` adds a vector to each."""
 
-    def __init__(self, image_width: int, text_width: int, embed_width: int) -> None:
+    def __init__(self, image_width: int, text_width: int, embed_width: int, bias: bool = False) -> None:
         super().__init__()
         self.image_projection = projection(image_width, embed_width)
         self.text_projection = projection(text_width, embed_width)
+        self.image_bias = nn.Parameter(torch.zeros(embed_width)) if bias else None
+        self.text_bias = nn.Parameter(torch.zeros(embed_width)) if bias else None
 
     def embed_image(self, features: Features) -> Tensor:
-        return functional.normalize(features.pooled @ self.image_projection, dim=-1)
+        return functional.normalize(_projected(features.pooled, self.image_projection, self.image_bias), dim=-1)
 
     def embed_text(self, features: Features) -> Tensor:
-        return functional.normalize(features.pooled @ self.text_projection, dim=-1)
+        return functional.normalize(_projected(features.pooled, self.text_projection, self.text_bias), dim=-1)
 
     def ensemble(self, prompts: Tensor) -> Tensor:
         """[p, d] unit vectors -> [1, d], their normalised mean."""
@@ -67,6 +69,10 @@ class UnitVectorHead(VectorHead):
 
     def probe(self, features: Features, where: str) -> Tensor:
         return features.pooled if where == "before" else self.embed_image(features)
+
+
+def _projected(pooled: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    return pooled @ matrix if bias is None else torch.addmm(bias, pooled, matrix)
 
 
 def projection(width: int, embed_width: int) -> nn.Parameter:

@@ -13,6 +13,7 @@ import yaml
 
 from clipzoo import io
 from clipzoo.config.flat import flat
+from clipzoo.config.from_model import same_but_open
 from clipzoo.config.variables import with_variables
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.runs import extension, renamed
@@ -101,8 +102,12 @@ def created(folder: Path, rank: Rank) -> Iterator[None]:
         raise
 
 
-def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str) -> Path | None:
+def claim(
+    lock: RunLock, plain: Mapping[str, Any], fingerprint: str, given: Mapping[str, Any] | None = None
+) -> Path | None:
     """Lock the run directory and write the configuration and the fingerprint of the dataset to it.
+
+    given: the configuration before the values that are found in the model were filled in; None if there are none.
 
     Returns the folder to which the results of a finished run that goes on were copied, None for other runs.
 
@@ -117,7 +122,7 @@ def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str) -> Path | N
     path, text = lock.folder / CONFIG, yaml.safe_dump(dict(plain), sort_keys=False)
     if not path.exists() or path.read_bytes() != text.encode():
         io.write_whole(path, text)
-    record_dataset(lock.folder, plain, fingerprint)
+    record_dataset(lock.folder, given or plain, fingerprint)
     return kept
 
 
@@ -132,7 +137,11 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
     stored = config_of(folder)
     before, now, values = identity(stored), identity(plain), identity(with_variables(plain))
     # Runs of earlier versions hold the values of environment variables.
-    different = [key for key in sorted({*before, *now}) if before.get(key) not in (now.get(key), values.get(key))]
+    different = [
+        key
+        for key in sorted({*before, *now})
+        if before.get(key) not in (now.get(key), values.get(key)) and not same_but_open(before, now, key)
+    ]
     if LOCATION in different and is_moved(folder, fingerprint, unknown=not is_finished(folder)):
         different.remove(LOCATION)
     remedy: str | None = "give another name=..., or remove the folder"
@@ -148,8 +157,9 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
 
 def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:
     """Hint shown when a finished run is requested with a different eval configuration; empty if it is the same."""
-    before = config_of(folder).get("eval") if (folder / CONFIG).exists() else plain["eval"]
-    if flat(before) == flat(plain["eval"]):
+    before = flat(config_of(folder).get("eval") if (folder / CONFIG).exists() else plain["eval"])
+    now = flat(plain["eval"])
+    if all(before.get(key) == now.get(key) or same_but_open(before, now, key) for key in {*before, *now}):
         return ""
     return (
         f"\nIts eval configuration was different. Evaluate it with another one: clipzoo evaluate run={folder} eval=..."

@@ -125,7 +125,7 @@ class TrainingLoop:
             world=self.world,
             start_step=start,
             stop_step=self.total_steps,
-            trim_text=not self.step.model.head.needs_padding,
+            trim_text=not self.step.model.needs_padding,
         )
 
     def _progress(self, step: int) -> Progress:

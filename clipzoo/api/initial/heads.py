@@ -21,6 +21,9 @@ FOREIGN = {
 """Our tensor -> its names in open_clip and transformers. Weights of a linear layer, "....weight", are transposed."""
 
 
+BIASES = ("image_bias", "text_bias")
+
+
 def fill_head(head: Head, source: Mapping[str, Tensor], place: str, is_required: bool) -> list[Row]:
     """Copy all tensors of the head, or none of them. place: key and value, for the message.
 
@@ -36,6 +39,8 @@ def fill_head(head: Head, source: Mapping[str, Tensor], place: str, is_required:
             faults.append(f"it has no {name}")
         elif match[1].shape != target.shape:
             faults.append(f"{name} is {list(match[1].shape)} instead of {list(target.shape)}")
+    if any(f"head.{name}" in source and name not in targets for name in BIASES):
+        faults.append("its projections have a bias: give +head.bias=true")
     if faults and is_required:
         raise ConfigError(f"{place} does not fit the head ({type(head).__name__}): {'; '.join(faults)}")
     rows = []

@@ -14,6 +14,7 @@ from torch import Tensor
 from clipzoo import io
 from clipzoo.api.initial.heads import fill_head
 from clipzoo.api.initial.sources import Source, read_source
+from clipzoo.api.open_clip.settings import with_plain_towers
 from clipzoo.encoders.weights.matching import Row, fill_tower
 from clipzoo.errors import ConfigError
 from clipzoo.io.weights import RANDOM, REGISTRIES
@@ -82,7 +83,7 @@ class InitialWeights(Part):
             if part in TOWERS:
                 _require_same_settings(part, source.config, config, place)
                 assert tower is not None
-                vocabulary = config["encoder"].get("text_tower", {}).get("vocabulary")
+                vocabulary = with_plain_towers(config["encoder"]).get("text_tower", {}).get("vocabulary")
                 rows += fill_tower(part, tower, source.state, place, vocabulary)  # type: ignore[arg-type]
             else:
                 rows += fill_head(model.head, source.state, place, is_required=key == "init.head")
@@ -113,8 +114,9 @@ def write_table(rows: Sequence[Row], folder: Path) -> None:
 def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: Mapping[str, Any], place: str) -> None:
     if source is None:
         return
+    source_encoder, encoder = with_plain_towers(source["encoder"]), with_plain_towers(config["encoder"])
     for key in SAME[part]:
-        theirs, ours = _value(source["encoder"], key), _value(config["encoder"], key)
+        theirs, ours = _value(source_encoder, key), _value(encoder, key)
         if None not in (theirs, ours) and theirs != ours:
             raise ConfigError(
                 f"{place} was trained with encoder.{key}={theirs}, this run has {ours}: give encoder.{key}={theirs}"

@@ -1,0 +1,104 @@
+"""Models of open_clip with their weights, as our encoder and head."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipzoo.api.build import build_model, found_in_model
+from clipzoo.api.open_clip.tensors import (
+    names,
+    projections,
+    text_path,
+    tower_states,
+    without_projection,
+)
+from clipzoo.config.from_model import PREFIX, filled
+from clipzoo.encoders.open_clip_projection import projection_path
+from clipzoo.encoders.open_clip_registry import describe
+from clipzoo.errors import ConfigError
+from clipzoo.model import Model
+
+IMAGE_TOWER, TEXT_TOWER = "clipzoo.encoders.open_clip.OpenClipImage", "clipzoo.encoders.open_clip.OpenClipText"
+FACTS = {
+    key: f"{PREFIX}{key}"
+    for key in ("image_width", "text_width", "image_size", "context_length", "tokenizer", "mean", "std")
+}
+"""Values of the encoder that are found in the model."""
+
+
+def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, Any]]:
+    """Return open_clip's model `name` (with tag or checkpoint file `pretrained`) and its configuration.
+
+    The weights must be on this machine, or open_clip downloads them.
+
+    Raises:
+        ConfigError: open_clip has no such model or weights, or no encoder here can represent it.
+    """
+    import open_clip
+
+    describe(name)
+    if pretrained is not None and not Path(pretrained).exists():
+        tags = open_clip.list_pretrained_tags_by_model(name)
+        if pretrained not in tags:
+            raise ConfigError(
+                f"pretrained={pretrained} is neither a file nor a tag of open_clip's {name} "
+                f"(its tags: {', '.join(tags) or 'none'})"
+            )
+    weights = pretrained is not None or ":" in name
+    peer = open_clip.create_model(name, pretrained=pretrained, load_weights=weights, pretrained_text=False)
+    return as_ours(name, peer)
+
+
+def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
+    """Return open_clip's model `peer`, which `name` describes, as encoder and head, and their configuration."""
+    config = _configuration(name, peer)
+    config = filled(config, found_in_model(config))
+    encoder, head = config["encoder"], config["head"]
+    maps = projections(peer, (encoder["image_width"], encoder["text_width"]))
+    head |= {"embed_width": maps[0][0].shape[1], "bias": any(bias is not None and bool(bias.any()) for _, bias in maps)}
+    model = build_model(config)
+    image, text = tower_states(peer)
+    paths = projection_path(peer.visual), text_path(peer)
+    image_as, text_as = names(peer)
+    state = {image_as(key): value for key, value in without_projection(image, paths[0]).items()}
+    state |= {text_as(key): value for key, value in without_projection(text, paths[1]).items()}
+    state["head.log_scale"] = peer.logit_scale.detach().reshape(())
+    for view, (matrix, bias) in zip(("image", "text"), maps, strict=True):
+        state[f"head.{view}_projection"] = matrix
+        if head["bias"]:
+            state[f"head.{view}_bias"] = matrix.new_zeros(matrix.shape[1]) if bias is None else bias
+    model.load_state_dict(state)
+    return model, config
+
+
+def _configuration(name: str, peer: Any) -> dict[str, Any]:
+    towers = {"name": name, "options": {}}
+    encoder: dict[str, Any] = {
+        "_target_": "clipzoo.encoders.towers.Towers", "name": name,
+        "image": {"_target_": IMAGE_TOWER, **towers, "image_size": FACTS["image_size"]},
+        "text": {"_target_": TEXT_TOWER, **towers, "context_length": FACTS["context_length"]},
+        **FACTS,
+    }  # fmt: skip
+    # Those of the weights, which may differ from tag to tag.
+    visual = peer.visual
+    for key, value in (("mean", visual.image_mean), ("std", visual.image_std)):
+        encoder |= {key: [float(number) for number in value]} if value else {}
+    scale = math.exp(_number(peer.logit_scale))
+    head = {
+        "_target_": "clipzoo.heads.clip.ClipHead", "image_width": FACTS["image_width"],
+        "text_width": FACTS["text_width"], "embed_width": 1, "temperature": 0.07,
+        "max_scale": max(100.0, scale), "learnable_temperature": True, "bias": False,
+    }  # fmt: skip
+    interpolation = (getattr(peer.visual, "preprocess_cfg", None) or {}).get("interpolation")
+    interpolation = interpolation if interpolation in ("bicubic", "bilinear") else "bicubic"
+    return {"seed": 0, "encoder": encoder, "head": head, "data": {"interpolation": interpolation}}
+
+
+def _number(tensor: Tensor) -> float:
+    with torch.no_grad():
+        return float(tensor.reshape(()))

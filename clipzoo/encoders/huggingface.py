@@ -1,0 +1,183 @@
+"""Any text model of transformers as a text tower. Needs the extra `hf`."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo.encoders.base import TextTower
+from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer, require_transformers
+from clipzoo.encoders.text import end_positions
+from clipzoo.errors import ConfigError, first_line, nearest
+from clipzoo.types import Count, Features, NonNegativeCount, checked
+
+LONGEST = 512
+"""Tokens of a caption where a model takes more: captions are short, and every row is stored at full length."""
+CLIP_TOKENIZER = {"_target_": "clipzoo.data.tokenizer.ClipTokenizer"}
+Pooling = Literal["auto", "first", "mean", "end"]
+
+
+@checked
+class HuggingFaceText(TextTower):
+    """A text model of transformers' AutoModel. Tokens: all positions of its last hidden state.
+
+    Padding is not attended to, and changes no feature. A model of encoder and decoder (T5) gives its encoder, one of
+    image and text (CLIP) its text model; neither has a projection.
+
+    name: on the hub, a folder, or a kind of model ("bert", "modernbert") with the settings of `options` alone.
+    options: settings of the model's configuration (num_hidden_layers, attention_dropout, ...).
+    tokenizer: its name on the hub or its folder; "clip" for CLIP's; None for that of `name`.
+    pooling: "first" token, "mean" over the caption, or its "end" token; "auto": the first for models of masked
+        language (BERT), the mean for encoders of an encoder-decoder (T5), else the end token (CLIP, causal models).
+    context_length: None for the model's, at most 512. end_token: None for the tokenizer's.
+    checkpoint: recompute activations in the backward pass.
+    """
+
+    trunk: Any
+
+    def __init__(
+        self,
+        name: str,
+        options: dict[str, Any],
+        tokenizer: str | None = None,
+        pooling: Pooling = "auto",
+        context_length: Count | None = None,
+        end_token: NonNegativeCount | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        require_transformers("a text tower of transformers")
+        config = _configuration(name, options)
+        self.trunk = _model(config)
+        if checkpoint:
+            self.trunk.gradient_checkpointing_enable()
+        self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
+        limit = _positions(self.trunk)
+        if context_length is not None and limit is not None and context_length > limit:
+            raise ConfigError(f"encoder.context_length={context_length}: {name} has positions for {limit} tokens")
+        self.context_length = context_length or min(limit or LONGEST, LONGEST)
+        self.pooling = _pooling(config) if pooling == "auto" else pooling
+        self.tokenizer = _tokenizer(name, tokenizer, self.context_length)
+        self.end_token = end_token
+        self._padding: int = getattr(config, "pad_token_id", None) or 0
+
+    @property
+    def description(self) -> str:
+        return f"transformers' {self.name}"
+
+    def forward(self, text: Tensor) -> Features:
+        ends = end_positions(text, self._end())
+        mask = torch.arange(text.shape[1], device=text.device) <= ends[:, None]  # [b, L]
+        output = self.trunk(input_ids=text.where(mask, self._padding), attention_mask=mask.long())
+        tokens = output.last_hidden_state
+        if self.pooling == "first":
+            return Features(tokens[:, 0], tokens, mask)
+        if self.pooling == "end":
+            return Features(tokens[torch.arange(len(text), device=text.device), ends], tokens, mask)
+        weights = mask.to(tokens.dtype).unsqueeze(-1)
+        return Features((tokens * weights).sum(dim=1) / weights.sum(dim=1), tokens, mask)
+
+    def layers(self) -> list[nn.Module]:
+        return transformer_blocks(self.trunk)
+
+    def find_end_token(self, tokenizer: Any) -> int:
+        if tokenizer is None and self.tokenizer["_target_"] != CLIP_TOKENIZER["_target_"]:
+            tokenizer = HuggingFaceTokenizer(self.tokenizer["name"], self.context_length)
+        end, ids = (49407, 49408) if tokenizer is None else (tokenizer.end_token, getattr(tokenizer, "vocabulary", 0))
+        if ids > self.vocabulary:
+            raise ConfigError(
+                f"the tokenizer has {ids} tokens, {self.name} embeds {self.vocabulary}: give another "
+                f"encoder.text.tokenizer, or encoder.text.options={{vocab_size: {ids}}}"
+            )
+        return end
+
+    def _end(self) -> int:
+        if self.end_token is None:
+            self.end_token = self.find_end_token(None)
+        return self.end_token
+
+
+def transformer_blocks(trunk: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model of transformers: its longest list of modules of one class."""
+    lists = [list(module) for module in trunk.modules() if isinstance(module, nn.ModuleList)]
+    alike = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1]
+    return max(alike, key=len, default=[])
+
+
+def _configuration(name: str, options: dict[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if name in CONFIG_MAPPING and not Path(name).exists():
+        config = AutoConfig.for_model(name)
+    else:
+        try:
+            config = AutoConfig.from_pretrained(name)
+        except Exception as error:  # of many kinds: no such name, no network, a damaged file
+            near = nearest(name, list(CONFIG_MAPPING), most=3)
+            raise ConfigError(
+                f"encoder.text.name={name} is no kind of model of transformers{near}, no folder with a config.json, "
+                f"and cannot be loaded from the Hugging Face hub: {first_line(error)}"
+            ) from error
+    config = getattr(config, "text_config", config)
+    for key, value in options.items():
+        if not hasattr(config, key):
+            known = [known for known in vars(config) if not known.startswith("_")]
+            raise ConfigError(f"encoder.text.options.{key}: {type(config).__name__} has no such option"
+                              f"{nearest(key, known, most=3)}")  # fmt: skip
+        setattr(config, key, value)
+    if getattr(config, "pad_token_id", None) is not None and config.pad_token_id >= config.vocab_size:
+        config.pad_token_id = 0
+    return config
+
+
+def _model(config: Any) -> nn.Module:
+    """Return the text encoder of a configuration with initial weights, without pooling layer or decoder."""
+    from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
+
+    mapping = MODEL_FOR_TEXT_ENCODING_MAPPING if config.is_encoder_decoder else MODEL_MAPPING
+    if type(config) not in mapping:
+        mapping = MODEL_MAPPING
+    if type(config) not in mapping:
+        raise ConfigError(f"encoder.text.name: transformers has no model for {type(config).__name__}")
+    kind: Any = mapping[type(config)]
+    kind = kind[0] if isinstance(kind, tuple | list) else kind
+    without_pooler = "add_pooling_layer" in inspect.signature(kind).parameters
+    model = kind(config, add_pooling_layer=False) if without_pooler else kind(config)
+    # Encoders of an encoder-decoder, as of BART.
+    has_decoder = config.is_encoder_decoder and hasattr(model, "decoder")
+    return model.get_encoder() if has_decoder else model
+
+
+def _positions(trunk: Any) -> int | None:
+    """Return the number of tokens that a model has positions for; None without a limit."""
+    limit = getattr(trunk.config, "max_position_embeddings", None)
+    table = getattr(getattr(trunk, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    # RoBERTa and its kin count positions from the padding's id + 1.
+    return limit if limit is None or padding is None else limit - padding - 1
+
+
+def _pooling(config: Any) -> Pooling:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    if config.is_encoder_decoder or config.model_type in ("t5", "mt5", "umt5"):
+        return "mean"
+    return "first" if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES else "end"
+
+
+def _tokenizer(name: str, tokenizer: str | None, context_length: int) -> dict[str, Any]:
+    from transformers import CONFIG_MAPPING
+
+    if tokenizer == "clip":
+        return {**CLIP_TOKENIZER, "context_length": context_length}
+    if tokenizer is None and name in CONFIG_MAPPING and not Path(name).exists():
+        raise ConfigError(
+            f"encoder.text.name={name} is a kind of model without a tokenizer: give encoder.text.tokenizer=FOLDER, the "
+            "name of one on the Hugging Face hub, or clip"
+        )
+    target = f"{HuggingFaceTokenizer.__module__}.{HuggingFaceTokenizer.__name__}"
+    return {"_target_": target, "name": tokenizer or name, "context_length": context_length}

@@ -1,0 +1,114 @@
+"""Descriptions of open_clip's models: by name, from the Hugging Face hub, or from a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clipzoo.errors import ConfigError, first_line, nearest
+from clipzoo.io import read_json, require_fields
+
+FOLDER, HUB = "local-dir:", "hf-hub:"
+FILE = "open_clip_config.json"
+REMEDY = "export the model again"
+Triple = tuple[float, float, float]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model of open_clip: its configuration (embed_dim, vision_cfg, text_cfg, ...) and its pixel normalization."""
+
+    model: Mapping[str, Any]
+    mean: Triple
+    std: Triple
+
+
+def describe(name: str) -> Description:
+    """Return open_clip's model `name`, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
+
+    Models of the registry have the mean and deviation of their weights; where tags differ, those of CLIP.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    import open_clip
+    from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+
+    if name.startswith(FOLDER):
+        path = Path(name.removeprefix(FOLDER)) / FILE
+        content = read_json(path, REMEDY)
+        require_fields(path, content, {"model_cfg": dict}, REMEDY)
+    elif name.startswith(HUB):
+        content = _from_hub(name)
+    else:
+        described = open_clip.get_model_config(name.replace("/", "-"))
+        if described is None:
+            raise ConfigError(f"open_clip has no model {name}{nearest(name, open_clip.list_models(), most=3)}")
+        content = {"model_cfg": described, "preprocess_cfg": _preprocessing(name.replace("/", "-"))}
+    preprocessing = content.get("preprocess_cfg") or {}
+    mean = preprocessing.get("mean") or OPENAI_DATASET_MEAN
+    std = preprocessing.get("std") or OPENAI_DATASET_STD
+    return Description(content["model_cfg"], _triple(mean), _triple(std))
+
+
+def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[str, Any], key: str) -> T:
+    """Return the settings of a tower, `CLIPVisionCfg` or `CLIPTextCfg`, with the user's options in place of its own.
+
+    Raises:
+        ConfigError: open_clip has no such option.
+    """
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{key}.options.{option}: open_clip's {kind.__name__} has no such option"
+                              f"{nearest(option, known, most=3)}")  # fmt: skip
+    return kind(**{**described, **options})
+
+
+def tokenizer_of(name: str, described: Mapping[str, Any], context_length: int) -> dict[str, Any]:
+    """Return the node of the tokenizer of a `text_cfg`. name: of the model."""
+    source, settings = described.get("hf_tokenizer_name"), dict(described.get("tokenizer_kwargs") or {})
+    if not source:
+        return {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": context_length}
+    if described.get("tokenizer_mode"):
+        raise ConfigError(f"{name}: there is no tokenizer with mode {described['tokenizer_mode']}")
+    return {
+        "_target_": "clipzoo.encoders.huggingface_tokenizer.HuggingFaceTokenizer",
+        "name": name.removeprefix(FOLDER) if name.startswith(FOLDER) else source,
+        "context_length": context_length,
+        "clean": settings.get("clean", "whitespace"),
+        "strip_end": settings.get("strip_sep_token", False),
+    }
+
+
+def _from_hub(name: str) -> Mapping[str, Any]:
+    from open_clip.factory import _get_hf_config
+
+    try:
+        content = _get_hf_config(name.removeprefix(HUB))
+    except Exception as error:  # the hub's client raises errors of many kinds
+        raise ConfigError(f"{name} cannot be read from the Hugging Face hub: {first_line(error)}") from error
+    if "model_cfg" not in content:
+        raise ConfigError(f"{name} is no model of open_clip: its {FILE} has no model_cfg")
+    return content
+
+
+def _preprocessing(name: str) -> dict[str, Any]:
+    """Return the mean and the deviation on which all weights of a model agree."""
+    from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
+
+    tags = [get_pretrained_cfg(name, tag) for tag in list_pretrained_tags_by_model(name)]
+    agreed = {}
+    for key in ("mean", "std"):
+        values = {tuple(tag.get(key) or ()) for tag in tags}
+        if len(values) == 1:
+            agreed[key] = values.pop()
+    return agreed
+
+
+def _triple(values: Any) -> Triple:
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue

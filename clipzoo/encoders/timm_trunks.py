@@ -1,0 +1,73 @@
+"""Tokens and blocks of timm's trunks, which name and lay them out in several ways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo.encoders.base import ImageTower
+
+STAGES = ("blocks", "stages", "layers", "levels", "features", "network", "s")
+"""Names that timm's trunks give to their sequence of blocks, or of stages of blocks."""
+NUMBERED = re.compile(r"(layer|stage|network)_?\d")
+"""Stages that are attributes of the trunk."""
+BLOCKS = ("blocks", "layers")
+"""Names of the sequence of blocks inside a stage."""
+
+
+def memory_layout(trunk: Any) -> torch.memory_format:
+    """Return channels-last for convolutional trunks, of which timm declares the size of the last feature map."""
+    return torch.contiguous_format if trunk.pretrained_cfg.get("pool_size") is None else torch.channels_last
+
+
+def tokens_of(trunk: Any, features: Any, width: int) -> Tensor | None:
+    """Result of `forward_features` -> tokens [b, M, w]; None if there are none, or of another width than `width`."""
+    if not isinstance(features, Tensor) or features.dim() not in (3, 4):
+        return None
+    if features.dim() == 4:
+        # [b, h', w', w] in trunks such as Swin, [b, w, h', w'] in all others.
+        last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
+        features = features.flatten(1, 2) if last else features.flatten(2).mT
+    return features if features.shape[-1] == width else None
+
+
+@torch.no_grad()
+def gives_tokens(tower: ImageTower) -> bool:
+    """Run the tower on one black image and return True if it gives tokens."""
+    was_training = tower.training
+    some = next(tower.parameters())
+    image = torch.zeros(1, 3, tower.input_size, tower.input_size, dtype=some.dtype, device=some.device)
+    try:
+        return tower.eval()(image).tokens is not None
+    finally:
+        tower.train(was_training)
+
+
+def timm_blocks(trunk: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a trunk in order; the stages where these hold no list of blocks."""
+    return [block for stage in _stages(trunk) for block in _blocks(stage)]
+
+
+def _stages(trunk: nn.Module) -> Iterator[nn.Module]:
+    numbered = [module for name, module in trunk.named_children() if NUMBERED.fullmatch(name)]
+    if len(numbered) > 1:
+        yield from numbered
+        return
+    for name in STAGES:
+        if isinstance(stages := getattr(trunk, name, None), nn.Sequential | nn.ModuleList):
+            yield from stages
+            return
+    yield from (module for module in trunk.children() if any(True for _ in module.parameters()))
+
+
+def _blocks(stage: nn.Module) -> list[nn.Module]:
+    if isinstance(stage, nn.Sequential | nn.ModuleList):
+        return list(stage)
+    for name in BLOCKS:
+        if isinstance(blocks := getattr(stage, name, None), nn.Sequential | nn.ModuleList) and len(blocks):
+            return list(blocks)
+    return [stage]
