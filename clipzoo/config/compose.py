@@ -146,17 +146,25 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
     if "@experiment." in str(error):
         return "the first line of an experiment must be `# @package _global_`: its keys are those of the whole run"
     if key := re.search(r"Could not override '([^']+)'", str(error)):
-        return unknown_key(key[1], _known_keys(lines, name))
+        values = _of_choices(lines, name)
+        for mapping in (key[1], key[1].rpartition(".")[0]):
+            if values.get(mapping) == {}:
+                return f"{mapping} takes any keys, which are added with a plus: +{mapping}={{KEY: VALUE}}"
+        return unknown_key(key[1], _known_keys(values))
     return _first_line(error)
 
 
-def _known_keys(lines: list[str], name: str) -> list[str]:
-    """Return all groups, and the keys of the configuration with only the group choices of these overrides."""
+def _of_choices(lines: list[str], name: str) -> dict[str, Any]:
+    """Return the flat configuration with only the group choices of these overrides."""
     choices = [line for line in lines if is_group(read(line).key_or_group)]
     try:
-        keys = flat(OmegaConf.to_container(_compose(choices, name), resolve=False))
+        return flat(OmegaConf.to_container(_compose(choices, name), resolve=False))
     except (HydraException, OmegaConfBaseException):
-        return groups()
+        return {}
+
+
+def _known_keys(keys: Mapping[str, Any]) -> list[str]:
+    """Return all groups, and the keys of a flat configuration with their prefixes."""
     prefixes = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
     return groups() + sorted({*keys, *prefixes})
 

@@ -117,10 +117,10 @@ def _configuration(name: str, options: dict[str, Any]) -> Any:
         try:
             config = AutoConfig.from_pretrained(name)
         except Exception as error:  # of many kinds: no such name, no network, a damaged file
-            near = nearest(name, list(CONFIG_MAPPING), most=3)
             raise ConfigError(
-                f"encoder.text.name={name} is no kind of model of transformers{near}, no folder with a config.json, "
-                f"and cannot be loaded from the Hugging Face hub: {first_line(error)}"
+                f"encoder.text.name={name}: there is no folder {name} with a config.json, and the Hugging Face hub "
+                f"does not give it ({first_line(error)}); transformers has no such kind of model"
+                f"{nearest(name, list(CONFIG_MAPPING), most=3)}"
             ) from error
     config = getattr(config, "text_config", config)
     for key, value in options.items():
