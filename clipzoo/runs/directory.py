@@ -13,7 +13,6 @@ import yaml
 
 from clipzoo import io
 from clipzoo.config.flat import flat
-from clipzoo.config.from_model import same_but_open
 from clipzoo.config.variables import with_variables
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.runs import extension, renamed
@@ -25,7 +24,7 @@ from clipzoo.runs.dataset import (
     run_on_moved_dataset,
     unknown_fingerprint,
 )
-from clipzoo.runs.identity import identity
+from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.names import run_folder
 
@@ -137,11 +136,7 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
     stored = config_of(folder)
     before, now, values = identity(stored), identity(plain), identity(with_variables(plain))
     # Runs of earlier versions hold the values of environment variables.
-    different = [
-        key
-        for key in sorted({*before, *now})
-        if before.get(key) not in (now.get(key), values.get(key)) and not same_but_open(before, now, key)
-    ]
+    different = [key for key in differing(before, now) if before.get(key) != values.get(key)]
     if LOCATION in different and is_moved(folder, fingerprint, unknown=not is_finished(folder)):
         different.remove(LOCATION)
     remedy: str | None = "give another name=..., or remove the folder"
@@ -159,7 +154,7 @@ def evaluation_hint(folder: Path, plain: Mapping[str, Any]) -> str:
     """Hint shown when a finished run is requested with a different eval configuration; empty if it is the same."""
     before = flat(config_of(folder).get("eval") if (folder / CONFIG).exists() else plain["eval"])
     now = flat(plain["eval"])
-    if all(before.get(key) == now.get(key) or same_but_open(before, now, key) for key in {*before, *now}):
+    if not differing(before, now):
         return ""
     return (
         f"\nIts eval configuration was different. Evaluate it with another one: clipzoo evaluate run={folder} eval=..."

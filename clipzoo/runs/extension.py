@@ -16,7 +16,7 @@ from typing import Any
 
 from clipzoo import io
 from clipzoo.errors import ConfigError
-from clipzoo.runs.identity import digest, identity
+from clipzoo.runs.identity import differing, digest, identity
 from clipzoo.runs.record import ENDED, FILE, RunRecord
 
 LENGTH = ("trainer.epochs", "trainer.steps")
@@ -27,7 +27,7 @@ KEPT = ("config.yaml", "dataset.json", "metrics.jsonl", "report.md", "report", "
 def is_longer(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
     """Return True if a configuration differs from the stored one in its length alone, and asks for more."""
     before, now = identity(stored), identity(plain)
-    different = [key for key in {*before, *now} if before.get(key) != now.get(key)]
+    different = differing(before, now)
     return len(different) == 1 and different[0] in LENGTH and _is_more(before[different[0]], now[different[0]])
 
 
@@ -76,9 +76,8 @@ def keep_results(folder: Path) -> Path | None:
 def kept_results(folder: Path, plain: Mapping[str, Any]) -> Path | None:
     """Return the folder with the results that the run had with an earlier length, None if it never had this one."""
     own = identity(plain)
-    return next(
-        (path.parent for path in folder.glob(f"{ENDED}*/config.yaml") if identity(io.read_yaml(path)) == own), None
-    )
+    configurations = folder.glob(f"{ENDED}*/config.yaml")
+    return next((path.parent for path in configurations if not differing(identity(io.read_yaml(path)), own)), None)
 
 
 def length_hint(plain: Mapping[str, Any]) -> str:

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from clipzoo.config.flat import flat
+from clipzoo.config.from_model import same_but_open
 from clipzoo.errors import masked
 from clipzoo.runs import renamed
 
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
     "data.cache_folder", "data.cache_gigabytes", "encoder.image_tower.checkpoint", "encoder.text_tower.checkpoint",
+    "encoder.image.checkpoint", "encoder.text.checkpoint",
     "trainer.log_every", "trainer.save_every", "trainer.keep", "trainer.micro_batch", "trainer.device",
     "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.loss_limit", "trainer.best_metric",
     "trainer.save_in_background", "trainer.head_products", "init._target_", "init.weights", "init.image", "init.text",
@@ -37,6 +39,15 @@ def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in flat(renamed.first(masked(plain))).items()
         if not is_harmless(key) and not (key in DEFAULTS and value == DEFAULTS[key])
     }
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the keys in which two flat configurations differ.
+
+    A value that is to be found in the model (`from_model:...`) differs from none: a run's config.yaml holds the value.
+    """
+    keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    return [key for key in keys if not same_but_open(before, now, key)]
 
 
 def is_harmless(key: str) -> bool:
