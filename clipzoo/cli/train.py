@@ -142,7 +142,7 @@ def train(config: DictConfig) -> None:
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
-    from clipzoo.api.build import build_model, build_parts, found_in_model
+    from clipzoo.api.build import build_model, build_parts
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
@@ -153,8 +153,7 @@ def train(config: DictConfig) -> None:
     watchdog = Watchdog()
     preemption = Preemption(watchdog)
     quiet_libraries()
-    found, typed = found_in_model(values, trust), plain
-    plain, values = filled(plain, found), filled(values, found)
+    plain, values = complete(plain, values, trust)
     parts = build_parts(values, trust)
     trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
     world = World.join(trainer.device, trainer.timeout)
@@ -166,7 +165,7 @@ def train(config: DictConfig) -> None:
             trainer.check(dataset, plain["seed"], world)
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
-        world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, rows, typed))
+        world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, rows, given))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"
             f"{export_note(plain)}"
@@ -188,6 +187,16 @@ def train(config: DictConfig) -> None:
     world.leave()
 
 
+def complete(
+    plain: Mapping[str, Any], values: Mapping[str, Any], trust: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return both configurations with the values that are found in the model."""
+    from clipzoo.api.build import found_in_model
+
+    found = found_in_model(values, trust)
+    return filled(plain, found), filled(values, found)
+
+
 def initialise(
     model: Model, folder: Path, values: Mapping[str, Any], trust: Collection[str], world: World
 ) -> list[Row]:
@@ -203,9 +212,9 @@ def initialise(
     return part(values["init"], trust, InitialWeights).load(model, values, trust)
 
 
-def begin(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, rows: list[Row], typed: Mapping[str, Any]) -> None:
-    """Claim the run directory, and report what the run starts from. On the first rank. typed: see `claim`."""
-    kept = claim(lock, plain, fingerprint, typed)
+def begin(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, rows: list[Row], given: Mapping[str, Any]) -> None:
+    """Claim the run directory, and report what the run starts from. On the first rank. given: see `claim`."""
+    kept = claim(lock, plain, fingerprint, given)
     if kept is not None:
         environment.say(f"{lock.folder} goes on, with the schedules of the whole length; earlier results: {kept}")
     report_initial_weights(rows, lock.folder)
