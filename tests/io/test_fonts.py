@@ -64,6 +64,7 @@ def test_characters_without_a_font_are_drawn_as_their_script_with_one_warning(tm
     assert message.startswith("figures: no installed font has Linear characters: ") and "fonts-noto" in message
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
