@@ -54,7 +54,7 @@ test-fast: $(STAMP)  ## the quick tests of every part of the package (under a mi
 	@$(PARALLEL) -m "not medium and not slow and not slurm" --durations 5 --durations-min 1.0
 
 test-all: $(STAMP)  ## the test suite with its slow tests
-	@$(PARALLEL) -m "not slurm"
+	@$(PARALLEL) -m "not slurm" -rs
 
 # The numbers must hold on every CPU: the oldest instructions that the libraries can be held to, then AVX2.
 test-cpus: $(STAMP)  ## the numerical tests with the instruction sets of two older CPUs
