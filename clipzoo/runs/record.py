@@ -80,9 +80,11 @@ class RunRecord:
 
     @property
     def continuation(self) -> str | None:
-        """A sentence for the report of a run that had ended before; None for any other run."""
+        """Words for the report of a run that had ended before; None for any other run."""
         ends = " and ".join(map(str, self.ended_before))
-        return f"after {ends} steps, with the schedules of {self.training.get('steps')} steps" if ends else None
+        return (
+            f"continued after {ends} steps with the schedules of {self.training.get('steps')} steps" if ends else None
+        )
 
     def write(self, folder: Path) -> None:
         """Write results.json, all at once."""

@@ -64,7 +64,7 @@ def test_the_record_of_the_longer_run_says_where_it_had_ended(run):
     record = RunRecord(training={"steps": 200}, ended_before=(40, 100))
     record.write(run)
     assert RunRecord.read(run) == record
-    assert record.continuation == "after 40 and 100 steps, with the schedules of 200 steps"
+    assert record.continuation == "continued after 40 and 100 steps with the schedules of 200 steps"
     assert RunRecord(training={"steps": 200}).continuation is None
 
 

@@ -34,7 +34,10 @@ def test_a_finished_run_goes_on_with_the_schedule_of_the_whole_length(undisturbe
     assert expected[STEPS] > 5 * expected[STEPS - 1]
     record = RunRecord.read(tmp_path / "run")
     assert (record.training["steps"], record.ended_before) == (LONGER, (STEPS,))
-    assert f"Continued: after {STEPS} steps, with the schedules of {LONGER}" in (tmp_path / "run/report.md").read_text()
+    assert (
+        f"Length: continued after {STEPS} steps with the schedules of {LONGER}"
+        in (tmp_path / "run/report.md").read_text()
+    )
     # The shorter run is whole: its record, its log and its weights.
     assert RunRecord.read(kept).training["steps"] == STEPS and set(rates(kept)) == set(range(STEPS))
     shutil.copytree(kept, tmp_path / "kept" / "run")

@@ -110,12 +110,15 @@ class Match:
 def collect(root: Path, damage: io.DamageLog) -> tuple[list[Run], list[Path]]:
     """Return the finished runs below a folder, and the directories of unfinished ones.
 
+    root: a run directory stands for its run alone, without the shorter runs that it went on from.
+
     A run whose configuration or results are damaged is left out and named in `damage`, to which its runs add other
     files that they cannot read.
     """
     if not root.is_dir():
         raise ConfigError(f"there is no folder {root}")
-    folders = [path.parent for path in sorted(root.rglob("config.yaml"))]
+    is_run = (root / "config.yaml").exists()
+    folders = [root] if is_run else [path.parent for path in sorted(root.rglob("config.yaml"))]
 
     def read(folder: Path) -> Run:
         return Run(folder, config_of(folder), RunRecord.read(folder), damage)

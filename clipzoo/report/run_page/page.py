@@ -88,7 +88,7 @@ def _facts(run: Path, record: RunRecord | None, damage: io.DamageLog) -> dict[st
         **{part.capitalize(): markdown_code(name) for part, name in names.items() if name},
         "Global batch size": trainer.get("global_batch"),
         "Epochs": trainer.get("epochs"),
-        "Continued": record.continuation,
+        "Length": record.continuation,
         "Precision": trainer.get("precision"),
         "Seed": record.seed,
     }
