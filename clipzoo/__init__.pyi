@@ -15,6 +15,7 @@ from clipzoo.encoders.base import Encoder as Encoder
 from clipzoo.errors import ConfigError as ConfigError
 from clipzoo.formats.export import export as export
 from clipzoo.model import Model as Model
+from clipzoo.search.index import SearchIndex as SearchIndex, build_index as build_index
 from clipzoo.types import (
     Batch as Batch,
     Features as Features,

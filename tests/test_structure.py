@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "clipzoo"
 ORDER = (
     "errors", "io", "config", "runs", "distributed", "types", "ops", "similarity", "heads", "objectives", "encoders",
-    "model", "contracts", "data", "evaluation", "training", "api", "formats", "report", "demo_world",
+    "model", "contracts", "data", "evaluation", "training", "api", "formats", "search", "report", "demo_world",
     "emoji", "studies", "cli",
 )  # fmt: skip
 """Packages and modules from low to high: a module imports only from its own package and from lower ones."""

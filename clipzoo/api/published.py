@@ -63,7 +63,7 @@ def read_published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any]
     nodes = current({"encoder": content["encoder"], "head": content["head"]})
     require_trusted(nodes, trust)
     _check_values(path, nodes)
-    return {**nodes, "seed": 0, "data": {"interpolation": content["interpolation"]}}, _weights(folder / WEIGHTS)
+    return {**nodes, "seed": 0, "data": {"interpolation": content["interpolation"]}}, read_weights(folder / WEIGHTS)
 
 
 def values_of(node: object, key: str = "") -> Iterator[tuple[str, object]]:
@@ -111,7 +111,8 @@ def _refuse_code(folder: Path) -> None:
             raise ConfigError(f"{file} names code in auto_map: clipzoo executes no code of a model; remove the entry")
 
 
-def _weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file. Raises DamagedFileError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

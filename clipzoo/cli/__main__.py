@@ -8,9 +8,10 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 
-from clipzoo.cli import datasets, emoji, export, report, shards, world
+from clipzoo.cli import datasets, emoji, report, shards, world
 from clipzoo.cli.arguments import Parser, own_paths, with_config_folder
 from clipzoo.cli.completion import complete_if_asked, override_completer
+from clipzoo.cli.models import export, index, search
 from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.distributed.stop_signals import handle_until_the_run_begins
 
@@ -27,6 +28,8 @@ RESUMABLE = ("train", "evaluate", "launch")
 COMMANDS = {
     "report": (report, "write the report of a run, or the papers' tables beside finished runs"),
     "export": (export, "write a trained model for open_clip, transformers, torch.export or onnxruntime"),
+    "index": (index, "embed images once, to search them"),
+    "search": (search, "search an index of images by captions"),
     "shards": (shards, "make, index or inspect WebDataset shards"),
     "datasets": (datasets, "list or convert the benchmark datasets, or make one of your own"),
     "world": (world, "generate the demo's dataset"),

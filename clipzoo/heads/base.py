@@ -9,6 +9,7 @@ from typing import Generic
 import torch
 from torch import Tensor, nn
 
+from clipzoo.errors import ConfigError
 from clipzoo.similarity.dense import DenseScores
 from clipzoo.types import EmbeddingKind, Features, Similarity, World, gather_embedding
 
@@ -29,6 +30,8 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """True if the head draws random features: `resample` then changes the scores."""
     learnable_temperature: bool = False
     """True if a parameter scales the scores; objectives with a temperature of their own refuse such heads."""
+    is_inner_product: bool = False
+    """True if the score is the inner product of `search_factors`."""
     compares_within: bool = True
     """True if `similarity` sets `within_image` and `within_text`."""
     published_with: tuple[str, ...] = ()
@@ -65,6 +68,13 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         P and Q are the parameters `image_projection` and `text_projection`.
         """
         return None
+
+    def search_factors(self, image: EmbeddingKind, text: EmbeddingKind) -> tuple[Tensor, Tensor]:
+        """n images and k texts -> [n, f] and [k, f], whose inner products find the images with the highest scores.
+
+        Where `is_inner_product` is False, images are found by these products and then scored.
+        """
+        raise ConfigError(f"{type(self).__name__} defines no search_factors: search with exact=True")
 
     def forward(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
         """Features of the b local pairs -> similarities to the global batch of all ranks: embed, gather, score.

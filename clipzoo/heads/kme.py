@@ -62,6 +62,15 @@ class KmeHead(Head[PointSet]):
     def score(self, image: PointSet, text: PointSet) -> Tensor:
         return kme_score(image.points, image.log_weights, text.points, text.log_weights, self.gamma)
 
+    def search_factors(self, image: PointSet, text: PointSet) -> tuple[Tensor, Tensor]:
+        """Factors of log W W' + 2 gamma (v.u - 1), W the sum of the weights and v, u the weighted mean points.
+
+        Jensen's inequality makes it a lower bound of the score, equal to it for single points.
+        """
+        (means, totals), (text_means, text_totals) = _mean_points(image), _mean_points(text)
+        left = torch.cat([2 * self.gamma * means, totals - 2 * self.gamma, torch.ones_like(totals)], dim=1)
+        return left, torch.cat([text_means, torch.ones_like(text_totals), text_totals], dim=1)
+
     def ensemble(self, prompts: PointSet) -> PointSet:
         """[p, M, d] -> [1, p M, d], the mean of the mean embeddings; scores become the log-mean-exp of p scores."""
         log_weights = prompts.log_weights - math.log(len(prompts))
@@ -84,6 +93,14 @@ def _point_set(side: TokenPoints, features: Features) -> PointSet:
     tokens, present = side.select(features)
     log_weights = log_softplus(side.raw_weights(tokens)).masked_fill(~present, -math.inf)
     return PointSet(side.points(tokens), log_weights)
+
+
+def _mean_points(points: PointSet) -> tuple[Tensor, Tensor]:
+    """[b, M, d] -> the weighted means [b, d] and the logarithms of the sums of the weights [b, 1]."""
+    return (
+        weighted_sum(points.log_weights.softmax(dim=1), points.points),
+        points.log_weights.logsumexp(dim=1, keepdim=True),
+    )
 
 
 def log_softplus(raw: Tensor) -> Tensor:

@@ -24,6 +24,11 @@ class VectorHead(Head[Tensor]):
         A row of a factor depends on the same row of its argument alone, so that rows may be split and gathered.
         """
 
+    is_inner_product = True
+
+    def search_factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        return self.factors(image, text)
+
     def score(self, image: Tensor, text: Tensor) -> Tensor:
         left, right = self.factors(image, text)
         return left @ right.mT

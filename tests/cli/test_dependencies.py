@@ -12,7 +12,7 @@ import pytest
 from tests.support.paths import ROOT
 
 MODULES = {
-    "hydra-core": "hydra", "pillow": "PIL", "pyyaml": "yaml", "open_clip_torch": "open_clip",
+    "hydra-core": "hydra", "pillow": "PIL", "faiss-cpu": "faiss", "pyyaml": "yaml", "open_clip_torch": "open_clip",
     "scikit-learn": "sklearn", "hydra-submitit-launcher": "hydra_plugins",
 }  # fmt: skip
 """Distributions whose module has another name."""

@@ -1,0 +1,1 @@
+"""Commands on trained models: export, index and search."""

@@ -1,0 +1,1 @@
+"""Search in images by captions, with any head."""

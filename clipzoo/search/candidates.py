@@ -1,0 +1,42 @@
+"""The images with the largest inner products: by faiss where it is installed, by blocks of products otherwise."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipzoo.evaluation.ranking import exact_products
+from clipzoo.heads.base import Head
+from clipzoo.types import Embedding
+
+
+class Candidates:
+    """Images by the inner product of their factor with that of a caption; see `Head.search_factors`.
+
+    is_exact: True if the inner product is the score.
+    """
+
+    def __init__(self, head: Head, images: Embedding) -> None:
+        self.is_exact = head.is_inner_product
+        self._head = head
+        with torch.no_grad():
+            self._vectors = head.search_factors(images, images[:1])[0].float()  # [n, f]
+        self._faiss: Any = None
+        if find_spec("faiss") is not None:
+            import faiss
+
+            self._faiss = faiss.IndexFlatIP(self._vectors.shape[1])
+            self._faiss.add(self._vectors.numpy())
+
+    def best(self, text: Embedding, count: int) -> Tensor:
+        """Return the rows of the `count` best images of one caption, best first."""
+        with torch.no_grad():
+            query = self._head.search_factors(text[:0], text)[1].float()
+            if self._faiss is not None:
+                return torch.from_numpy(self._faiss.search(query.numpy(), count)[1][0])
+            with exact_products():
+                products = self._vectors @ query[0]
+        return products.sort(descending=True, stable=True).indices[:count]
