@@ -91,7 +91,8 @@ def train(
     )
     # A program's own signal handlers stay as they are.
     own, saving = Preemption(Watchdog(), signals=()), Saving(log_every, save_every)
-    cost, metrics = fit(parts, length, computation or Computation(), saving, world, own)
+    computation = (computation or Computation()).resolved(folder, world)
+    cost, metrics = fit(parts, length, computation, saving, world, own)
     logger.close()
     return TrainingResult(model.eval(), metrics, cost, logger.history)
 

@@ -143,6 +143,7 @@ def train(config: DictConfig) -> None:
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
     from clipzoo.api.build import build_model, build_parts
+    from clipzoo.distributed.device import described, set_threads
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
@@ -157,31 +158,25 @@ def train(config: DictConfig) -> None:
     parts = build_parts(values, trust)
     trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
     world = World.join(trainer.device, trainer.timeout)
+    set_threads(world.device)
     with watchdog.guard(world, trainer.timeout, folder), RunLock(folder) as lock:
         with created(folder, world):
             model = build_model(values, parts.head, trust)
             rows = initialise(model, folder, values, trust, world)
             dataset.open(folder, world)
             trainer.check(dataset, plain["seed"], world)
+            precision = trainer.choose_precision(folder, world)
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
         world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, rows, given))
         environment.say(
-            f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks"
-            f"{export_note(plain)}"
+            f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks, "
+            f"{precision} on {described(world.device)}{export_note(plain)}"
         )
         training = Parts(
-            model,
-            parts.objective,
-            dataset,
-            parts.optimizer,
-            evaluator,
-            parts.logger,
-            plain["seed"],
-            folder,
-            plain,
+            model, parts.objective, dataset, parts.optimizer, evaluator, parts.logger, plain["seed"], folder, plain,
             parts.tuning,
-        )
+        )  # fmt: skip
         cost, metrics = trainer.fit(training, world, preemption)
         world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics))
     world.leave()

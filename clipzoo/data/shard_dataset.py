@@ -24,6 +24,7 @@ from clipzoo.data.shards.prefetch import Prefetcher
 from clipzoo.data.shards.sources import parse_sources
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.data.workers import iterate
+from clipzoo.distributed.cores import loader_workers
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch, Part, World
 
@@ -48,7 +49,7 @@ class ShardDataset(Part):
     caption_key: key of the .json that holds the caption or captions; None for the .txt.
     shuffle_window: number of shards whose samples are shuffled together.
     max_bad_fraction: fraction of unusable samples above which training stops.
-    workers: decoding processes of each rank; 0 decodes in the training process.
+    workers: decoding processes of each rank; 0 decodes in the training process, "auto" is as many as the cores allow.
     prefetch: batches that each worker prepares ahead.
     index_folder: folder of the index; None for beside the shards, or the run directory if that is not writable.
     cache_folder, cache_gigabytes: local copies of remote shards, see `cache.ShardCache`; at least two windows.
@@ -68,7 +69,7 @@ class ShardDataset(Part):
         caption_key: str | None,
         shuffle_window: Count,
         max_bad_fraction: Probability,
-        workers: Workers,
+        workers: Literal["auto"] | Workers,
         prefetch: Annotated[int, Range(at_least=1, at_most=1024)],
         index_folder: str | None,
         cache_folder: str | None,
@@ -142,7 +143,8 @@ class ShardDataset(Part):
         # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
         steps = range(start_step, stop_step)
-        items = iterate(dataset, steps, self._workers, self._prefetch, world.timeout, "data.workers")
+        workers = loader_workers(world.device.type == "cuda") if self._workers == "auto" else self._workers
+        items = iterate(dataset, steps, workers, self._prefetch, world.timeout, "data.workers")
         # Starts its threads after the fork: a process forked among threads inherits the locks that they hold.
         prefetcher = Prefetcher(plan, self._indexes, self._cache)
         prefetcher.advance(start_step)

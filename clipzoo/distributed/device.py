@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import torch
 
 from clipzoo.distributed import environment
+from clipzoo.distributed.cores import cores_of_rank
 from clipzoo.errors import ConfigError
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Environment variables by which a user or a launcher sets the number of threads."""
 
 
 def choose_device(name: str, key: str) -> torch.device:
@@ -28,3 +35,48 @@ def choose_device(name: str, key: str) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def set_threads(device: torch.device) -> None:
+    """Let a computation on the CPU use the cores of its rank, unless the environment sets the number of threads.
+
+    torch alone takes all cores of the machine, also for each of several ranks and in a container with fewer.
+    """
+    if device.type == "cpu" and not any(name in os.environ for name in THREADS):
+        torch.set_num_threads(cores_of_rank())
+
+
+def described(device: torch.device) -> str:
+    """Return the device in words, as the first line of a training names it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    count = torch.get_num_threads()
+    return f"the CPU with {count} thread" + "s" * (count > 1)
+
+
+def is_fast_in_bf16(device: torch.device) -> bool:
+    """Return True if the device computes bf16 in hardware."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # Instructions may be there and switched off, as ONEDNN_MAX_CPU_ISA does, so a product is timed too.
+    return _has_bf16_instructions() and bf16_slowdown() < 1
+
+
+def bf16_slowdown() -> float:
+    """Return the time of a bf16 matrix product on this CPU as a multiple of the time in float32."""
+    bf16, float32 = (min(_seconds(dtype) for _ in range(6)) for dtype in (torch.bfloat16, torch.float32))
+    return bf16 / max(float32, 1e-9)
+
+
+def _has_bf16_instructions() -> bool:
+    """Return False if the CPU is known to have none."""
+    # Older versions of torch tell no capabilities.
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return not capabilities or any(value is True for name, value in capabilities.items() if "bf16" in name)
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    left, right = (torch.ones(256, 256, dtype=dtype) for _ in range(2))
+    begin = time.perf_counter()
+    left @ right
+    return time.perf_counter() - begin

@@ -11,14 +11,15 @@ from clipzoo.errors import masked
 
 @dataclass(frozen=True)
 class Environment:
-    """rank: 0 .. world_size - 1. local_rank: rank within the node. address: host:port of the ranks' store.
+    """rank: 0 .. world_size - 1. local_rank: rank within the node, of local_size ranks.
 
-    store_server: the process that serves the store, for messages.
+    address: host:port of the ranks' store. store_server: the process that serves the store, for messages.
     """
 
     rank: int
     world_size: int
     local_rank: int
+    local_size: int
     address: str
     store_server: str
 
@@ -34,6 +35,7 @@ def read() -> Environment:
         rank=int(variables.get("RANK", "0")),
         world_size=int(variables.get("WORLD_SIZE", "1")),
         local_rank=int(variables.get("LOCAL_RANK", "0")),
+        local_size=max(1, int(variables.get("LOCAL_WORLD_SIZE", "1"))),
         address=f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}",
         store_server="the first node's torchrun" if "TORCHELASTIC_USE_AGENT_STORE" in variables else "rank 0",
     )

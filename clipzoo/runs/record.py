@@ -92,6 +92,12 @@ class RunRecord:
         content = {name: value for name, value in content.items() if value or name not in OPTIONAL}
         io.write_json(folder / FILE, content)
 
+    def resolved(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return a run's configuration with the precision that trainer.precision=auto stood for."""
+        if config["trainer"].get("precision") != "auto" or "precision" not in self.training:
+            return config
+        return {**config, "trainer": {**config["trainer"], "precision": self.training["precision"]}}
+
     def evaluated(
         self, evaluation: Mapping[str, Setting], metrics: Mapping[MetricKey, float], folder: Path
     ) -> RunRecord:

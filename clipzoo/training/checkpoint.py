@@ -91,6 +91,14 @@ def newest(folder: Path) -> Path | None:
     return None
 
 
+def recorded(folder: Path, name: str) -> Any:
+    """Return a fact in the mark of the newest checkpoint that has it; None without one. Weights are not verified."""
+    damage = io.DamageLog()
+    paths = sorted(folder.glob("step_*.json"), reverse=True)
+    marks: list[dict[str, Any]] = [damage.read(partial(io.read_json, path), {}) for path in paths]
+    return next((mark[name] for mark in marks if name in mark), None)
+
+
 def value_of_best(folder: Path) -> float | None:
     """Return the value of the metric in the mark of the best checkpoint; None without one, or if it is damaged."""
     damage = io.DamageLog()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 
+from clipzoo.distributed.device import bf16_slowdown, is_fast_in_bf16
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.similarity.tiled import automatic_tile
+from clipzoo.training import checkpoint
 from clipzoo.types import Count, Epochs, Positive, Range, checked, decimal
 
-Precision = Literal["bf16", "fp16", "float32", "float64"]
+log = logging.getLogger(__name__)
+
+PRECISION = "precision"
+"""Name of the precision in the mark of a checkpoint and in results.json."""
+Precision = Literal["auto", "bf16", "fp16", "float32", "float64"]
 HeadProducts = Literal["float32", "tf32", "bf16"]
 MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 """Precision of fp32 matrix products -> its name in torch.set_float32_matmul_precision."""
@@ -52,7 +60,8 @@ class Length:
 class Computation:
     """How steps are computed. Only the precisions, clip_gradient and loss_limit change results.
 
-    precision: of the encoders; heads and objectives compute in the precision of the parameters.
+    precision: of the encoders; "auto" for bf16 where the device is fast in it, else float32. Heads and objectives
+    compute in the precision of the parameters.
     head_products: of fp32 matrix products, those of heads and objectives, on a GPU.
     micro_batch: samples that pass the encoders at once on a rank; None for the rank's whole batch.
     tile: rows and columns of the tiles of scores; None for a matrix, "auto" for tiles where the matrix would be large.
@@ -68,6 +77,30 @@ class Computation:
     loss_limit: Positive = 1e4
     compile: bool = False
     gather: Literal["exact", "bf16"] = "exact"
+
+    def resolved(self, folder: Path | None, world: World) -> Computation:
+        """Return these settings with a precision in place of "auto". Collective.
+
+        A resumed run keeps the precision of its checkpoints on every device. Warns if bf16 is slow on this CPU.
+
+        folder: run directory; None without one.
+        """
+        return replace(self, precision=world.run_on_first(lambda: self._precision(folder, world.device)))
+
+    def _precision(self, folder: Path | None, device: torch.device) -> Precision:
+        is_auto = self.precision == "auto"
+        recorded = checkpoint.recorded(folder / "checkpoints", PRECISION) if folder and is_auto else None
+        if is_auto and recorded is None:
+            return "bf16" if is_fast_in_bf16(device) else "float32"
+        precision: Precision = recorded or self.precision
+        if precision == "bf16" and device.type == "cpu" and (slowdown := bf16_slowdown()) > 1:
+            cause, fix = (
+                ("the run's checkpoints were trained in bf16", "")
+                if recorded
+                else ("trainer.precision=bf16", ": give trainer.precision=auto or float32")
+            )
+            log.warning("%s, which takes %.1f times as long as float32 on this CPU%s", cause, slowdown, fix)
+        return precision
 
     @property
     def parameter_dtype(self) -> torch.dtype:

@@ -38,7 +38,7 @@ class TrainingState:
     keep: number of newest checkpoints. background: training continues while a checkpoint is written.
     report: called with one line for the terminal.
     frozen: tensors of the model that training does not change. They are written once, to <folder>/frozen.pt, and are in
-    no checkpoint.
+    no checkpoint. facts: small values that `checkpoint.recorded` returns before a checkpoint is loaded.
     """
 
     def __init__(
@@ -53,7 +53,9 @@ class TrainingState:
         world: World,
         report: Callable[[str], None],
         frozen: Mapping[str, Tensor] | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
+        self._facts = facts or {}
         self._folder, self._keep, self._world, self._report = folder, keep, world, report
         self._modules, self._parts = modules, {**modules, **parts}
         self._data, self._throughput = dict(data), throughput
@@ -134,6 +136,6 @@ class TrainingState:
             state = {"step": step, "data": self._data, "spent": self._throughput.state(step), **parts}
             if self._frozen is not None:
                 state["frozen"] = self._frozen.digest
-            self._writer.save(folder, step, state, facts, keep)
+            self._writer.save(folder, step, state, {**self._facts, **facts}, keep)
 
         self._world.run_on_first(write)

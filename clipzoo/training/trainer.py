@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from clipzoo.training.divergence import DivergenceCheck
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.loop import TrainingLoop
 from clipzoo.training.parts import Parts
-from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Length, Saving
+from clipzoo.training.settings import MATMUL_PRECISIONS, PRECISION, Computation, Length, Saving
 from clipzoo.training.state import TrainingState
 from clipzoo.training.step import TrainStep
 from clipzoo.training.throughput import Throughput
@@ -43,7 +44,7 @@ class Trainer(Part):
         steps: Count | None,
         micro_batch: Count | None,
         tile: Literal["auto"] | Count | None,
-        precision: Literal["bf16", "fp16", "float32", "float64"],
+        precision: Literal["auto", "bf16", "fp16", "float32", "float64"],
         head_products: Literal["float32", "tf32", "bf16"],
         clip_gradient: Annotated[float, Range(at_least=1e-6)] | None,
         loss_limit: Annotated[float, Range(at_least=1)],
@@ -69,6 +70,11 @@ class Trainer(Part):
         dataset.check(seed, self.length.global_batch)
         self.length.check(dataset.samples, world)
 
+    def choose_precision(self, folder: Path, world: World) -> str:
+        """Resolve precision=auto for this run and device; return the precision. Collective."""
+        self.computation = self.computation.resolved(folder, world)
+        return self.computation.precision
+
     def fit(self, parts: Parts, world: World, preemption: Preemption) -> tuple[dict[str, Any], dict[str, float]]:
         """Train to the last step and evaluate; return the cost of the training and the metrics.
 
@@ -82,6 +88,7 @@ def fit(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Train the model to the last step and evaluate it; see Trainer.fit."""
     model, objective, dataset = parts.model, parts.objective, parts.dataset
+    assert computation.precision != "auto", "Computation.resolved comes first"
     world = replace(world, gather_dtype=computation.gather_dtype)
     model.to(world.device, computation.parameter_dtype)
     objective.to(world.device, computation.parameter_dtype)
@@ -106,6 +113,7 @@ def fit(
         world,
         parts.report,
         tuned.frozen,
+        {PRECISION: computation.precision},
     )
     preemption.watchdog.before_exit(state.wait_alone)
     step = TrainStep(
@@ -132,9 +140,9 @@ def fit(
     )
     with float32_matmul_precision(computation, world):
         loop = TrainingLoop(step, parts, state, saving, preemption, world, length.global_batch, total_steps)
-        result = loop.run()
+        cost, metrics = loop.run()
     world.run_on_first(tuned.remove_caches)
-    return result
+    return {**cost, PRECISION: computation.precision}, metrics
 
 
 @contextmanager

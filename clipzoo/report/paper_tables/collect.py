@@ -121,7 +121,8 @@ def collect(root: Path, damage: io.DamageLog) -> tuple[list[Run], list[Path]]:
     folders = [root] if is_run else [path.parent for path in sorted(root.rglob("config.yaml"))]
 
     def read(folder: Path) -> Run:
-        return Run(folder, config_of(folder), RunRecord.read(folder), damage)
+        record = RunRecord.read(folder)
+        return Run(folder, record.resolved(config_of(folder)), record, damage)
 
     finished = [damage.read(partial(read, folder), None) for folder in folders if is_finished(folder)]
     unfinished = [folder for folder in folders if not is_finished(folder)]

@@ -1,0 +1,35 @@
+"""CPU cores of this process. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from clipzoo.distributed import environment
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Quota and period in microseconds of a container's CPU time; the quota is "max" without a limit."""
+MOST_WORKERS = 8
+
+
+def cores_of_rank() -> int:
+    """Return the number of cores that this process may use, divided among the ranks of its node; at least 1."""
+    return max(1, min(len(os.sched_getaffinity(0)), _quota()) // environment.read().local_size)
+
+
+def loader_workers(on_gpu: bool) -> int:
+    """Return the number of loader processes for `data.workers=auto`.
+
+    Beside a GPU as many as there are cores, at most MOST_WORKERS. Training on a CPU needs the cores itself, and takes
+    longer for a sample than decoding does: one process for every four cores.
+    """
+    cores = cores_of_rank()
+    return min(MOST_WORKERS, cores if on_gpu else max(1, cores // 4))
+
+
+def _quota() -> int:
+    try:
+        quota, period = QUOTA.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return os.cpu_count() or 1

@@ -1,0 +1,40 @@
+"""Cores, threads and loader processes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from clipzoo.distributed import cores
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Set the cores that the system grants, the quota of the container and the ranks of the node."""
+
+    def grant(count: int, quota: str = "max 100000", ranks: int = 1) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(count)))
+        (tmp_path / "cpu.max").write_text(quota)
+        monkeypatch.setattr(cores, "QUOTA", tmp_path / "cpu.max")
+        monkeypatch.setattr(os, "cpu_count", lambda: 512)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+
+    return grant
+
+
+def test_ranks_share_the_cores_that_the_system_and_the_container_grant(machine):
+    machine(64)
+    assert cores.cores_of_rank() == 64
+    machine(64, quota="400000 100000")
+    assert cores.cores_of_rank() == 4
+    machine(64, ranks=8)
+    assert cores.cores_of_rank() == 8
+    machine(2, ranks=8)
+    assert cores.cores_of_rank() == 1
+
+
+@pytest.mark.parametrize(("count", "beside_gpu", "on_cpu"), [(1, 1, 1), (2, 2, 1), (8, 8, 2), (16, 8, 4), (64, 8, 8)])
+def test_loader_processes_leave_the_cores_to_a_training_on_the_cpu(machine, count, beside_gpu, on_cpu):
+    machine(count)
+    assert (cores.loader_workers(on_gpu=True), cores.loader_workers(on_gpu=False)) == (beside_gpu, on_cpu)
