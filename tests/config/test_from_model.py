@@ -1,0 +1,73 @@
+"""Values that are found in the model: open while a configuration is checked, and in the run's config.yaml."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clipzoo.api.build import build_model, found_in_model, heads_with_tokens
+from clipzoo.config.compose import compose
+from clipzoo.config.from_model import filled, has_open
+from clipzoo.errors import ConfigError
+from clipzoo.runs.identity import differing, identity
+
+MODEL = ["data.shards=x.tar", "encoder=open_clip", "encoder.name=ViT-M-32-alt"]
+
+
+@pytest.mark.medium
+def test_sizes_stay_open_until_the_model_is_known_and_are_then_the_same_everywhere():
+    plain = compose(MODEL)
+    assert plain["data"]["image_size"] == plain["encoder"]["image_size"] == "from_model:image_size"
+    complete = filled(plain, found_in_model(plain))
+    assert not has_open(complete)
+    sizes = [complete[part]["image_size"] for part in ("data", "encoder", "eval")]
+    assert sizes == [224] * 3 and complete["encoder"]["image"]["image_size"] == 224
+    assert complete["data"]["tokenizer"]["context_length"] == 77
+    assert differing(identity(complete), identity(plain)) == []
+
+
+@pytest.mark.medium
+def test_a_given_size_reaches_the_tower_the_loader_and_the_evaluation():
+    plain = compose([*MODEL, "encoder.image_size=64", "encoder.context_length=16"])
+    complete = filled(plain, found_in_model(plain))
+    assert [complete[part]["image_size"] for part in ("data", "encoder", "eval")] == [64] * 3
+    assert complete["eval"]["tokenizer"]["context_length"] == 16
+    with torch.device("meta"):
+        model = build_model(plain)
+    assert model.encoder.image_tower.trunk.positional_embedding.shape[0] == 5
+    other = compose([*MODEL, "encoder.image_size=32", "encoder.context_length=16"])
+    assert differing(identity(complete), identity(other)) == ["encoder.image.image_size", "encoder.image_size"]
+
+
+def test_a_missing_name_is_one_message():
+    with pytest.raises(ConfigError, match="^encoder.name has no value: give encoder.name=...$"):
+        compose(MODEL[:2])
+
+
+def test_a_width_that_is_not_the_models_is_refused():
+    plain = compose([*MODEL, "encoder.image_width=100"])
+    with pytest.raises(ConfigError, match="encoder.image_width=100, but that of the model is 512"):
+        found_in_model(plain)
+
+
+def test_a_value_that_no_model_has_is_refused():
+    plain = compose([*MODEL, "data.image_size=from_model:imagesize"])
+    with pytest.raises(ConfigError, match="gives no value imagesize; did you mean image_size"):
+        found_in_model(plain)
+
+
+@pytest.mark.medium
+def test_a_trunk_without_tokens_says_which_heads_it_cannot_serve():
+    towers = ["encoder=towers", "encoder.image.name=mobilenetv3_small_050", "encoder/text=open_clip"]
+    plain = compose(["data.shards=x.tar", *towers, "encoder.text.name=ViT-M-32-alt", "head=kme"])
+    with pytest.raises(ConfigError, match="timm's mobilenetv3_small_050 has no tokens, .* heads kme and wpse"):
+        found_in_model(plain)
+    assert heads_with_tokens() == ["kme", "wpse"]
+
+
+def test_keys_of_options_are_added_with_a_plus():
+    with pytest.raises(ConfigError, match="add.* with a plus: .encoder.image.options="):
+        compose([*MODEL, "encoder.image.options.patch_dropout=0.5"])
+    plain = compose([*MODEL, "+encoder.image.options.patch_dropout=0.5"])
+    with torch.device("meta"):
+        assert build_model(plain).encoder.image_tower.trunk.patch_dropout.prob == 0.5

@@ -1,0 +1,104 @@
+"""Text models of transformers as towers. Needs the extra hf; nothing is downloaded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clipzoo.encoders.image import TimmTower
+from clipzoo.encoders.towers import Towers
+from clipzoo.errors import ConfigError
+
+pytest.importorskip("transformers", reason="pip install 'clipzoo[hf]'")
+
+from clipzoo.encoders.huggingface import HuggingFaceText  # noqa: E402
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+KINDS = {
+    "bert": (SMALL, "first", 512),
+    "xlm-roberta": (SMALL, "first", 510),
+    "t5": ({"d_model": 32, "num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 64}, "mean", 512),
+    "modernbert": (SMALL, "first", 512),
+    "clip_text_model": (SMALL, "end", 77),
+}
+END = 9
+
+
+def tower_of(kind: str) -> HuggingFaceText:
+    torch.manual_seed(0)
+    options = {**KINDS[kind][0], "vocab_size": 49408}
+    return HuggingFaceText(kind, options, tokenizer="clip", end_token=END)
+
+
+def captions() -> torch.Tensor:
+    """Three captions of 3, 5 and 7 tokens, padded to 12."""
+    ids = torch.zeros(3, 12, dtype=torch.int64)
+    for row, count in enumerate((3, 5, 7)):
+        ids[row, : count - 1] = torch.arange(20, 20 + count - 1)
+        ids[row, count - 1] = END
+    return ids
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_no_feature(kind):
+    tower = tower_of(kind).double().eval()
+    ids = captions()
+    with torch.no_grad():
+        whole, trimmed = tower(ids), tower(ids[:, :8])
+        other = tower(torch.where(whole.mask, ids, 7))
+        torch.testing.assert_close(trimmed.pooled, whole.pooled, rtol=0, atol=1e-10)
+        torch.testing.assert_close(other.pooled, whole.pooled, rtol=0, atol=1e-10)
+        torch.testing.assert_close(trimmed.tokens[trimmed.mask], whole.tokens[whole.mask], rtol=0, atol=1e-10)
+        for row, count in enumerate((3, 5, 7)):
+            alone = tower(ids[row : row + 1, :count])
+            torch.testing.assert_close(alone.pooled[0], whole.pooled[row], rtol=0, atol=1e-10)
+    assert (tower.pooling, tower.context_length, tower.width) == (*KINDS[kind][1:], 32)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_trains_for_two_steps(kind):
+    tower = tower_of(kind).train()
+    optimizer = torch.optim.SGD(tower.parameters(), lr=0.01)
+    before = {name: value.clone() for name, value in tower.named_parameters()}
+    for _ in range(2):
+        optimizer.zero_grad()
+        tower(captions()).pooled.pow(3).sum().backward()
+        optimizer.step()
+    unused = [name for name, value in tower.named_parameters() if value.grad is None]
+    assert not unused
+    assert any(not torch.equal(before[name], value) for name, value in tower.named_parameters())
+    assert len(tower.layers()) == 2
+
+
+def test_an_unknown_kind_of_model_is_named_with_the_nearest_ones(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match="encoder.text.name=/none/bret: there is no folder"):
+        HuggingFaceText("/none/bret", {})
+
+
+def test_an_unknown_option_is_named_with_the_nearest_one():
+    with pytest.raises(ConfigError, match="options.hiden_size: BertConfig has no such option; did you mean hidden_siz"):
+        HuggingFaceText("bert", {"hiden_size": 3}, tokenizer="clip")
+
+
+def test_a_kind_of_model_needs_a_tokenizer():
+    with torch.device("meta"), pytest.raises(ConfigError, match="give encoder.text.tokenizer=FOLDER"):
+        HuggingFaceText("bert", {})
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused():
+    with torch.device("meta"):
+        tower = HuggingFaceText("bert", {**SMALL, "vocab_size": 100}, tokenizer="clip")
+    with pytest.raises(ConfigError, match="the tokenizer has 49408 tokens, bert embeds 100"):
+        tower.find_end_token(None)
+
+
+def test_sizes_are_those_of_the_towers():
+    with torch.device("meta"):
+        encoder = Towers(TimmTower("resnet18", None, False, {}), tower_of("bert"))
+    facts = encoder.facts()
+    assert (facts["image_width"], facts["text_width"], facts["image_size"]) == (512, 32, 224)
+    assert facts["tokenizer"]["context_length"] == facts["context_length"] == 512
+    assert facts["mean"] == [0.485, 0.456, 0.406]
