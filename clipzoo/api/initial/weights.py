@@ -15,6 +15,7 @@ from clipzoo import io
 from clipzoo.api.initial.heads import fill_head
 from clipzoo.api.initial.sources import Source, read_source
 from clipzoo.api.open_clip.settings import with_plain_towers
+from clipzoo.config.from_model import is_open
 from clipzoo.encoders.weights.matching import Row, fill_tower
 from clipzoo.errors import ConfigError
 from clipzoo.io.weights import RANDOM, REGISTRIES
@@ -124,9 +125,10 @@ def _require_same_settings(part: str, source: Mapping[str, Any] | None, config: 
 
 
 def _value(node: Any, key: str) -> Any:
+    """Return a value of a node by its dotted key; None if it is missing or is found in the model."""
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None
-    return node
+    return None if is_open(node) else node
 
 
 def _left_out(rows: Sequence[Row], states: Sequence[Mapping[str, Tensor]]) -> list[Row]:
