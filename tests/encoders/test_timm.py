@@ -36,7 +36,8 @@ def test_pooled_features_are_those_of_timm(family):
     with torch.no_grad():
         features = tower(image)
         expected = peer.forward_head(peer.forward_features(image), pre_logits=True)
-    torch.testing.assert_close(features.pooled, expected, rtol=0, atol=1e-10)
+    # Relative too: with random weights, Inception's features are of the order of 1e9.
+    torch.testing.assert_close(features.pooled, expected, rtol=1e-10, atol=1e-10)
     assert features.pooled.shape == (1, tower.width)
     assert (features.tokens is None) == (family in WITHOUT_TOKENS) != gives_tokens(tower)
     assert features.tokens is None or features.tokens.shape[-1] == tower.width
