@@ -18,10 +18,22 @@ NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation h
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 20
 
+# An environment that has another checkout of clipzoo is shared with it: installing here would replace that one in silence.
+define OTHER_CHECKOUT
+import json, pathlib, sys
+from importlib import metadata
+found = [d.read_text("direct_url.json") for d in metadata.distributions(name="clipzoo")]
+urls = {json.loads(text)["url"] for text in found if text} - {pathlib.Path(sys.argv[1]).as_uri()}
+if urls:
+    sys.exit(f"{sys.prefix} has clipzoo from {urls.pop()}: give VENV=.venv, or uninstall clipzoo from it first")
+endef
+export OTHER_CHECKOUT
+
 # The stamp is written last, so that an interrupted installation is repeated.
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== environment: $(VENV) (about two minutes the first time)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -I -c "$$OTHER_CHECKOUT" '$(CURDIR)'
 	@if command -v uv >/dev/null 2>&1; then \
 	    VIRTUAL_ENV=$(abspath $(VENV)) uv pip install --quiet -c constraints.txt -e '.[dev,fast]'; \
 	else \

@@ -34,6 +34,10 @@ class Source:
     weight: float
 
 
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+"""Endings of files that list images and captions."""
+
+
 def parse_sources(shards: Shards) -> list[Source]:
     """Return the sources of `data.shards`: one for a path or a list of paths, one per entry of {path, weight}.
 
@@ -72,6 +76,11 @@ def _expand(pattern: str) -> list[str]:
 
     if not pattern:
         raise ConfigError("data.shards holds an empty path")
+    if pattern.lower().endswith(TABLES):
+        raise ConfigError(
+            f"data.shards={pattern} is a table, not shards: make them with clipzoo shards make {pattern} shards/ "
+            "(in a checkout scripts/make_shards.py), then give data.shards=shards"
+        )
     # Without this test, braceexpand would refuse a lone closing brace, as in a shell command.
     _check_count(pattern)
     try:

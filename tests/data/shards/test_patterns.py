@@ -36,3 +36,9 @@ def test_a_pattern_of_too_many_shards_is_refused_at_once(pattern):
 def test_ordinary_patterns_are_expanded(pattern, count):
     (source,) = parse_sources(pattern)
     assert len(source.shards) == count
+
+
+@pytest.mark.parametrize("name", ["x.csv", "/data/pairs.TSV", "dataset_coco.json"])
+def test_a_table_of_captions_is_no_shard_and_the_message_names_the_command_that_makes_shards(name):
+    with pytest.raises(ConfigError, match=f"={name} is a table, not shards: make them with clipzoo"):
+        parse_sources(name)
