@@ -84,7 +84,8 @@ class InitialWeights(Part):
             if part in TOWERS:
                 _require_same_settings(part, source.config, config, place)
                 assert tower is not None
-                vocabulary = with_plain_towers(config["encoder"]).get("text_tower", {}).get("vocabulary")
+                text = with_plain_towers(config["encoder"])["text_tower"]
+                vocabulary = text.get("vocabulary") if isinstance(text, Mapping) else None
                 rows += fill_tower(part, tower, source.state, place, vocabulary)  # type: ignore[arg-type]
             else:
                 rows += fill_head(model.head, source.state, place, is_required=key == "init.head")
