@@ -74,7 +74,7 @@ class Head(nn.Module, Generic[EmbeddingKind]):
 
         Where `is_inner_product` is False, images are found by these products and then scored.
         """
-        raise ConfigError(f"{type(self).__name__} defines no search_factors: search with exact=True")
+        raise ConfigError(f"{type(self).__name__} defines no search_factors: search without candidates")
 
     def forward(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
         """Features of the b local pairs -> similarities to the global batch of all ranks: embed, gather, score.

@@ -14,13 +14,9 @@ from clipzoo.types import Embedding
 
 
 class Candidates:
-    """Images by the inner product of their factor with that of a caption; see `Head.search_factors`.
-
-    is_exact: True if the inner product is the score.
-    """
+    """Images by the inner product of their factor with that of a caption; see `Head.search_factors`."""
 
     def __init__(self, head: Head, images: Embedding) -> None:
-        self.is_exact = head.is_inner_product
         self._head = head
         with torch.no_grad():
             self._vectors = head.search_factors(images, images[:1])[0].float()  # [n, f]

@@ -35,8 +35,6 @@ FILE, NAMES = "index.json", "names.json"
 BLOCK = 256
 FIELDS = {"model": str, "images": str, "count": int, "block": int, "key": str, "names": str}
 REMEDY = "build the index again in another folder"
-LEAST_CANDIDATES = 100
-"""Candidates of a caption that are scored exactly by a head that is no inner product."""
 
 
 class Match(NamedTuple):
@@ -73,36 +71,38 @@ class SearchIndex:
     def __len__(self) -> int:
         return len(self.names)
 
-    def search(self, captions: str | Sequence[str], count: int = 10, exact: bool = False) -> list[list[Match]]:
+    def search(
+        self, captions: str | Sequence[str], count: int = 10, candidates: int | None = None
+    ) -> list[list[Match]]:
         """Return the best images of each caption, best first.
 
-        exact: score all images; otherwise, for a head whose score is no inner product (KME-CLIP), images with the best
-        approximate scores are scored exactly.
+        candidates: for a head whose score is no inner product (KME-CLIP), number of images with the best approximate
+            scores that are scored exactly; None scores all images. Ignored by the other heads, whose search is exact.
         """
         queries = [captions] if isinstance(captions, str) else list(captions)
         results = []
         for query in queries:
             text = self._embed(query)
-            rows = self._rows(text, count, exact)
+            rows = self._rows(text, count, candidates)
             scores = self._score(text, rows)
             order = scores.sort(descending=True, stable=True).indices[:count]
             results.append([Match(self.names[int(rows[index])], float(scores[index])) for index in order])
         return results
 
-    def recall(self, captions: Sequence[str], count: int = 10) -> float:
-        """Return the share of the best `count` images of some captions that `search` finds, 1 if it is exact."""
-        found = self.search(captions, count)
-        best = self.search(captions, count, exact=True)
-        hits = [
-            len({match.name for match in a} & {match.name for match in b}) for a, b in zip(found, best, strict=True)
-        ]
-        return sum(hits) / sum(map(len, best))
+    def recall(self, captions: Sequence[str], count: int = 10, candidates: int | None = None) -> float:
+        """Return the share of the best `count` images of some captions that `search` finds; 1 if it is exact."""
+        found, best = (self.search(captions, count, number) for number in (candidates, None))
+        pairs = [(place, match.name) for place, matches in enumerate(best) for match in matches]
+        hits = {(place, match.name) for place, matches in enumerate(found) for match in matches}
+        return sum(pair in hits for pair in pairs) / len(pairs)
 
-    def _rows(self, text: Embedding, count: int, exact: bool) -> Tensor:
-        if exact:
+    def _rows(self, text: Embedding, count: int, candidates: int | None) -> Tensor:
+        """Return the rows of the images that are scored."""
+        if self.model.head.is_inner_product:
+            return self._candidates.best(text, min(count, len(self)))
+        if candidates is None or candidates >= len(self):
             return torch.arange(len(self))
-        wanted = count if self._candidates.is_exact else max(LEAST_CANDIDATES, 10 * count)
-        return self._candidates.best(text, min(wanted, len(self)))
+        return self._candidates.best(text, min(max(count, candidates), len(self)))
 
     @torch.no_grad()
     def _embed(self, caption: str) -> Embedding:

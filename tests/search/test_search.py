@@ -41,7 +41,6 @@ def published(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(indices, "BLOCK", 16)
-    monkeypatch.setattr(indices, "LEAST_CANDIDATES", 15)
 
 
 @pytest.mark.parametrize("faiss", [True, False])
@@ -64,11 +63,12 @@ def test_inner_products_find_the_images_with_the_highest_logits(head, faiss, gal
 
 def test_the_approximation_of_kme_finds_candidates_and_their_scores_are_exact(gallery, published, tmp_path):
     index = clipzoo.build_index(clipzoo.load(published / "kme"), str(published / "kme"), str(gallery), tmp_path / "i")
-    (found,), (best,) = index.search("a red circle", 3), index.search("a red circle", COUNT, exact=True)
+    (found,), (best,) = index.search("a red circle", 3, candidates=15), index.search("a red circle", COUNT)
     scores = {match.name: match.score for match in best}
     assert len(best) == COUNT
     assert all(match.score == pytest.approx(scores[match.name], abs=1e-5) for match in found)
-    assert 0.5 < index.recall(captions(8), 3) <= 1.0
+    assert 0.5 < index.recall(captions(8), 3, candidates=15) <= 1.0
+    assert index.recall(captions(8), 3) == 1.0
 
 
 def test_the_bound_of_kme_holds_and_is_tight_for_single_points():

@@ -1,7 +1,7 @@
 """Search an index of images by captions.
 
 clipzoo search "a red circle" --index indices/pictures
-clipzoo search "a red circle" "two blue squares" --index indices/pictures --count 20 --recall
+clipzoo search "a red circle" "two blue squares" --index indices/pictures --count 20 --candidates 500 --recall
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("captions", nargs="+", metavar="CAPTION")
     parser.add_argument("--index", type=Path, required=True, help="folder of the index")
     parser.add_argument("--count", type=number_in(Count), default=10, help="images per caption (default: %(default)s)")
-    parser.add_argument("--exact", action="store_true", help="score all images")
+    parser.add_argument(
+        "--candidates", type=number_in(Count), help="KME-CLIP: images that are scored exactly (default: all)"
+    )
     parser.add_argument("--recall", action="store_true", help="print the share of the exact best images that is found")
     parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
     parser.set_defaults(run=search)
@@ -28,9 +30,10 @@ def search(options: argparse.Namespace) -> None:
 
     index = SearchIndex(options.index, trust=options.trust)
     for caption, matches in zip(
-        options.captions, index.search(options.captions, options.count, options.exact), strict=True
+        options.captions, index.search(options.captions, options.count, options.candidates), strict=True
     ):
         print(caption)
         print("\n".join(matches_as_text([matches])))
     if options.recall:
-        print(f"recall at {options.count} beside exact search: {index.recall(options.captions, options.count):.3f}")
+        recall = index.recall(options.captions, options.count, options.candidates)
+        print(f"recall at {options.count} beside exact search: {recall:.3f}")
