@@ -77,7 +77,7 @@ class Throughput:
             **{name: (parts.get(part, 0.0) - before.get(part, 0.0)) / seconds for part, name in SHARES.items()},
             **self._utilization(steps, seconds),
             "peak_memory_mib": self._peak_memory(),
-            "seconds": now - self._started,
+            "seconds": self._spent_before["seconds"] + now - self._started,
         }
         self._read_time, self._read_step, self._read_parts = now, step, parts
         # The first reading includes the start-up, so the time left is estimated from later ones.
