@@ -74,7 +74,7 @@ class Logger(Part):
         if self._wandb_mode != "off":
             self._guarded(lambda: self._open_wandb(folder, config))
         if self._tensorboard:
-            self._guarded(lambda: self._open_tensorboard(folder))
+            self._guarded(lambda: self._open_tensorboard(folder, step))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the values of one step.
@@ -137,12 +137,13 @@ class Logger(Part):
         self._writers.append(lambda step, values: run.log(dict(values), step=step))
         self._closers.append(run.finish)
 
-    def _open_tensorboard(self, folder: Path) -> None:
+    def _open_tensorboard(self, folder: Path, step: int) -> None:
         import numpy as np
         from PIL import Image
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(str(folder / "tensorboard"))
+        # Hides what a killed run logged after its checkpoint.
+        writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
         def write(step: int, values: Mapping[str, Any]) -> None:
             for key, value in values.items():

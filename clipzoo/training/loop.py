@@ -85,7 +85,7 @@ class TrainingLoop:
         tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
         means = self.world.mean(torch.stack([tensor.to(self.world.device) for tensor in tensors.values()])).tolist()
         values |= dict(zip(tensors, means, strict=True))
-        values |= {**self.step.throughput.read(done), **self.parts.dataset.counters()}
+        values |= {**self.step.throughput.read(done), **self.state.counters.read()}
         if self.world.is_first:
             self.parts.logger.log(done, values)
         self.parts.report(self.step.throughput.progress_line(done, values))

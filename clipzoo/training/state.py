@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from clipzoo.contracts import Dataset
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.training import checkpoint
@@ -34,7 +35,7 @@ class TrainingState:
     folder: run directory; None: nothing is saved or restored.
     modules: by their names in the checkpoint; saved only while their weights are finite.
     parts: the other parts, by their names in the checkpoint.
-    data: facts of the dataset, which a resumed run must find unchanged.
+    dataset: opened; a resumed run must find the same samples in it, and goes on counting its unusable ones.
     keep: number of newest checkpoints. background: training continues while a checkpoint is written.
     report: called with one line for the terminal.
     frozen: tensors of the model that training does not change. They are written once, to <folder>/frozen.pt, and are in
@@ -46,7 +47,7 @@ class TrainingState:
         folder: Path | None,
         modules: Mapping[str, nn.Module],
         parts: Mapping[str, Stateful],
-        data: Mapping[str, Any],
+        dataset: Dataset,
         throughput: Throughput,
         keep: int,
         background: bool,
@@ -58,7 +59,9 @@ class TrainingState:
         self._facts = facts or {}
         self._folder, self._keep, self._world, self._report = folder, keep, world, report
         self._modules, self._parts = modules, {**modules, **parts}
-        self._data, self._throughput = dict(data), throughput
+        self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
+        self.counters = Counters(dataset.counters)
+        self._throughput = throughput
         self._writer = checkpoint.CheckpointWriter(background)
         self._saved_step: int | None = None
         self._frozen = FrozenPart(folder, frozen) if frozen and folder else None
@@ -125,6 +128,8 @@ class TrainingState:
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
         self._throughput.resume(state["step"], state["spent"])
+        # Earlier versions saved no counters.
+        self.counters.resume(state.get("counters", {}))
         self._saved_step = state["step"]
         self._report(f"resuming from step {state['step']} ({path})")
         return state["step"]
@@ -133,9 +138,31 @@ class TrainingState:
         def write() -> None:
             require_finite_weights(self._modules, step)
             parts = {name: part.state_dict() for name, part in self._parts.items()}
-            state = {"step": step, "data": self._data, "spent": self._throughput.state(step), **parts}
+            spent, counters = self._throughput.state(step), self.counters.read()
+            state = {"step": step, "data": self._data, "spent": spent, "counters": counters, **parts}
             if self._frozen is not None:
                 state["frozen"] = self._frozen.digest
             self._writer.save(folder, step, state, {**self._facts, **facts}, keep)
 
         self._world.run_on_first(write)
+
+
+class Counters:
+    """Numbers of unusable samples since the run first started.
+
+    count: those that this process has seen, by kind: `Dataset.counters`.
+    """
+
+    def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
+        self._count = count
+        self._before: dict[str, int] = {}
+
+    def resume(self, stored: Mapping[str, int]) -> None:
+        """Continue from the numbers of a checkpoint. They include damaged shards, which `Dataset.open` counts again."""
+        again = self._count()
+        self._before = {kind: max(0, number - again.get(kind, 0)) for kind, number in stored.items()}
+
+    def read(self) -> dict[str, int]:
+        """Return the numbers by kind."""
+        before, now = self._before, self._count()
+        return {kind: before.get(kind, 0) + now.get(kind, 0) for kind in {**before, **now}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -33,12 +34,13 @@ class Throughput:
         self._started = self._read_time = time.perf_counter()
         self._first_step = self._read_step = 0
         self._read_parts: dict[str, float] = {}
-        self._first_reading: tuple[float, int] | None = None
+        self._estimate_from = self._started, 0
         self._spent_before: dict[str, float] = {"seconds": 0.0, "steps": 0}
 
     def resume(self, step: int, spent: Mapping[str, float]) -> None:
         """Continue at `step`. spent: `state` of the interrupted run."""
         self._first_step = self._read_step = step
+        self._estimate_from = self._started, step
         self._spent_before.update(spent)
 
     def state(self, step: int) -> dict[str, float]:
@@ -52,15 +54,23 @@ class Throughput:
         return {**before, **parts, **sums}
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the batches; the time that each one takes to arrive counts as waiting for data."""
+        """Yield the batches; the time that each one takes to arrive counts as waiting for data.
+
+        Readings leave out the start-up: the wait for the first batch and, if other steps follow before the first
+        reading, the first step.
+        """
         iterator = iter(batches)
-        while True:
+        for number in count():
             self._clock.mark("other")
+            if number == 1:
+                self._leave_out_start(self._first_step + 1)
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
             self._clock.mark("data")
+            if number == 0:
+                self._leave_out_start(self._first_step)
             yield batch
 
     def mark(self, part: str) -> None:
@@ -80,8 +90,6 @@ class Throughput:
             "seconds": self._spent_before["seconds"] + now - self._started,
         }
         self._read_time, self._read_step, self._read_parts = now, step, parts
-        # The first reading includes the start-up, so the time left is estimated from later ones.
-        self._first_reading = self._first_reading or (now, step)
         return values
 
     def progress_line(self, step: int, values: Mapping[str, Any]) -> str:
@@ -113,6 +121,13 @@ class Throughput:
             "device": torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU",
         }
 
+    def _leave_out_start(self, step: int) -> None:
+        """Begin the first reading, and the estimate of the time left, after `step` steps."""
+        parts, now = dict(self._clock.totals()), time.perf_counter()
+        self._estimate_from = now, step
+        if self._read_step == self._first_step:
+            self._read_time, self._read_step, self._read_parts = now, step, parts
+
     def _utilization(self, steps: float, seconds: float) -> dict[str, float]:
         """Model FLOPs utilization: recomputed activations do not count."""
         if self.flops_per_step is None:
@@ -125,9 +140,7 @@ class Throughput:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
     def _time_left(self, step: int) -> str:
-        since, first = self._first_reading or (self._started, self._first_step)
-        if step == first:
-            since, first = self._started, self._first_step
+        since, first = self._estimate_from
         seconds = (time.perf_counter() - since) / max(step - first, 1) * (self._total_steps - step)
         minutes, seconds = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)

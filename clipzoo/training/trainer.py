@@ -106,7 +106,7 @@ def fit(
         parts.folder,
         {"model": model, "objective": objective},
         {"model": tuned, "optimizer": optimizer, "scaler": scaler},
-        {"samples": dataset.samples, "fingerprint": dataset.fingerprint},
+        dataset,
         throughput,
         saving.keep,
         saving.in_background,
