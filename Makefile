@@ -28,12 +28,13 @@ if urls:
     sys.exit(f"{sys.prefix} has clipzoo from {urls.pop()}: give VENV=.venv, or uninstall clipzoo from it first")
 endef
 export OTHER_CHECKOUT
+REFUSE_OTHER_CHECKOUT = $(PY) -I -c "$$OTHER_CHECKOUT" '$(CURDIR)'
 
 # The stamp is written last, so that an interrupted installation is repeated.
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== environment: $(VENV) (about two minutes the first time)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -I -c "$$OTHER_CHECKOUT" '$(CURDIR)'
+	@$(REFUSE_OTHER_CHECKOUT)
 	@if command -v uv >/dev/null 2>&1; then \
 	    VIRTUAL_ENV=$(abspath $(VENV)) uv pip install --quiet -c constraints.txt -e '.[dev,fast]'; \
 	else \
@@ -91,6 +92,7 @@ studies: $(STAMP)  ## run the papers' small experiments (under forty minutes on 
 	@$(PY) -m clipzoo.studies
 
 docs: $(STAMP)  ## build the documentation into site/
+	@$(REFUSE_OTHER_CHECKOUT)
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@$(PY) -m mkdocs build --strict
 
