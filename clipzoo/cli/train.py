@@ -171,7 +171,7 @@ def train(config: DictConfig) -> None:
         world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, rows, given))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks, "
-            f"{precision} on {described(world.device)}{export_note(plain)}"
+            f"{precision} on {described(world.device, plain['data'].get('workers'))}{export_note(plain)}"
         )
         training = Parts(
             model, parts.objective, dataset, parts.optimizer, evaluator, parts.logger, plain["seed"], folder, plain,

@@ -143,7 +143,7 @@ class ShardDataset(Part):
         # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
         steps = range(start_step, stop_step)
-        workers = loader_workers(world.device.type == "cuda") if self._workers == "auto" else self._workers
+        workers = loader_workers(world.device.type == "cuda", self._workers)
         items = iterate(dataset, steps, workers, self._prefetch, world.timeout, "data.workers")
         # Starts its threads after the fork: a process forked among threads inherits the locks that they hold.
         prefetcher = Prefetcher(plan, self._indexes, self._cache)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from clipzoo.distributed import environment
 
@@ -17,12 +18,14 @@ def cores_of_rank() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), _quota()) // environment.read().local_size)
 
 
-def loader_workers(on_gpu: bool) -> int:
-    """Return the number of loader processes for `data.workers=auto`.
+def loader_workers(on_gpu: bool, asked: Literal["auto"] | int = "auto") -> int:
+    """Return the number of loader processes of this rank. asked: `data.workers`.
 
-    Beside a GPU as many as there are cores, at most MOST_WORKERS. Training on a CPU needs the cores itself, and takes
-    longer for a sample than decoding does: one process for every four cores.
+    "auto": beside a GPU as many as there are cores, at most MOST_WORKERS. Training on a CPU needs the cores itself, and
+    takes longer for a sample than decoding does: one process for every four cores.
     """
+    if asked != "auto":
+        return asked
     cores = cores_of_rank()
     return min(MOST_WORKERS, cores if on_gpu else max(1, cores // 4))
 

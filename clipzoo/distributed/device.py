@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Literal
 
 import torch
 
 from clipzoo.distributed import environment
-from clipzoo.distributed.cores import cores_of_rank
+from clipzoo.distributed.cores import cores_of_rank, loader_workers
 from clipzoo.errors import ConfigError
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -46,12 +47,21 @@ def set_threads(device: torch.device) -> None:
         torch.set_num_threads(cores_of_rank())
 
 
-def described(device: torch.device) -> str:
-    """Return the device in words, as the first line of a training names it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    count = torch.get_num_threads()
-    return f"the CPU with {count} thread" + "s" * (count > 1)
+def described(device: torch.device, workers: Literal["auto"] | int | None) -> str:
+    """Return the device and the loader processes in words, as the first line of a training names them.
+
+    workers: `data.workers`; None for a dataset without this key.
+    """
+    on_gpu = device.type == "cuda"
+    threads = _counted(torch.get_num_threads(), "thread")
+    name = torch.cuda.get_device_name(device) if on_gpu else f"the CPU with {threads}"
+    if workers is None:
+        return name
+    return f"{name}, {_counted(loader_workers(on_gpu, workers), 'loader process', 'es')} per rank"
+
+
+def _counted(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}{plural if count != 1 else ''}"
 
 
 def is_fast_in_bf16(device: torch.device) -> bool:

@@ -38,3 +38,4 @@ def test_ranks_share_the_cores_that_the_system_and_the_container_grant(machine):
 def test_loader_processes_leave_the_cores_to_a_training_on_the_cpu(machine, count, beside_gpu, on_cpu):
     machine(count)
     assert (cores.loader_workers(on_gpu=True), cores.loader_workers(on_gpu=False)) == (beside_gpu, on_cpu)
+    assert cores.loader_workers(on_gpu=True, asked=3) == 3
