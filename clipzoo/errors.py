@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import sys
@@ -105,6 +106,32 @@ def first_line(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     return lines[-1] if "Traceback" in str(error) else f"{type(error).__name__}: {lines[0]}"
+
+
+@contextmanager
+def one_message(what: str, remedy: str = "") -> Iterator[None]:
+    """Turn any error of another library in the block into one ConfigError, without the lines that the library logs.
+
+    what: the failure, with the key and its value. remedy: a sentence.
+    """
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    except (ConfigError, TrainingError):
+        raise
+    # Unknown names, failed downloads and damaged files end in errors of many types.
+    except Exception as error:
+        raise ConfigError(f"{what}: {cause(error)}" + (f". {remedy}" if remedy else "")) from error
+    finally:
+        logging.disable(disabled)
+
+
+def cause(error: BaseException, most: int = 240) -> str:
+    """Return the type and the first sentence of an error on one line of about `most` characters."""
+    sentence = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+    text = f"{type(error).__name__}: {sentence}"
+    return text if len(text) <= most else f"{text[:most].rpartition(' ')[0]} ..."
 
 
 def nearest(key: str, known: Sequence[str], most: int = 1) -> str:

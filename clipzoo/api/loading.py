@@ -14,7 +14,7 @@ from clipzoo.api.build import build_model
 from clipzoo.config.trust import require_trusted
 from clipzoo.config.variables import RESOLVER, uses_variables, with_variables
 from clipzoo.encoders.tuning.lora import merged
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, cause
 from clipzoo.evaluation.transform import Transform
 from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
@@ -84,7 +84,12 @@ def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequ
     else:
         raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
     model = build_model(config, trust=trust)
-    model.load_state_dict(merged({**read_frozen(folder, state), **state["model"]}))
+    trained = state["model"] if isinstance(state["model"], Mapping) else {}
+    try:
+        model.load_state_dict(merged({**read_frozen(folder, state), **trained}))
+    except RuntimeError as error:
+        fault = f"does not fit the model of {folder / 'config.yaml'} ({cause(error)})"
+        raise DamagedFileError(path, fault, checkpoint.REMEDY) from None
     return LoadedModel(model, config, folder).to(device).eval()
 
 

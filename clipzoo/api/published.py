@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clipzoo import io
 from clipzoo.config.trust import require_trusted
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, one_message
 from clipzoo.runs.renamed import current
 
 CONFIG, WEIGHTS = "clipzoo.json", "model.safetensors"
@@ -38,11 +38,8 @@ def downloaded(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     repository, _, revision = name.removeprefix(HUB).partition("@")
-    try:
+    with one_message(f"{name} cannot be downloaded"):
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES)))
-    # Wrong names, missing repositories, refused and failed connections end in errors of many types.
-    except Exception as error:
-        raise ConfigError(f"{name} cannot be downloaded: {' '.join(str(error).split())[:300]}") from error
 
 
 def read_published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:

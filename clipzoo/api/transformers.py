@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clipzoo.api.build import build_model
 from clipzoo.data.tokenizer import ClipTokenizer
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, cause
 from clipzoo.io import DamagedFileError, read_json, require_fields
 from clipzoo.model import Model
 
@@ -43,7 +43,7 @@ BLOCK_NAMES = {
 }  # fmt: skip
 """Modules of a block: open_clip's name -> transformers' name. open_clip fuses the input projections of attention."""
 _BLOCK = re.compile(r"transformer\.resblocks\.(\d+)\.(.+)")
-_MODEL, _PROCESSOR = "config.json", "preprocessor_config.json"
+_MODEL, _PROCESSOR, _WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
 BICUBIC, BILINEAR = 3, 2
 """PIL's numbers of the interpolations."""
 
@@ -69,6 +69,17 @@ def from_transformers(folder: Path) -> tuple[Model, dict[str, Any]]:
     config = _configuration(folder, content)
     model = build_model(config)
     theirs = _weights(folder)
+    try:
+        state = _state(config, theirs)
+        model.to(state["head.image_projection"].dtype).load_state_dict(state)
+    except (KeyError, RuntimeError) as error:
+        fault = f"does not fit {_MODEL} ({cause(error)})"
+        raise DamagedFileError(folder / _WEIGHTS, fault, REMEDY) from None
+    return model, config
+
+
+def _state(config: Mapping[str, Any], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors under our names. theirs: by transformers' names."""
     state = {
         "head.image_projection": theirs["visual_projection.weight"].mT,
         "head.text_projection": theirs["text_projection.weight"].mT,
@@ -79,8 +90,7 @@ def from_transformers(folder: Path) -> tuple[Model, dict[str, Any]]:
         ("text_model", "encoder.text_tower.trunk", config["encoder"]["text_tower"]),
     ):
         state |= {f"{place}.{name}": value for name, value in _trunk(side, tower["layers"], theirs)}
-    model.to(state["head.image_projection"].dtype).load_state_dict(state)
-    return model, config
+    return state
 
 
 def _trunk(side: str, layers: int, theirs: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -169,7 +179,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = folder / "model.safetensors"
+    path = folder / _WEIGHTS
     try:
         return load_file(path)
     except FileNotFoundError:

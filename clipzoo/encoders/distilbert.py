@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.text import end_positions
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, one_message
 from clipzoo.types import Features, NonNegativeCount, Part, Range
 
 
@@ -28,7 +28,7 @@ class DistilBertTower(Tower):
         if pretrained is None:
             self.trunk = transformers.DistilBertModel(transformers.DistilBertConfig())
         else:
-            self.trunk = transformers.DistilBertModel.from_pretrained(pretrained)
+            self.trunk = _loaded(transformers.DistilBertModel, pretrained, "encoder.text_tower.pretrained")
         self.width = self.trunk.config.dim
         self.end_token = end_token
 
@@ -57,8 +57,8 @@ class DistilBertTokenizer(Part):
 
     def __call__(self, captions: list[str]) -> Tensor:
         if self._tokenizer is None:
-            load = _transformers("encoder.tokenizer").AutoTokenizer.from_pretrained
-            self._tokenizer = load(self._name, split_special_tokens=True)
+            kind = _transformers("encoder.tokenizer").AutoTokenizer
+            self._tokenizer = _loaded(kind, self._name, "encoder.tokenizer.name", split_special_tokens=True)
         length = self.context_length
         tokens = self._tokenizer(
             captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
@@ -70,6 +70,12 @@ class DistilBertTokenizer(Part):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
+
+
+def _loaded(kind: Any, name: str, key: str, **options: Any) -> Any:
+    """Call kind.from_pretrained. Raises ConfigError that names `key`."""
+    with one_message(f"{key}={name} is no such folder, and cannot be loaded from the Hugging Face hub"):
+        return kind.from_pretrained(name, **options)
 
 
 def _transformers(key: str) -> Any:

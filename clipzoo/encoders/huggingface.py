@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clipzoo.encoders.base import TextTower
 from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer, require_transformers
 from clipzoo.encoders.text import end_positions
-from clipzoo.errors import ConfigError, first_line, nearest
+from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.types import Count, Features, NonNegativeCount, checked
 
 LONGEST = 512
@@ -114,14 +114,11 @@ def _configuration(name: str, options: dict[str, Any]) -> Any:
     if name in CONFIG_MAPPING and not Path(name).exists():
         config = AutoConfig.for_model(name)
     else:
-        try:
+        with one_message(
+            f"encoder.text.name={name}: there is no folder {name} with a config.json, transformers has no such kind of "
+            f"model{nearest(name, list(CONFIG_MAPPING), most=3)}, and the Hugging Face hub does not give it"
+        ):
             config = AutoConfig.from_pretrained(name)
-        except Exception as error:  # of many kinds: no such name, no network, a damaged file
-            raise ConfigError(
-                f"encoder.text.name={name}: there is no folder {name} with a config.json, and the Hugging Face hub "
-                f"does not give it ({first_line(error)}); transformers has no such kind of model"
-                f"{nearest(name, list(CONFIG_MAPPING), most=3)}"
-            ) from error
     config = getattr(config, "text_config", config)
     for key, value in options.items():
         if not hasattr(config, key):

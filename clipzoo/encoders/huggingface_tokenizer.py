@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from clipzoo.errors import ConfigError, first_line
+from clipzoo.errors import ConfigError, one_message
 from clipzoo.types import Part, Range
 
 Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
@@ -65,13 +65,11 @@ class HuggingFaceTokenizer(Part):
         if self._tokenizer is not None:
             return
         transformers = require_transformers("encoder.tokenizer")
-        try:
+        with one_message(
+            f"encoder.tokenizer.name={self._name} is no folder with a tokenizer, and cannot be loaded from the Hugging "
+            "Face hub"
+        ):
             tokenizer = transformers.AutoTokenizer.from_pretrained(self._name, split_special_tokens=True)
-        except Exception as error:  # of many kinds: no such name, no network, damaged files
-            raise ConfigError(
-                f"encoder.tokenizer.name={self._name} is no folder with a tokenizer, and cannot be loaded from the "
-                f"Hugging Face hub: {first_line(error)}"
-            ) from error
         if self._clean != "none":
             from open_clip.tokenizer import get_clean_fn
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.encoders.base import ImageTower, Tower
-from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, tokens_of
-from clipzoo.errors import ConfigError, nearest
+from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, timm_trunk, tokens_of
+from clipzoo.errors import ConfigError
 from clipzoo.types import Count, Features, Layers, checked
 
 
@@ -43,16 +43,7 @@ class TimmTower(ImageTower):
         checkpoint: bool = False,
     ) -> None:
         super().__init__()
-        import timm
-
-        if not timm.is_model(name) and ":" not in name:
-            raise ConfigError(f"name={name}: timm has no such model{nearest(name, timm.list_models(), most=3)}")
-        known = None if ":" in name else timm.get_pretrained_cfg(name)
-        settings = known.to_dict() if known else {}
-        size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
-        if settings and not settings.get("fixed_input_size"):
-            size = {}
-        self.trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
+        self.trunk = timm_trunk(name, image_size, pretrained, options)
         patch = getattr(getattr(self.trunk, "patch_embed", None), "patch_size", (1, 1))
         if image_size is not None and any(image_size % side for side in patch):
             raise ConfigError(

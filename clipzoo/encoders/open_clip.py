@@ -19,7 +19,7 @@ from clipzoo.encoders.open_clip_projection import remove_projection
 from clipzoo.encoders.open_clip_registry import describe, settings_of, tokenizer_of
 from clipzoo.encoders.text import causal_states
 from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, tokens_of
-from clipzoo.errors import ConfigError, first_line
+from clipzoo.errors import one_message
 from clipzoo.types import Count, Features, checked
 
 
@@ -50,7 +50,9 @@ class OpenClipImage(ImageTower):
         self.input_size = image_size or own_size
         if not settings.timm_model_name:
             settings.image_size = self.input_size
-        built = _build_vision_tower(described.model["embed_dim"], settings, bool(described.model.get("quick_gelu")))
+        quick_gelu = bool(described.model.get("quick_gelu"))
+        with one_message(f"the image tower of open_clip's {name}, image_size={image_size}, cannot be built"):
+            built = _build_vision_tower(described.model["embed_dim"], settings, quick_gelu)
         if settings.timm_model_name and self.input_size != own_size:
             built.set_input_size(self.input_size)
         if checkpoint and not isinstance(built, ModifiedResNet):
@@ -127,13 +129,9 @@ class OpenClipText(TextTower):
         if settings.hf_model_name:
             require_transformers(f"the text tower of open_clip's {name}")
         quick_gelu = bool(described.model.get("quick_gelu"))
-        try:
+        needs = f" with the configuration of {settings.hf_model_name}" if settings.hf_model_name else ""
+        with one_message(f"the text tower of open_clip's {name}{needs} cannot be built"):
             built = _build_text_tower(described.model["embed_dim"], settings, quick_gelu)
-        except OSError as error:
-            raise ConfigError(
-                f"open_clip's {name} needs the configuration of {settings.hf_model_name} from the Hugging Face hub, "
-                f"which cannot be read: {first_line(error)}"
-            ) from error
         self.width = remove_projection(built)
         self.tokenizer = tokenizer_of(name, vars(settings), self.context_length)
         self.name, self.checkpoint = name, checkpoint

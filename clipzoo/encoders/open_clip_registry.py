@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clipzoo.errors import ConfigError, first_line, nearest
+from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import read_json, require_fields
 
 FOLDER, HUB = "local-dir:", "hf-hub:"
 FILE = "open_clip_config.json"
 REMEDY = "export the model again"
+MODEL_FIELDS = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
 Triple = tuple[float, float, float]
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ def describe(name: str) -> Description:
         path = Path(name.removeprefix(FOLDER)) / FILE
         content = read_json(path, REMEDY)
         require_fields(path, content, {"model_cfg": dict}, REMEDY)
+        require_fields(path, content["model_cfg"], MODEL_FIELDS, REMEDY)
     elif name.startswith(HUB):
         content = _from_hub(name)
     else:
@@ -87,12 +89,10 @@ def tokenizer_of(name: str, described: Mapping[str, Any], context_length: int) -
 def _from_hub(name: str) -> Mapping[str, Any]:
     from open_clip.factory import _get_hf_config
 
-    try:
+    with one_message(f"{name} cannot be read from the Hugging Face hub"):
         content = _get_hf_config(name.removeprefix(HUB))
-    except Exception as error:  # the hub's client raises errors of many kinds
-        raise ConfigError(f"{name} cannot be read from the Hugging Face hub: {first_line(error)}") from error
-    if "model_cfg" not in content:
-        raise ConfigError(f"{name} is no model of open_clip: its {FILE} has no model_cfg")
+    if not isinstance(model := content.get("model_cfg"), Mapping) or not model.keys() >= MODEL_FIELDS.keys():
+        raise ConfigError(f"{name} is no model of open_clip: its {FILE} has no model_cfg of two towers")
     return content
 
 

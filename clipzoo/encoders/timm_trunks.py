@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.encoders.base import ImageTower
+from clipzoo.errors import ConfigError, nearest, one_message
 
 STAGES = ("blocks", "stages", "layers", "levels", "features", "network", "s")
 """Names that timm's trunks give to their sequence of blocks, or of stages of blocks."""
@@ -17,6 +18,26 @@ NUMBERED = re.compile(r"(layer|stage|network)_?\d")
 """Stages that are attributes of the trunk."""
 BLOCKS = ("blocks", "layers")
 """Names of the sequence of blocks inside a stage."""
+
+
+def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dict[str, Any]) -> Any:
+    """Return timm's model without its classifier; see `TimmTower`.
+
+    Raises:
+        ConfigError: timm has no such model, refuses the size or an option, or cannot download the weights.
+    """
+    import timm
+
+    if not timm.is_model(name) and ":" not in name:
+        raise ConfigError(f"name={name}: timm has no such model{nearest(name, timm.list_models(), most=3)}")
+    known = None if ":" in name else timm.get_pretrained_cfg(name)
+    settings = known.to_dict() if known else {}
+    size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
+    if settings and not settings.get("fixed_input_size"):
+        size = {}
+    given = f"name={name}, image_size={image_size}, pretrained={pretrained}, options={options}"
+    with one_message(f"timm refuses the image tower {given}"):
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
 
 
 def memory_layout(trunk: Any) -> torch.memory_format:

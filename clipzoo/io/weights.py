@@ -13,7 +13,8 @@ RANDOM = "random"
 """The name of the initial values that the seed gives."""
 BLOCK = 2**24
 """Bytes that are read at once."""
-FORMS = "a run directory, one of its checkpoints, a .safetensors file, open_clip:NAME/TAG, timm or huggingface"
+FORMS_ON_DISK = "a run directory, one of its checkpoints or a .safetensors file"
+FORMS = f"{FORMS_ON_DISK}, open_clip:NAME/TAG, timm or huggingface"
 
 
 def registry_of(name: str) -> str | None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from clipzoo.api import open_clip
 from clipzoo.api.loading import load
-from clipzoo.errors import ConfigError, first_line
-from clipzoo.io.weights import registry_of, weights_file
+from clipzoo.errors import ConfigError, one_message
+from clipzoo.io.weights import FORMS_ON_DISK, registry_of, weights_file
 from clipzoo.training import checkpoint
 
 
@@ -33,19 +33,12 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
     Raises:
         ConfigError: there are no such weights, or they hold other objects than tensors.
     """
-    registry, rest = registry_of(name), name.partition(":")[2]
-    try:
-        if registry == "open_clip":
-            return _from_open_clip(rest, name, key)
-        if registry == "timm":
-            return _from_timm(rest or _timm_name(tower, key))
-        if registry == "huggingface":
-            return _from_transformers(rest or _transformers_name(tower, key))
-    except ConfigError:
-        raise
-    # Registries raise errors of many kinds for unknown names and failed downloads.
-    except Exception as error:
-        raise ConfigError(f"{key}={name} cannot be loaded: {first_line(error)}") from error
+    if registry_of(name) is not None:
+        try:
+            with one_message(f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
+                return _from_registry(name, key, tower)
+        except ConfigError as error:
+            raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error
     path = weights_file(name, key)
     run = path.parent.parent
     if path.suffix == ".pt" and (run / "config.yaml").exists():
@@ -69,6 +62,15 @@ def _from_file(path: Path) -> Mapping[str, Tensor]:
         if isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
+    registry, rest = registry_of(name), name.partition(":")[2]
+    if registry == "open_clip":
+        return _from_open_clip(rest, name, key)
+    if registry == "timm":
+        return _from_timm(rest or _timm_name(tower, key))
+    return _from_transformers(rest or _transformers_name(tower, key))
 
 
 def _from_open_clip(rest: str, name: str, key: str) -> Source:

@@ -20,7 +20,7 @@ from clipzoo.api.open_clip.tensors import (
 from clipzoo.config.from_model import PREFIX, filled
 from clipzoo.encoders.open_clip_projection import projection_path
 from clipzoo.encoders.open_clip_registry import describe
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, one_message
 from clipzoo.model import Model
 
 IMAGE_TOWER, TEXT_TOWER = "clipzoo.encoders.open_clip.OpenClipImage", "clipzoo.encoders.open_clip.OpenClipText"
@@ -41,6 +41,7 @@ def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, 
     """
     import open_clip
 
+    _require_no_tag(name)
     describe(name)
     if pretrained is not None and not Path(pretrained).exists():
         tags = open_clip.list_pretrained_tags_by_model(name)
@@ -49,9 +50,31 @@ def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, 
                 f"pretrained={pretrained} is neither a file nor a tag of open_clip's {name} "
                 f"(its tags: {', '.join(tags) or 'none'})"
             )
+    return as_ours(name, _peer(name, pretrained))
+
+
+def _require_no_tag(name: str) -> None:
+    """Raise ConfigError if the name of a model is followed by the tag of its weights."""
+    import open_clip
+
+    model, _, tag = name.rpartition("/")
+    if tag in open_clip.list_pretrained_tags_by_model(model):
+        raise ConfigError(f"{name} is a model with the tag of its weights: give model={model} pretrained={tag}")
+
+
+def _peer(name: str, pretrained: str | None) -> Any:
+    """Return open_clip's own model with its weights. Raises ConfigError."""
+    import open_clip
+
     weights = pretrained is not None or ":" in name
-    peer = open_clip.create_model(name, pretrained=pretrained, load_weights=weights, pretrained_text=False)
-    return as_ours(name, peer)
+    what, remedy = f"open_clip's {name} cannot be loaded", ""
+    if pretrained is not None and Path(pretrained).exists():
+        what = f"{pretrained} holds no weights of open_clip's {name}"
+    elif pretrained is not None:
+        what = f"the weights {pretrained} of open_clip's {name} cannot be downloaded"
+        remedy = "Without a network, give a file of these weights in place of the tag"
+    with one_message(what, remedy):
+        return open_clip.create_model(name, pretrained=pretrained, load_weights=weights, pretrained_text=False)
 
 
 def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
