@@ -9,17 +9,20 @@ from clipzoo.errors import nearest
 
 FOREIGN_KEYS = {
     "accum_freq": "trainer.micro_batch", "batch_size": "trainer.global_batch", "beta1": "optim.betas",
-    "beta2": "optim.betas", "dataset": "data", "grad_clip_norm": "trainer.clip_gradient",
-    "learning_rate": "optim.schedule.peak", "logs": "runs", "loss": "objective", "lr": "optim.schedule.peak",
-    "model": "encoder", "report_to": "logger.wandb", "save_frequency": "trainer.save_every",
-    "train_data": "data.shards", "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
+    "beta2": "optim.betas", "checkpoint": "init.weights", "ckpt": "init.weights", "dataset": "data",
+    "grad_clip_norm": "trainer.clip_gradient", "learning_rate": "optim.schedule.peak", "logs": "runs",
+    "loss": "objective", "lr": "optim.schedule.peak", "model": "encoder", "pretrained": "init.weights",
+    "report_to": "logger.wandb", "save_frequency": "trainer.save_every", "train_data": "data.shards",
+    "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
 }  # fmt: skip
 """Names that other programs, above all open_clip, use for our keys."""
+FOREIGN_KEYS_OF_EVALUATION = {"checkpoint": "run", "ckpt": "run", "weights": "pretrained"}
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
-    ours = FOREIGN_KEYS.get(key.rsplit(".", 1)[-1])
+    names = FOREIGN_KEYS_OF_EVALUATION if "run" in known else FOREIGN_KEYS
+    ours = names.get(key.rsplit(".", 1)[-1])
     return f"there is no key {key}" + (f"; did you mean {ours}?" if ours else nearest(key, known))
 
 

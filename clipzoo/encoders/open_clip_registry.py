@@ -53,7 +53,7 @@ def describe(name: str) -> Description:
     preprocessing = content.get("preprocess_cfg") or {}
     mean = preprocessing.get("mean") or OPENAI_DATASET_MEAN
     std = preprocessing.get("std") or OPENAI_DATASET_STD
-    return Description(content["model_cfg"], _triple(mean), _triple(std))
+    return Description(content["model_cfg"], _triple(mean, name), _triple(std, name))
 
 
 def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[str, Any], key: str) -> T:
@@ -109,6 +109,7 @@ def _preprocessing(name: str) -> dict[str, Any]:
     return agreed
 
 
-def _triple(values: Any) -> Triple:
-    red, green, blue = (float(value) for value in values)
+def _triple(values: Any, name: str) -> Triple:
+    with one_message(f"{name} has {values} as mean or std of the pixels, not three numbers"):
+        red, green, blue = (float(value) for value in values)
     return red, green, blue

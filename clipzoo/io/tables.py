@@ -23,7 +23,10 @@ def read_table(path: Path, columns: Collection[str]) -> Iterator[dict[str, str]]
             names = rows.fieldnames or []
             missing = sorted(set(columns) - set(names))
             if missing:
-                raise ConfigError(f"{path} has no column {missing[0]!r}, but: {', '.join(names)}")
+                raise ConfigError(
+                    f"{path} has no column {missing[0]!r}, but: {', '.join(names)}; --image, --caption and --label "
+                    "take the names of columns"
+                )
             for row in rows:
                 # A row with more or fewer values than columns has the key None, or the value None.
                 if None in row or None in row.values():

@@ -83,6 +83,15 @@ def test_a_missing_run_or_checkpoint_is_named(run):
         clipzoo.load("elsewhere/run")
 
 
+def test_a_checkpoint_of_another_model_is_one_message(run):
+    path = checkpoint.save(run / "checkpoints", 3, {"model": {"x": torch.zeros(1)}}, {"step": 3}, 10)
+    with pytest.raises(
+        ConfigError, match="does not fit the model of .*config.yaml .RuntimeError: .*: give another"
+    ) as no:
+        clipzoo.load(path)
+    assert "\n" not in str(no.value)
+
+
 @pytest.mark.medium
 def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings, tmp_path):
     plain = config_of("clip", *(setting for setting in settings if not setting.startswith("device")))
@@ -109,6 +118,7 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
         (["model=ViT-B-32", "row=wpse/CC3M/CLAP"], "no paper has the row wpse/CC3M/CLAP; did you mean wpse/CC3M/CLIP"),
         (["model=no-such-model", "eval.drws=3"], "there is no key eval.drws; did you mean eval.draws"),
         (["run=a", "row=wpse/CC3M/CLIP"], "a run has a row of its own"),
+        (["checkpoint=a.pt"], "there is no key checkpoint; did you mean run?"),
     ],
 )
 def test_an_invalid_evaluation_is_refused_before_anything_is_loaded(overrides, expected):

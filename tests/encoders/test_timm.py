@@ -63,3 +63,19 @@ def test_an_image_size_is_passed_to_trunks_that_have_one():
 def test_an_unknown_name_is_one_message_with_the_nearest_names():
     with pytest.raises(ConfigError, match="timm has no such model; did you mean resnet.* or "):
         TimmTower("resnet18x", None, False, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "cause"),
+    [
+        ("resnet18", {"nosuch": 1}, "unexpected keyword argument 'nosuch'"),
+        ("vit_tiny_patch16_224", {"drop_path_rat": 0.1}, "unexpected keyword argument 'drop_path_rat'"),
+        ("resnet18.nosuch", {}, "Invalid pretrained tag"),
+    ],
+)
+def test_a_refusal_of_timm_is_one_line_with_the_settings_of_the_tower(name, options, cause):
+    with torch.device("meta"), pytest.raises(ConfigError) as refused:
+        TimmTower(name, 64, False, options)
+    message = str(refused.value)
+    assert message.startswith(f"timm refuses the image tower name={name}, image_size=64, pretrained=False, options=")
+    assert cause in message and "\n" not in message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import open_clip
 import pytest
 import torch
@@ -172,3 +174,41 @@ def test_a_model_of_open_clip_goes_through_clipzoo_unchanged(tmp_path):
     clipzoo.export(clipzoo.from_open_clip(f"local-dir:{tmp_path / 'first'}"), tmp_path / "second")
     before, after = (load_file(tmp_path / name / "open_clip_model.safetensors") for name in ("first", "second"))
     assert_equal_states(before, after)
+
+
+SMALL = {
+    "embed_dim": 16, "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
+    "text_cfg": {"width": 64, "heads": 1, "layers": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"accuracy": 0.5}, "open_clip_config.json lacks model_cfg"),
+        ({"model_cfg": {"embed_dim": 16}}, "open_clip_config.json lacks vision_cfg, text_cfg"),
+        ({"model_cfg": {**SMALL, "vision_cfg": {"nosuch": 1}}}, "cannot be loaded: TypeError: .*'nosuch'"),
+        (
+            {"model_cfg": SMALL, "preprocess_cfg": {"mean": "x"}},
+            "has x as mean or std of the pixels, not three numbers",
+        ),
+        ({"model_cfg": SMALL}, "cannot be loaded: RuntimeError: .*weights"),
+    ],
+)
+def test_a_folder_with_other_json_or_without_weights_is_one_message(content, message, tmp_path):
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=message) as refused:
+        clipzoo.from_open_clip(f"local-dir:{tmp_path}")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_of_other_weights_is_one_message(tmp_path):
+    torch.save({"state_dict": {"backbone.weight": torch.zeros(3)}}, tmp_path / "foreign.pt")
+    with pytest.raises(ConfigError, match="foreign.pt holds no weights of open_clip's RN50: RuntimeError: ") as refused:
+        clipzoo.from_open_clip("RN50", str(tmp_path / "foreign.pt"))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_tag_in_the_name_of_a_model_is_named_with_its_key():
+    with pytest.raises(ConfigError, match="give model=ViT-B-32 pretrained=laion2b_s34b_b79k"):
+        clipzoo.from_open_clip("ViT-B-32/laion2b_s34b_b79k")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import clipzoo
 from clipzoo.errors import ConfigError
@@ -87,6 +87,13 @@ def test_a_model_that_transformers_wrote_goes_through_clipzoo_unchanged(tmp_path
         # CLIPModel ignores its towers' own projection_dim, and no padding reaches its pooled features.
         kept = again[part].keys() - {"projection_dim", "pad_token_id"}
         assert {key: stated[key] for key in kept} == {key: again[part][key] for key in kept}
+
+
+def test_weights_of_another_model_are_one_message(tmp_path):
+    clipzoo.export(loaded("clip"), tmp_path, "transformers")
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="model.safetensors does not fit config.json .KeyError: .*: export the model"):
+        clipzoo.from_transformers(tmp_path)
 
 
 def test_another_kind_of_model_is_refused(tmp_path):

@@ -74,7 +74,10 @@ def _peer(name: str, pretrained: str | None) -> Any:
         what = f"the weights {pretrained} of open_clip's {name} cannot be downloaded"
         remedy = "Without a network, give a file of these weights in place of the tag"
     with one_message(what, remedy):
-        return open_clip.create_model(name, pretrained=pretrained, load_weights=weights, pretrained_text=False)
+        # A folder without weights would give a model with random ones.
+        return open_clip.create_model(
+            name, pretrained=pretrained, load_weights=weights, pretrained_text=False, require_pretrained=weights
+        )
 
 
 def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from safetensors.torch import save_file
 
 import clipzoo
 from clipzoo.api.build import build_model
+from clipzoo.api.initial.sources import read_source
 from clipzoo.api.initial.weights import InitialWeights, summary
 from clipzoo.api.loading import LoadedModel
 from clipzoo.cli.evaluate import evaluate
@@ -140,6 +145,53 @@ def test_missing_weights_and_damaged_files_are_one_message(tmp_path):
         loaded(configuration(), weights=str(tmp_path / "x.safetensors"))
     with pytest.raises(ConfigError, match="names no weights: give open_clip:NAME/TAG"):
         loaded(configuration(), weights="open_clip:ViT-B-32")
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """The hub's client answers at once that there is no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.parametrize("name", ["open_clip:ViT-B-32/laion2b_s34b_b79k", "timm:resnet18", "huggingface:no-such/model"])
+def test_a_download_that_fails_is_one_message_with_the_key_and_no_line_of_the_library(name, no_network, tmp_path):
+    (tmp_path / "err").touch()
+    with pytest.raises(ConfigError) as failed, logged_to(tmp_path / "err"):
+        read_source(name, "init.weights", None)
+    message = str(failed.value)
+    assert message.startswith(f"init.weights={name}") and "Without a network, give " in message
+    assert "\n" not in message and (tmp_path / "err").read_text() == ""
+
+
+@contextmanager
+def logged_to(path: Path) -> Iterator[None]:
+    """Write what any logger says to a file."""
+    handler = logging.FileHandler(path)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"state_dict": {"backbone.weight": torch.zeros(3)}}, "holds no weights of the image tower"),
+        ([1, 2], "holds no mapping"),
+        (b"", "is no checkpoint of weights and plain values"),
+        (b"no tensors", "is no checkpoint of weights and plain values"),
+    ],
+)
+def test_a_checkpoint_of_another_program_or_a_damaged_one_is_one_message(content, message, tmp_path):
+    path = tmp_path / "foreign.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(ConfigError) as refused:
+        loaded(configuration(), weights=str(path))
+    assert message in str(refused.value) and str(path) in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.medium
