@@ -67,7 +67,8 @@ def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[st
         if option not in known:
             raise ConfigError(f"{key}.options.{option}: open_clip's {kind.__name__} has no such option"
                               f"{nearest(option, known, most=3)}")  # fmt: skip
-    return kind(**{**described, **options})
+    with one_message(f"{key}: the settings of this model are none of open_clip's {kind.__name__}"):
+        return kind(**{**described, **options})
 
 
 def tokenizer_of(name: str, described: Mapping[str, Any], context_length: int) -> dict[str, Any]:

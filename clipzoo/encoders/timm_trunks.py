@@ -31,7 +31,8 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
     if not timm.is_model(name) and ":" not in name:
         raise ConfigError(f"name={name}: timm has no such model{nearest(name, timm.list_models(), most=3)}")
     given = f"name={name}, image_size={image_size}, pretrained={pretrained}, options={options}"
-    with one_message(f"timm refuses the image tower {given}"):
+    remedy = "Without a network, give pretrained=false" if pretrained else ""
+    with one_message(f"timm cannot build the image tower {given}", remedy):
         known = None if ":" in name else timm.get_pretrained_cfg(name)
         settings = known.to_dict() if known else {}
         size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}

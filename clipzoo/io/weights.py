@@ -59,7 +59,8 @@ def weights_digest(name: str, key: str) -> str:
     if name == RANDOM or place is None:
         return name
     path = weights_file(place, key)
-    if mark_of(path).exists() and path.suffix == ".pt":
+    # Beside a file of another program stands a .json of another program.
+    if mark_of(path).exists() and path.suffix == ".pt" and (path.parent.parent / "config.yaml").exists():
         content = read_json(mark_of(path), "give another checkpoint")
         require_fields(mark_of(path), content, {"sha256": str})
         return content["sha256"]

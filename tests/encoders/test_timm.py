@@ -77,5 +77,7 @@ def test_a_refusal_of_timm_is_one_line_with_the_settings_of_the_tower(name, opti
     with torch.device("meta"), pytest.raises(ConfigError) as refused:
         TimmTower(name, 64, False, options)
     message = str(refused.value)
-    assert message.startswith(f"timm refuses the image tower name={name}, image_size=64, pretrained=False, options=")
+    assert message.startswith(
+        f"timm cannot build the image tower name={name}, image_size=64, pretrained=False, options="
+    )
     assert cause in message and "\n" not in message

@@ -33,12 +33,16 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
     Raises:
         ConfigError: there are no such weights, or they hold other objects than tensors.
     """
-    if registry_of(name) is not None:
-        try:
-            with one_message(f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
-                return _from_registry(name, key, tower)
-        except ConfigError as error:
-            raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error
+    try:
+        if registry_of(name) is None:
+            return _from_disk(name, key, trust)
+        with one_message(f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
+            return _from_registry(name, key, tower)
+    except ConfigError as error:
+        raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error
+
+
+def _from_disk(name: str, key: str, trust: Collection[str]) -> Source:
     path = weights_file(name, key)
     run = path.parent.parent
     if path.suffix == ".pt" and (run / "config.yaml").exists():

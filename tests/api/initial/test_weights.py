@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import logging
 import shutil
@@ -191,7 +192,15 @@ def test_a_checkpoint_of_another_program_or_a_damaged_one_is_one_message(content
         torch.save(content, path)
     with pytest.raises(ConfigError) as refused:
         loaded(configuration(), weights=str(path))
-    assert message in str(refused.value) and str(path) in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(f"init.weights={path}")
+
+
+def test_a_json_of_another_program_beside_its_weights_is_not_read(tmp_path):
+    path = tmp_path / "foreign.pt"
+    path.write_bytes(b"weights")
+    path.with_suffix(".json").write_text('{"accuracy": 0.5}')
+    assert weights_digest(str(path), "init.weights") == hashlib.sha256(b"weights").hexdigest()
 
 
 @pytest.mark.medium
