@@ -66,9 +66,11 @@ def test_two_ranks_equal_one_for_every_compatible_pair(pairs, alone):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_tiles_give_the_losses_gradients_and_state_of_the_matrix(pairs, alone, ranks):
-    tiled = run_ranks(ranks, train_pairs, pairs, 3)[0] if ranks > 1 else train_pairs(pairs, 3)
-    for pair, expected in alone.items():
-        for name, value in expected.items():
+    chosen = {name: pair for name, pair in pairs.items() if name.startswith(("clip ", "cosine "))}
+    assert len(chosen) >= len(OBJECTIVES)
+    tiled = run_ranks(ranks, train_pairs, chosen, 3)[0] if ranks > 1 else train_pairs(chosen, 3)
+    for pair in chosen:
+        for name, value in alone[pair].items():
             torch.testing.assert_close(tiled[pair][name], value, rtol=1e-12, atol=1e-12, msg=f"{pair}: {name}")
 
 

@@ -85,19 +85,18 @@ def test_kernels_are_launched_on_contiguous_cuda_tensors_alone_and_give_a_step_t
 
 
 @pytest.mark.parametrize("precision", ["medium", "high"])
-def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision):
-    for kernel in in_fresh_process(_compiled, precision, interpret=False):
+@pytest.mark.parametrize("of_pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision, of_pairs):
+    for kernel in in_fresh_process(_compiled_of_pairs if of_pairs else _compiled, precision, interpret=False):
         assert kernel["shared"] <= SHARED_MEMORY, kernel
         assert kernel["wgmma"] > 0, kernel
         assert (kernel["stack"] or 0) <= SPILLED, kernel
 
 
 def _compiled(precision: str) -> list[dict[str, Any]]:
-    from clipzoo.ops.triton import kme_kernels as kme, log_sum_exps_kernels as sums, pair_kernels as pairs
-    from clipzoo.ops.triton.tiles import TILES, narrow_tiles
+    from clipzoo.ops.triton import kme_kernels as kme, log_sum_exps_kernels as sums
+    from clipzoo.ops.triton.tiles import TILES
 
-    torch.set_float32_matmul_precision(precision)
-    narrow = narrow_tiles()
     tiles, points = TILES[precision], ("x_ptr", "y_ptr", "shares_ptr")
     factors = ("left_ptr", "right_ptr", "shares_ptr")
     return [
@@ -106,10 +105,20 @@ def _compiled(precision: str) -> list[dict[str, Any]]:
         compiled_for_sm_90(kme.shares, tiles, points),
         compiled_for_sm_90(sums.tile_sums, tiles, factors, WITH_COLUMNS=True),
         compiled_for_sm_90(sums.shares, tiles, factors, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.negative_sums, narrow, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.negative_shares, narrow, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.softplus_sums, narrow, factors, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.softplus_shares, narrow, factors, WITH_COLUMNS=True),
+    ]
+
+
+def _compiled_of_pairs(precision: str) -> list[dict[str, Any]]:
+    from clipzoo.ops.triton import pair_kernels as pairs
+    from clipzoo.ops.triton.tiles import narrow_tiles
+
+    torch.set_float32_matmul_precision(precision)
+    tiles, factors = narrow_tiles(), ("left_ptr", "right_ptr", "shares_ptr")
+    return [
+        compiled_for_sm_90(pairs.negative_sums, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.negative_shares, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.softplus_sums, tiles, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.softplus_shares, tiles, factors, WITH_COLUMNS=True),
     ]
 
 
