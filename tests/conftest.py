@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,9 +29,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def no_process_outlives_its_test() -> Iterator[None]:
+def nothing_outlives_its_test() -> Iterator[None]:
+    """Processes end, and no test sees the sweep that another has read from a command line."""
     yield
     kill_running()
+    os.environ.pop("CLIPZOO_SWEEP", None)
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ def write_pictures(folder: Path, count: int) -> None:
         (place / f"{number}.txt").write_text(f"bird number {number}\n")
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_every_block_of_the_page_runs(tmp_path):
     write_pictures(tmp_path / "pictures" / "train", 32)
     write_pictures(tmp_path / "pictures" / "test", 10)

@@ -18,7 +18,7 @@ from tests.support.paths import CONF
 HEADS = sorted(path.stem for path in (CONF / "head").glob("*.yaml"))
 GRAPHS = ("image", "text", "score")
 COSINES = ("clip", "cloob", "cosine")
-QUICK = {"torch": ("kme", "wpse"), "onnx": ("kme",)}
+QUICK: dict[str, tuple[str, ...]] = {"torch": ("kme",), "onnx": ()}
 """Heads that `make test` converts: a conversion takes 3 and 10 s. The others are converted by `make test-all`."""
 
 

@@ -34,7 +34,7 @@ def test_seeds_are_averaged_and_the_highest_mean_has_a_star(runs):
     assert lines[2].split()[:2] == ["kme", "44*"] and lines[2].endswith("1 of 2")
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_sweep_ends_with_its_table_and_says_where_the_comparison_is(runs, tmp_path):
     last = write_run(runs, "demo/clip", {"zero_shot/colours/top1": 50.0}, *COMMON[1:], "head=kme", "seed=1", pairs=2000)
     assert last.name.startswith("demo-clip+data.shards-a.tar+head-kme+seed-1-")

@@ -32,7 +32,7 @@ def rows(runs: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_run_killed_and_resumed_logs_the_counts_of_an_undisturbed_run(tmp_path):
     samples = numbered(0, 100)
     for bad in (3, 40, 77):

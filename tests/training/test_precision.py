@@ -44,7 +44,7 @@ def test_the_report_shows_the_precision_that_auto_stood_for():
     assert RunRecord().resolved(config) == config
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions of other CPUs cannot be limited")
 def test_a_slow_cpu_trains_in_float32_and_so_does_the_resumed_run_on_a_fast_one(tiny_shards, tmp_path):
     changes = ["trainer.precision=auto", "data.workers=auto"]

@@ -203,7 +203,7 @@ def test_a_json_of_another_program_beside_its_weights_is_not_read(tmp_path):
     assert weights_digest(str(path), "init.weights") == hashlib.sha256(b"weights").hexdigest()
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_run_from_weights_begins_with_their_evaluation_and_resumes_without_them(undisturbed, tiny_shards, tmp_path):
     write_sets(tmp_path / "sets")
     sets = ["eval=none", f"eval.root={tmp_path / 'sets'}", "eval.zero_shot=[colours]", "eval.workers=0"]

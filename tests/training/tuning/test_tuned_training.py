@@ -153,8 +153,11 @@ def trained_on_rank(way: str) -> dict[str, torch.Tensor]:
     return plain(train(tuned.model(), WAYS[way](), steps=6, world=World.from_process_group()).model)
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize("way", ["frozen without cache", "last layers", "lora", "head first"])
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param("lora", marks=pytest.mark.medium)]
+    + [pytest.param(way, marks=pytest.mark.slow) for way in ("frozen without cache", "last layers", "head first")],
+)
 def test_two_ranks_train_a_part_as_one_does(way):
     (one,) = run_ranks(1, trained_on_rank, way)
     for weights in run_ranks(2, trained_on_rank, way):
@@ -162,7 +165,7 @@ def test_two_ranks_train_a_part_as_one_does(way):
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-8, msg=name)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_run_with_adapters_is_loaded_evaluated_and_exported_with_merged_weights(tiny_shards, undisturbed, tmp_path):
     changes = [
         f"init.weights={undisturbed / 'run'}", "tune/image=lora", "tune/text=last_k",
