@@ -140,3 +140,18 @@ def test_tensorboard_has_the_curves_and_the_pictures(tmp_path):
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1.5), (2, 1.25)]
     assert "report/curves" in events.Tags()["images"]
+
+
+def test_tensorboard_of_a_resumed_run_hides_what_was_logged_after_its_checkpoint(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, steps in ((0, (1, 2, 3, 4)), (2, (3, 4))):
+        log = logger(tensorboard=True)
+        log.open(tmp_path, CONFIG, start)
+        for step in steps:
+            log.log(step, {"loss": 10.0 * start + step})
+        log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1), (2, 2), (3, 23), (4, 24)]
