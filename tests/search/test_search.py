@@ -19,6 +19,8 @@ from tests.support.heads import build_head, image_features, text_features
 
 COUNT = 40
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture(scope="module")
 def gallery(tmp_path_factory):
@@ -44,7 +46,7 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("faiss", [True, False])
-@pytest.mark.parametrize("head", ["clip", "distance"])
+@pytest.mark.parametrize("head", ["clip", pytest.param("distance", marks=pytest.mark.slow)])
 def test_inner_products_find_the_images_with_the_highest_logits(head, faiss, gallery, published, tmp_path, monkeypatch):
     if faiss:
         pytest.importorskip("faiss")
@@ -61,6 +63,7 @@ def test_inner_products_find_the_images_with_the_highest_logits(head, faiss, gal
     assert index.recall(captions(5), 7) == 1.0
 
 
+@pytest.mark.slow
 def test_the_approximation_of_kme_finds_candidates_and_their_scores_are_exact(gallery, published, tmp_path):
     index = clipzoo.build_index(clipzoo.load(published / "kme"), str(published / "kme"), str(gallery), tmp_path / "i")
     (found,), (best,) = index.search("a red circle", 3, candidates=15), index.search("a red circle", COUNT)
@@ -94,6 +97,7 @@ def test_the_factors_of_every_other_head_give_its_score(name):
     assert best.tolist() == head.score(image, text[:1].double())[:, 0].sort(descending=True).indices.tolist()
 
 
+@pytest.mark.slow
 def test_an_interrupted_index_is_completed_and_equals_an_undisturbed_one(gallery, published, tmp_path, monkeypatch):
     source = str(published / "clip")
     model = clipzoo.load(source)
