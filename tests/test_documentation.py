@@ -59,6 +59,9 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
         train.hydra_arguments(words[1:])
     elif words[0] == "evaluate":
         compose(words[1:], "eval", nodes={"encoder": PLACEHOLDERS})
+    elif words[0] in ("--help", "--version"):
+        with pytest.raises(SystemExit, match="^0$"):
+            commands._parser().parse_args(words)
     elif words[0] != "launch":
         commands._parser().parse_args(words)
 
