@@ -15,9 +15,9 @@ import onnxruntime
 import torch
 
 from clipzoo.api.build import build_model
+from clipzoo.api.formats.export import export
 from clipzoo.api.loading import LoadedModel
 from clipzoo.config.compose import compose
-from clipzoo.formats.export import export
 
 BATCH, ROUNDS = 32, 9
 

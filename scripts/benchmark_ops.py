@@ -151,9 +151,9 @@ def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[st
     from open_clip.loss import ClipLoss
 
     from clipzoo import World
+    from clipzoo.heads.similarity.tiled import tiled_scores
     from clipzoo.objectives.infoloob import leave_one_out
     from clipzoo.objectives.infonce import cross_entropy
-    from clipzoo.similarity.tiled import tiled_scores
 
     generator = torch.Generator().manual_seed(rank)
     image, text = (
@@ -184,8 +184,8 @@ def _siglip(samples: int, width: int) -> dict[str, Contender]:
     """SigLIP's loss of unit vectors with a learnable scale and bias, beside open_clip's."""
     from open_clip.loss import SigLipLoss
 
+    from clipzoo.heads.similarity.tiled import tiled_scores
     from clipzoo.objectives.siglip import pairwise_sigmoid
-    from clipzoo.similarity.tiled import tiled_scores
 
     leaves = *_unit_vectors(samples, width), torch.tensor(10.0).requires_grad_(), torch.tensor(-10.0).requires_grad_()
     image, text, scale, bias = leaves
@@ -203,8 +203,8 @@ def _objective(name: str, samples: int, width: int) -> dict[str, Contender]:
     from clipzoo import Batch, Progress, Similarity
     from clipzoo.api.build import build_objective
     from clipzoo.config.compose import compose
-    from clipzoo.similarity.dense import DenseScores
-    from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
+    from clipzoo.heads.similarity.dense import DenseScores
+    from clipzoo.heads.similarity.tiled import tiled_anchors, tiled_scores
 
     plain = compose(["data.shards=-", "encoder=tiny", "head=cosine", f"objective={name}"])
     objective = build_objective(plain)

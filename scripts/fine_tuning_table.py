@@ -17,11 +17,11 @@ from torch import Tensor
 import clipzoo
 from clipzoo.api.build import build_model
 from clipzoo.config.compose import compose
-from clipzoo.demo_world.caption import write_caption
-from clipzoo.demo_world.render import render
-from clipzoo.demo_world.scene import SHAPES, sample_scene
 from clipzoo.encoders.tuning.towers import Frozen, Full, LastLayers, Lora
 from clipzoo.encoders.tuning.tuning import Tuning
+from clipzoo.example_data.demo_world.caption import write_caption
+from clipzoo.example_data.demo_world.render import render
+from clipzoo.example_data.demo_world.scene import SHAPES, sample_scene
 from clipzoo.objectives.infonce import InfoNCE
 
 SIZE, BATCH = 64, 64

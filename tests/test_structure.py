@@ -13,9 +13,8 @@ from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "clipzoo"
 ORDER = (
-    "errors", "io", "config", "runs", "distributed", "types", "ops", "similarity", "heads", "objectives", "encoders",
-    "model", "contracts", "data", "evaluation", "training", "api", "formats", "search", "report", "demo_world",
-    "emoji", "studies", "cli",
+    "errors", "io", "config", "runs", "distributed", "types", "ops", "heads", "objectives", "encoders", "model",
+    "data", "evaluation", "training", "api", "report", "example_data", "studies", "cli",
 )  # fmt: skip
 """Packages and modules from low to high: a module imports only from its own package and from lower ones."""
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "conf" not in path.relative_to(PACKAGE).parts)

@@ -19,7 +19,6 @@ from clipzoo.config.from_model import emptied, filled, has_open
 from clipzoo.config.groups import CONF, options
 from clipzoo.config.schema import HYDRA_KEYS
 from clipzoo.config.trust import KEY, OWN, is_within, refusal
-from clipzoo.contracts import Dataset, Logger, Optimizer
 from clipzoo.encoders.base import Encoder
 from clipzoo.encoders.tuning.tuning import Tuning
 from clipzoo.errors import ConfigError, PartError, TrainingError, first_line
@@ -28,6 +27,7 @@ from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives import compatibility
 from clipzoo.objectives.base import Objective
+from clipzoo.training.contracts import Dataset, Logger, Optimizer
 from clipzoo.training.trainer import Trainer
 from clipzoo.types import Part
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from clipzoo.contracts import Dataset, Optimizer
 from clipzoo.distributed.device import choose_device
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.preemption import Preemption
@@ -18,6 +17,7 @@ from clipzoo.model import Model
 from clipzoo.objectives import compatibility
 from clipzoo.objectives.base import Objective
 from clipzoo.training.callback import CallbackEvaluator, HistoryLogger
+from clipzoo.training.contracts import Dataset, Optimizer
 from clipzoo.training.loggers import Logger
 from clipzoo.training.optimizers import AdamW
 from clipzoo.training.parts import Parts

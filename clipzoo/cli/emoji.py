@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from clipzoo.emoji.dataset import ensure_emoji, licences, other
+    from clipzoo.example_data.emoji.dataset import ensure_emoji, licences, other
 
     made = ensure_emoji(options.root, options.packages, options.train, _say)
     outcome = "made" if made else "exists already"

@@ -143,11 +143,11 @@ def train(config: DictConfig) -> None:
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
     from clipzoo.api.build import build_model, build_parts
+    from clipzoo.api.formats.open_clip import export_note
     from clipzoo.distributed.device import described, set_threads
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
-    from clipzoo.formats.open_clip import export_note
     from clipzoo.training.loggers import quiet_libraries
     from clipzoo.training.parts import Parts
 

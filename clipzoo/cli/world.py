@@ -25,7 +25,7 @@ WORLD_OPTIONS = (
     ("test", 500, "test images in each of four datasets"),
     ("scenes", 500, "images of the retrieval split, with five captions each"),
 )
-"""Fields of `clipzoo.demo_world.parts.WorldParameters`, their defaults and meanings."""
+"""Fields of `clipzoo.example_data.demo_world.parts.WorldParameters`, their defaults and meanings."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from clipzoo.demo_world.parts import WorldParameters
-    from clipzoo.demo_world.world import ensure_world
+    from clipzoo.example_data.demo_world.parts import WorldParameters
+    from clipzoo.example_data.demo_world.world import ensure_world
 
     names = [name.replace("-", "_") for name, _, _ in WORLD_OPTIONS]
     parameters = WorldParameters(**{name: getattr(options, name) for name in names})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.errors import ConfigError
-from clipzoo.similarity.dense import DenseScores
+from clipzoo.heads.similarity.dense import DenseScores
 from clipzoo.types import EmbeddingKind, Features, Similarity, World, gather_embedding
 
 

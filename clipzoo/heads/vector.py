@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.heads.base import Head
-from clipzoo.similarity.dense import DenseScores
-from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
+from clipzoo.heads.similarity.dense import DenseScores
+from clipzoo.heads.similarity.tiled import tiled_anchors, tiled_scores
 from clipzoo.types import Features, Scores, Similarity, World, gather_embedding
 
 

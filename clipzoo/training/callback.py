@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from clipzoo.contracts import Logger
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
+from clipzoo.training.contracts import Logger
 from clipzoo.types import Progress
 
 

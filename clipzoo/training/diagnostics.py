@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from clipzoo import io
-from clipzoo.contracts import Dataset
 from clipzoo.objectives.base import Objective
+from clipzoo.training.contracts import Dataset
 from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
 
 BINS = 60

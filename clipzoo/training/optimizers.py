@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import nn
 
-from clipzoo.contracts import Schedule
+from clipzoo.training.contracts import Schedule
 from clipzoo.types import Decay, NonNegative, Part, Progress, Range, checked
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clipzoo.contracts import Dataset, Evaluator, Logger, Optimizer
 from clipzoo.distributed.environment import say
 from clipzoo.encoders.tuning.tuning import Tuning
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
+from clipzoo.training.contracts import Dataset, Evaluator, Logger, Optimizer
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from clipzoo.distributed.device import bf16_slowdown, is_fast_in_bf16
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.similarity.tiled import automatic_tile
+from clipzoo.heads.similarity.tiled import automatic_tile
 from clipzoo.training import checkpoint
 from clipzoo.types import Count, Epochs, Positive, Range, checked, decimal
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clipzoo.contracts import Optimizer
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
+from clipzoo.training.contracts import Optimizer
 from clipzoo.training.divergence import DivergenceCheck
 from clipzoo.training.flops import flops_per_step, peak_flops
 from clipzoo.training.gradient_cache import GradientCache

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from clipzoo.contracts import Dataset
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
+from clipzoo.training.contracts import Dataset
 from clipzoo.training.divergence import DivergenceCheck
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.loop import TrainingLoop

@@ -11,12 +11,12 @@ from packaging import version
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
+from clipzoo.heads.similarity.tiled import tiled_anchors, tiled_scores
 from clipzoo.ops.kme import kme_score
 from clipzoo.ops.log_sum_exps import log_sum_exps
 from clipzoo.ops.negative_sums import Exponents, negative_sums
 from clipzoo.ops.softplus_sums import softplus_sums
 from clipzoo.ops.triton import kme as kme_triton, log_sum_exps as log_sum_exps_triton
-from clipzoo.similarity.tiled import tiled_anchors, tiled_scores
 from tests.support.point_sets import all_pairs, differentiated, point_sets
 from tests.support.pretended_cuda import DEVICE, Launches, numbers, pretended
 from tests.support.training_step import training_step

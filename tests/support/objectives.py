@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clipzoo.heads.similarity.dense import DenseScores
 from clipzoo.objectives.base import Objective
-from clipzoo.similarity.dense import DenseScores
 from clipzoo.types import Batch, Loss, Progress, Similarity
 
 SAMPLES, BATCH = 8, 4

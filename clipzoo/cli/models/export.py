@@ -37,9 +37,9 @@ def export(options: argparse.Namespace) -> None:
     given = [name for name, value in of_the_hub.items() if value is not None]
     if given and options.to != "hub":
         raise ConfigError(f"{given[0]} goes with --to hub, not with --to {options.to}")
+    from clipzoo.api.formats import hub
+    from clipzoo.api.formats.export import export
     from clipzoo.api.loading import load
-    from clipzoo.formats import hub
-    from clipzoo.formats.export import export
 
     if options.upload is not None:
         hub.require_token()

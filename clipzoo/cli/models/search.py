@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def search(options: argparse.Namespace) -> None:
-    from clipzoo.search.index import SearchIndex, matches_as_text
+    from clipzoo.api.search.index import SearchIndex, matches_as_text
 
     index = SearchIndex(options.index, trust=options.trust)
     for caption, matches in zip(

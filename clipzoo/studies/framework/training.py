@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 
 from clipzoo.api.training import adam, train
-from clipzoo.contracts import Dataset
 from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
+from clipzoo.training.contracts import Dataset
 from clipzoo.training.settings import Computation, Precision
 
 

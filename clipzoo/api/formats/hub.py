@@ -1,0 +1,78 @@
+"""Directories for the Hugging Face hub: weights, configuration, tokenizer, model card and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clipzoo import io
+from clipzoo.api.formats.model_card import PICTURE, model_card, retrieval_picture
+from clipzoo.api.formats.preprocessing import tokenizer_faults, write_preprocessing
+from clipzoo.api.formats.weights import save_weights
+from clipzoo.api.loading import LoadedModel
+from clipzoo.api.published import CONFIG, HUB, VERSION, WEIGHTS
+from clipzoo.config.variables import uses_variables
+from clipzoo.errors import ConfigError
+
+
+def faults(model: LoadedModel) -> list[str]:
+    """Return the reasons why nobody else could load the model."""
+    nodes = {"encoder": model.config["encoder"], "head": model.config["head"]}
+    return ["its encoder or head refers to environment variables"] if uses_variables(nodes) else []
+
+
+def write_hub(model: LoadedModel, folder: Path, licence: str | None = None, data_licence: str | None = None) -> None:
+    """Write the directory, which `clipzoo.load(folder)` reads; clipzoo.json is written last.
+
+    licence, data_licence: of the model and of its training data, for the card.
+    """
+    save_weights(model.state_dict(), folder / WEIGHTS)
+    if not tokenizer_faults(model):
+        write_preprocessing(model, folder)
+    if (picture := retrieval_picture(model.folder)) is not None:
+        with io.whole(folder / PICTURE) as file:
+            file.write(picture.read_bytes())
+    io.write_whole(folder / "README.md", model_card(model, licence, data_licence))
+    nodes = {part: _without_sources(model.config[part]) for part in ("encoder", "head")}
+    io.write_json(folder / CONFIG, {"version": VERSION, **nodes, "interpolation": model.transform.interpolation})
+
+
+def upload(folder: Path, repository: str) -> str:
+    """Upload a directory to the hub as USER/NAME, made if it does not exist, and return its address.
+
+    Raises:
+        ConfigError: there is no token, or the hub refuses the upload.
+    """
+    from huggingface_hub import HfApi
+
+    require_token()
+    try:
+        hub = HfApi()
+        address = str(hub.create_repo(repository, exist_ok=True))
+        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload by clipzoo")
+    # A refused name, token or connection ends in errors of many types.
+    except Exception as error:
+        raise ConfigError(f"{HUB}{repository}: the upload failed: {' '.join(str(error).split())[:300]}") from error
+    return address
+
+
+def require_token() -> None:
+    """Raise ConfigError unless the hub's client has a token."""
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise ConfigError("an upload needs a token of the Hugging Face hub: set HF_TOKEN, or run hf auth login")
+
+
+def _without_sources(node: Any) -> Any:
+    """Return a configuration whose towers are built without other weights: those of the directory replace them."""
+    if isinstance(node, Mapping):
+        return {key: _unloaded(key, value) for key, value in node.items()}
+    return [_without_sources(value) for value in node] if isinstance(node, list | tuple) else node
+
+
+def _unloaded(key: str, value: Any) -> Any:
+    if key != "pretrained":
+        return _without_sources(value)
+    return False if isinstance(value, bool) else None

@@ -1,0 +1,195 @@
+"""An index of images: embeddings in blocks on disk, searched by captions.
+
+    <folder>/index.json             model, images, block size and digests
+    <folder>/names.json             names of the images
+    <folder>/blocks/00000.safetensors    embeddings of a block of images
+
+A block is written completely or not at all: an interrupted build continues with the blocks that are missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clipzoo import io
+from clipzoo.api.formats.weights import save_weights
+from clipzoo.api.loading import LoadedModel, load
+from clipzoo.api.published import read_weights
+from clipzoo.api.search.candidates import Candidates
+from clipzoo.api.search.gallery import Gallery, read_gallery
+from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.cache import model_key
+from clipzoo.evaluation.ranking import exact_products
+from clipzoo.types import Embedding, PointSet, concatenate
+
+FILE, NAMES = "index.json", "names.json"
+BLOCK = 256
+FIELDS = {"model": str, "images": str, "count": int, "block": int, "key": str, "names": str}
+REMEDY = "build the index again in another folder"
+
+
+class Match(NamedTuple):
+    """An image and its logit with the caption."""
+
+    name: str
+    score: float
+
+
+class SearchIndex:
+    """Embeddings of images, and the model that embeds captions for them."""
+
+    def __init__(self, folder: str | Path, model: LoadedModel | None = None, trust: str | Sequence[str] = ()) -> None:
+        """Open a complete index. model: None loads the one that built it. trust: as in `clipzoo.load`.
+
+        Raises:
+            ConfigError: the index is incomplete or damaged, or the model has other weights than the one that built it.
+        """
+        self.folder = Path(folder)
+        facts = _facts(self.folder)
+        missing = [path for path in _blocks(self.folder, facts) if not path.exists()]
+        if missing:
+            raise ConfigError(f"{folder} lacks {len(missing)} blocks: run the same clipzoo index again to complete it")
+        self.names: list[str] = io.read_json(self.folder / NAMES, REMEDY, list)
+        self.model = model or load(facts["model"], trust=trust)
+        if model_key(self.model, ()) != facts["key"]:
+            raise ConfigError(f"{folder} was built with other weights of {facts['model']}: {REMEDY}")
+        self.images = concatenate([_read(path) for path in _blocks(self.folder, facts)])
+
+    @cached_property
+    def _candidates(self) -> Candidates:
+        return Candidates(self.model.head, self.images)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def search(
+        self, captions: str | Sequence[str], count: int = 10, candidates: int | None = None
+    ) -> list[list[Match]]:
+        """Return the best images of each caption, best first.
+
+        candidates: for a head whose score is no inner product (KME-CLIP), number of images with the best approximate
+            scores that are scored exactly; None scores all images. Ignored by the other heads, whose search is exact.
+        """
+        queries = [captions] if isinstance(captions, str) else list(captions)
+        results = []
+        for query in queries:
+            text = self._embed(query)
+            rows = self._rows(text, count, candidates)
+            scores = self._score(text, rows)
+            order = scores.sort(descending=True, stable=True).indices[:count]
+            results.append([Match(self.names[int(rows[index])], float(scores[index])) for index in order])
+        return results
+
+    def recall(self, captions: Sequence[str], count: int = 10, candidates: int | None = None) -> float:
+        """Return the share of the best `count` images of some captions that `search` finds; 1 if it is exact."""
+        found, best = (self.search(captions, count, number) for number in (candidates, None))
+        pairs = [(place, match.name) for place, matches in enumerate(best) for match in matches]
+        hits = {(place, match.name) for place, matches in enumerate(found) for match in matches}
+        return sum(pair in hits for pair in pairs) / len(pairs)
+
+    def _rows(self, text: Embedding, count: int, candidates: int | None) -> Tensor:
+        """Return the rows of the images that are scored."""
+        if self.model.head.is_inner_product:
+            return self._candidates.best(text, min(count, len(self)))
+        if candidates is None or candidates >= len(self):
+            return torch.arange(len(self))
+        return self._candidates.best(text, min(max(count, candidates), len(self)))
+
+    @torch.no_grad()
+    def _embed(self, caption: str) -> Embedding:
+        return self.model.encode_text(self.model.tokenizer([caption]))
+
+    @torch.no_grad()
+    def _score(self, text: Embedding, rows: Tensor) -> Tensor:
+        """Return the logits of some images, computed in blocks."""
+        with exact_products():
+            parts = [self.model.similarity(self.images[block], text)[:, 0] for block in rows.split(BLOCK)]
+        return torch.cat(parts)
+
+
+def build_index(
+    model: LoadedModel,
+    source: str,
+    images: str,
+    folder: str | Path,
+    world: World = World(),
+    report: Callable[[str], None] = lambda line: None,
+) -> SearchIndex | None:
+    """Embed the images of a folder or of tar shards, and return the index on the first rank. Collective.
+
+    source: name by which `clipzoo.load` finds the model. images: see `read_gallery`. report: called with lines of
+    progress. Blocks that exist are kept.
+
+    Raises:
+        ConfigError: the folder has an index of other images or of another model.
+    """
+    folder, gallery = Path(folder), read_gallery(images)
+    facts = {
+        "model": source, "images": images, "count": len(gallery.names), "block": BLOCK, "key": model_key(model, ()),
+        "names": hashlib.sha256("\n".join(gallery.names).encode()).hexdigest(),
+    }  # fmt: skip
+    world.run_on_first(lambda: _claim(folder, facts, gallery.names))
+    paths = _blocks(folder, facts)
+    own = [number for number in range(world.rank, len(paths), world.size) if not paths[number].exists()]
+    for done, number in enumerate(own, start=1):
+        save_weights(_tensors(_embedded(model, gallery, number)), paths[number])
+        report(f"{done} of {len(own)} blocks of {BLOCK} images")
+    world.barrier()
+    return SearchIndex(folder, model) if world.is_first else None
+
+
+def _claim(folder: Path, facts: dict[str, Any], names: list[str]) -> None:
+    if (folder / FILE).exists():
+        before = _facts(folder)
+        different = [key for key in ("images", "names", "key", "block") if before[key] != facts[key]]
+        if different:
+            what = "another model" if different == ["key"] else "other images"
+            raise ConfigError(f"{folder} has an index of {what}: give another --output, or remove the folder")
+        return
+    io.write_json(folder / NAMES, names)
+    io.write_json(folder / FILE, facts)
+
+
+@torch.no_grad()
+def _embedded(model: LoadedModel, gallery: Gallery, number: int) -> Embedding:
+    rows = range(number * BLOCK, min((number + 1) * BLOCK, len(gallery.names)))
+    pixels = torch.stack([model.transform(gallery.images[row]) for row in rows])
+    with exact_products():
+        return model.encode_image(pixels)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts = io.read_json(folder / FILE, REMEDY)
+    io.require_fields(folder / FILE, facts, FIELDS, REMEDY)
+    return facts
+
+
+def _blocks(folder: Path, facts: dict[str, Any]) -> list[Path]:
+    count = math.ceil(facts["count"] / facts["block"])
+    return [folder / "blocks" / f"{number:05d}.safetensors" for number in range(count)]
+
+
+def _tensors(embedding: Embedding) -> dict[str, Tensor]:
+    if isinstance(embedding, PointSet):
+        return {"points": embedding.points, "log_weights": embedding.log_weights}
+    return {"embedding": embedding}
+
+
+def _read(path: Path) -> Embedding:
+    tensors = read_weights(path)
+    return PointSet(tensors["points"], tensors["log_weights"]) if "points" in tensors else tensors["embedding"]
+
+
+def matches_as_text(results: Sequence[Sequence[Match]]) -> Iterator[str]:
+    """Yield one line for each match: position, score and name."""
+    for matches in results:
+        yield from (f"{place:4d}  {match.score:8.3f}  {match.name}" for place, match in enumerate(matches, start=1))

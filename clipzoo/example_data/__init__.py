@@ -1,0 +1,1 @@
+"""Data sets made here or fetched from package registries."""
