@@ -27,7 +27,7 @@ from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives import compatibility
 from clipzoo.objectives.base import Objective
-from clipzoo.training.contracts import Dataset, Logger, Optimizer
+from clipzoo.training.parts import Dataset, Logger, Optimizer
 from clipzoo.training.trainer import Trainer
 from clipzoo.types import Part
 

@@ -17,7 +17,7 @@ from clipzoo.types import Batch, World
 
 
 class InMemoryDataset:
-    """Batches of n pairs that are held as two tensors. Satisfies `contracts.Dataset`.
+    """Batches of n pairs that are held as two tensors. Satisfies `clipzoo.training.parts.Dataset`.
 
     image, text: [n, ...] each, in the form that the encoders take; row i of one belongs to row i of the other. A batch
     of n samples holds every pair once.

@@ -34,7 +34,7 @@ Magnitude = Annotated[int, Range(at_least=0, at_most=10)]
 
 @checked
 class ShardDataset(Part):
-    """Batches of image-caption pairs from WebDataset shards. Satisfies `contracts.Dataset`.
+    """Batches of image-caption pairs from WebDataset shards. Satisfies `clipzoo.training.parts.Dataset`.
 
     shards: a path, pattern or URL, a list of them, or a list of {path, weight}; see `sources.parse_sources`.
     tokenizer: captions -> token ids.

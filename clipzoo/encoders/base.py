@@ -58,9 +58,10 @@ class Tower(nn.Module):
     def layers(self) -> list[nn.Module]:
         """Return the blocks of the trunk, from the input to the output.
 
-        Embeddings come before the first block; norms and pooling after the last block belong to it.
+        Embeddings come before the first block; norms and pooling after the last block belong to it. For a tower that
+        does not override this, see `longest_list`.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not list its layers")
+        return longest_list(self)
 
 
 class ImageTower(Tower):
@@ -89,3 +90,10 @@ class TextTower(Tower):
     def find_end_token(self, tokenizer: Any) -> int | None:
         """Return `end_token` for a given tokenizer; None for the tower's own."""
         return self.end_token
+
+
+def longest_list(tower: nn.Module) -> list[nn.Module]:
+    """Return the longest list of modules of one class in a tower, in most models its blocks; empty if there is none."""
+    lists = [list(module) for module in tower.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    alike = [modules for modules in lists if len({type(module) for module in modules}) == 1]
+    return max(alike, key=len, default=[])

@@ -49,7 +49,7 @@ class CloobHead(UnitVectorHead):
         return self._inverse_temperature * image, text
 
     def log_cosine_scale(self) -> Tensor:
-        """Of the plain embeddings, which evaluation compares."""
+        """Logarithm of the factor of the cosine of plain embeddings, which evaluation compares."""
         return self.image_projection.new_tensor(math.log(self._inverse_temperature))
 
     def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:

@@ -81,7 +81,7 @@ def _fitted(text: Text, missing: set[str]) -> str:
 def _without(undrawable: Collection[str], string: str, missing: set[str]) -> str:
     """Replace characters by the names of their scripts, which are added to `missing`."""
     string = "".join(_plain(character) if character in undrawable else character for character in string)
-    # Of a script that is not drawn, a font may have some letters: の is a symbol of mathematics.
+    # A font may have a few letters of a script that it does not cover: の is also a symbol of mathematics.
     scripts = {_script(character) for character in undrawable if character.isalpha()}
     undrawable = {c for c in string if c in undrawable or (c.isalpha() and not c.isascii() and _script(c) in scripts)}
     marks = "".join(" " if c.isspace() or unicodedata.category(c) == "Cf" else "ox"[c in undrawable] for c in string)

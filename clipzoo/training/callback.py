@@ -10,7 +10,7 @@ import torch
 
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
-from clipzoo.training.contracts import Logger
+from clipzoo.training.parts import Logger
 from clipzoo.types import Progress
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from clipzoo import io
 from clipzoo.objectives.base import Objective
-from clipzoo.training.contracts import Dataset
+from clipzoo.training.parts import Dataset
 from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
 
 BINS = 60

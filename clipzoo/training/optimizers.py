@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import nn
 
-from clipzoo.training.contracts import Schedule
+from clipzoo.training.parts import Schedule
 from clipzoo.types import Decay, NonNegative, Part, Progress, Range, checked
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.training import checkpoint
-from clipzoo.training.contracts import Dataset
 from clipzoo.training.divergence import require_finite_weights
+from clipzoo.training.parts import Dataset
 from clipzoo.training.throughput import Throughput
 from clipzoo.training.tuning.frozen_part import FrozenPart
 

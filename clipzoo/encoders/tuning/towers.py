@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any
+from typing import Annotated
 
 from torch import nn
 
+from clipzoo.encoders.base import Tower, longest_list
 from clipzoo.encoders.tuning.lora import add_adapters
 from clipzoo.errors import ConfigError
 from clipzoo.types import Count, Layers, Part, Positive, Range, Weight, checked
@@ -103,18 +104,13 @@ class Lora(TowerTuning):
             )
 
 
-def blocks_of(tower: Any) -> list[nn.Module]:
-    """Return the blocks of a tower, from the input to the output: its `layers()`, or the longest list of one class.
+def blocks_of(tower: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a tower, from the input to the output.
 
     Raises:
-        ConfigError: there is no such list.
+        ConfigError: there are none.
     """
-    try:
-        blocks = list(tower.layers())
-    except (AttributeError, NotImplementedError):
-        lists = [list(module) for module in tower.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-        alike = [modules for modules in lists if len({type(module) for module in modules}) == 1]
-        blocks = max(alike, key=len, default=[])
+    blocks = list(tower.layers()) if isinstance(tower, Tower) else longest_list(tower)
     if not blocks:
         raise ConfigError(f"{type(tower).__name__} has no layers() that list its blocks: tune it full or frozen")
     return blocks

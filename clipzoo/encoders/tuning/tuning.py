@@ -1,4 +1,4 @@
-"""What of a model trains."""
+"""Which parameters of a model train, and how fast."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from clipzoo.types import NonNegativeCount, Part, Weight, checked
 
 @checked
 class Tuning(Part):
-    """What of the encoder trains and how fast.
+    """Which parameters of the encoder train, and how fast.
 
-    image, text: of the towers. head_rate: factor of the learning rate of head and objective.
+    image, text: settings of the two towers. head_rate: factor of the learning rate of head and objective.
     head_steps: steps at the start in which head and objective train alone; the towers then cost no backward pass.
     """
 

@@ -23,7 +23,7 @@ MOST_NAMES = 4
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one tensor. kept: the tower's own value stays. left out: the tower has no such tensor."""
+    """How one tensor was initialised. kept: the tower's own value stays. left out: the tower has no such tensor."""
 
     part: str
     outcome: Outcome

@@ -12,7 +12,7 @@ from clipzoo.encoders.base import Encoder
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.training.contracts import Dataset
+from clipzoo.training.parts import Dataset
 from clipzoo.training.settings import Computation, Precision
 
 
