@@ -5,6 +5,7 @@ python scripts/benchmark_export.py
 
 from __future__ import annotations
 
+import argparse
 import resource
 import statistics
 import tempfile
@@ -17,21 +18,26 @@ import torch
 from clipzoo.api.build import build_model
 from clipzoo.api.formats.export import export
 from clipzoo.api.loading import LoadedModel
+from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
+from clipzoo.config.vocabulary import Count
 
-BATCH, ROUNDS = 32, 9
+BATCH = 32
 
 
 def main() -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=number_in(Count), default=9, help="default: %(default)s")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     config = compose(["data.shards=none.tar", "encoder=bench_vit", "head=clip"])
     model = LoadedModel(build_model(config), config).eval()
     pixels = torch.randint(256, (BATCH, 3, model.encoder.image_size, model.encoder.image_size), dtype=torch.uint8)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    one_thread = onnxruntime.SessionOptions()
+    one_thread.intra_op_num_threads = 1
     with tempfile.TemporaryDirectory() as folder:
         export(model, folder, "onnx")
-        session = onnxruntime.InferenceSession(Path(folder) / "image.onnx", options)
+        session = onnxruntime.InferenceSession(Path(folder) / "image.onnx", one_thread)
 
         def by_torch() -> object:
             with torch.no_grad():
@@ -41,7 +47,7 @@ def main() -> None:
             return session.run(None, {"pixels": pixels.numpy()})
 
         by_torch(), by_onnxruntime()
-        seconds = [(cpu_time(by_torch), cpu_time(by_onnxruntime)) for _ in range(ROUNDS)]
+        seconds = [(cpu_time(by_torch), cpu_time(by_onnxruntime)) for _ in range(options.rounds)]
     ours, theirs = (statistics.median(column) for column in zip(*seconds, strict=True))
     print(f"torch {ours:.3f} s, onnxruntime {theirs:.3f} s per batch of {BATCH}: {ours / theirs:.2f} times as fast")
 
@@ -54,4 +60,4 @@ def cpu_time(action: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

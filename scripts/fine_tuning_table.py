@@ -16,7 +16,9 @@ from torch import Tensor
 
 import clipzoo
 from clipzoo.api.build import build_model
+from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
+from clipzoo.config.vocabulary import Count
 from clipzoo.encoders.tuning.towers import Frozen, Full, LastLayers, Lora
 from clipzoo.encoders.tuning.tuning import Tuning
 from clipzoo.example_data.demo_world.caption import write_caption
@@ -32,12 +34,13 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, choices=sorted(T_95), help="default: %(default)s")
-    parser.add_argument("--images", type=int, default=3000, help="of the first half; default: %(default)s")
-    parser.add_argument("--new", type=int, default=1000, help="images of the other half; default: %(default)s")
-    parser.add_argument("--steps", type=int, default=400, help="of the first training; default: %(default)s")
-    parser.add_argument("--tuning-steps", type=int, default=60, help="of a fine-tuning; default: %(default)s")
+    count = number_in(Count)
+    parser.add_argument("--images", type=count, default=3000, help="of the first half; default: %(default)s")
+    parser.add_argument("--new", type=count, default=1000, help="images of the other half; default: %(default)s")
+    parser.add_argument("--steps", type=count, default=400, help="of the first training; default: %(default)s")
+    parser.add_argument("--tuning-steps", type=count, default=60, help="of a fine-tuning; default: %(default)s")
     options = parser.parse_args()
     config = compose(["experiment=demo/clip"])
     tests = {"known": scenes(KNOWN, 500, seed=1), "new": scenes(NEW, 500, seed=2)}
@@ -110,4 +113,4 @@ def interval(values: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -19,7 +19,7 @@ from clipzoo.config.annotations import kind_of
 from clipzoo.config.flat import flat
 from clipzoo.config.groups import CONF, groups, is_group, search_path
 from clipzoo.config.overrides import read
-from clipzoo.config.suggestions import unknown_key, unknown_option
+from clipzoo.config.suggestions import group_not_chosen, unknown_key, unknown_option
 from clipzoo.config.trust import require_trusted, trusted_names
 from clipzoo.config.variables import without_variables
 from clipzoo.errors import ConfigError
@@ -146,6 +146,8 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
     if "@experiment." in str(error):
         return "the first line of an experiment must be `# @package _global_`: its keys are those of the whole run"
     if key := re.search(r"Could not override '([^']+)'", str(error)):
+        if name == "train" and "/" in key[1] and is_group(key[1]):
+            return group_not_chosen(key[1])
         values = _of_choices(lines, name)
         for mapping in (key[1], key[1].rpartition(".")[0]):
             if values.get(mapping) == {}:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clipzoo.config.groups import options
+import yaml
+
+from clipzoo.config.groups import option_file, options
 from clipzoo.errors import nearest
 
 FOREIGN_KEYS = {
@@ -24,6 +26,21 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     names = FOREIGN_KEYS_OF_EVALUATION if "run" in known else FOREIGN_KEYS
     ours = names.get(key.rsplit(".", 1)[-1])
     return f"there is no key {key}" + (f"; did you mean {ours}?" if ours else nearest(key, known))
+
+
+def group_not_chosen(group: str) -> str:
+    """Return the message for a group inside another one, whose chosen option does not have it."""
+    outer, _, inner = group.rpartition("/")
+    having = [option for option in options(outer) if inner in _groups_of(outer, option)]
+    return f"{group} is a group of {' and '.join(f'{outer}={option}' for option in having)}: choose it too"
+
+
+def _groups_of(group: str, option: str) -> list[str]:
+    """Return the names of the groups inside an option, by its list of defaults."""
+    file = option_file(group, option)
+    assert file is not None
+    defaults = yaml.safe_load(file.read_text()).get("defaults", [])
+    return [name.removeprefix("override ") for entry in defaults if isinstance(entry, dict) for name in entry]
 
 
 def unknown_option(group: str, option: str) -> str:

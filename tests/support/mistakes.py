@@ -102,7 +102,7 @@ def _wrong_train(draw: random.Random, files: Mapping[str, Path]) -> Line:
     """A value that is wrong for any key of any option of any group."""
     group = draw.choice([group for group in groups() if not group.startswith(("hydra", "study", "experiment/"))])
     option = draw.choice(options(group))
-    base = ["encoder=tiny", f"data.shards={files['shards']}", *_choice(group, option)]
+    base = [f"data.shards={files['shards']}", *_choice(group, option)]
     keys = _settings(tuple(base))
     own = [key for key in keys if key.startswith(group.replace("/", "."))] or list(keys)
     key = draw.choice(own)
@@ -227,8 +227,14 @@ def _short_training(draw: random.Random, files: Mapping[str, Path], objective: s
 
 
 def _choice(group: str, option: str) -> list[str]:
-    """Overrides that choose an option of a group, with the group that holds it."""
-    return [*(["head=wpse"] if group == "head/kernel" else []), f"{group}={option}"]
+    """Overrides that choose an option of a group, with the group that holds it and the names that it needs."""
+    towers = ["encoder.image.name=ViT-B-32", "encoder.text.name=ViT-B-32"]
+    needed = {
+        "head/kernel": ["head=wpse"], "encoder/image": ["encoder=towers", *towers],
+        "encoder/text": ["encoder=towers", *towers], "encoder": ["encoder.name=ViT-B-32"] if option == "open_clip"
+        else towers if option == "towers" else [],
+    }  # fmt: skip
+    return [*needed.get(group, ["encoder=tiny"]), f"{group}={option}"]
 
 
 def _value(draw: random.Random, key: str, default: Any) -> tuple[str, bool]:
@@ -291,6 +297,8 @@ def _actions_of(path: Path) -> list[argparse.Action]:
         found.extend(parser._actions)
         raise Parsed
 
+    # Without a parser of this class, main() would do the whole work of the script.
+    assert hasattr(module, "Parser"), f"{path.name} does not use clipzoo.cli.arguments.Parser"
     module.Parser = type("Parser", (argparse.ArgumentParser,), {"parse_args": parse})
     with contextlib.suppress(Parsed):
         module.main()
