@@ -12,29 +12,31 @@ open_clip's model is ours exported, with its own ClipLoss and, for micro-batches
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from bench.measurement import seconds, whole_mib
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import clipzoo
-from clipzoo import Batch, Progress, World
+from clipzoo import Batch, Model, Progress, World
 from clipzoo.api.build import build_model, build_objective, part
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
+from clipzoo.training.flops import flops_per_step
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision
+from clipzoo.types import PointSet
 
 Step = Callable[[], object]
 
@@ -44,9 +46,23 @@ HEADS: dict[str, list[str]] = {
     "kme": ["head=kme", "objective=infonce"],
     "kme-captions": ["head=kme", "head.text_points=caption", "objective=infonce"],
     "cloob": ["head=cloob", "objective=infoloob"],
+    "inner_product": ["head=inner_product", "objective=infonce"],
+    "distance": ["head=distance", "objective=infonce"],
+    "siglip": ["head=cosine", "objective=siglip", "objective.initial_scale=10"],
+    "nuclr": ["head=cosine", "objective=nuclr"],
     "open_clip": ["head=clip", "objective=infonce"],
 }
+PAIRS_OF_POINTS = ("kme", "kme-captions")
+"""Contenders whose head compares all pairs of points, in kernels whose operations torch cannot count."""
 PROGRESS = Progress(step=0, total_steps=1000, samples=100_000, global_batch=100)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """flops: floating-point operations of a step, recomputation not counted; the first call counts them."""
+
+    step: Step
+    flops: Callable[[], float]
 
 
 def main() -> None:
@@ -56,11 +72,12 @@ def main() -> None:
     if device.type == "cuda":
         torch.set_float32_matmul_precision(MATMUL_PRECISIONS[options.head_products])
     memory = {}
-    _step(options.heads[0], options, device)()  # what is loaded once and for all is nobody's memory
+    build = {name: partial(_step, name, options, device) for name in options.heads}
+    build[options.heads[0]]()()  # what is loaded once and for all is nobody's memory
     for name in options.heads:
-        memory[name] = _peak_memory(partial(_step, name, options, device), device)
+        memory[name] = whole_mib(build[name], device)
         print(f"{name}: {memory[name]:.0f} MiB", file=sys.stderr, flush=True)
-    steps = {name: _step(name, options, device) for name in options.heads}
+    steps = {name: build[name]() for name in options.heads}
     times = _interleaved(steps, options.rounds, device)
     result = _summary(options, memory, times, device)
     print(_table(result))
@@ -90,10 +107,18 @@ def _options() -> argparse.Namespace:
 
 
 def _step(name: str, options: argparse.Namespace, device: torch.device) -> Step:
+    return contender(name, options, device).step
+
+
+def contender(name: str, options: argparse.Namespace, device: torch.device) -> Contender:
+    """Build one of HEADS.
+
+    options: encoder, batch, micro_batch, caption_tokens, precision and compile, as on the command line.
+    """
     plain = compose([f"encoder={options.encoder}", *HEADS[name], "data.shards=none"])
     batch = _batch(plain["encoder"], options).to(device)
     if name == "open_clip":
-        return _open_clip_step(plain, batch, options, device)
+        return _open_clip(plain, batch, options, device)
     model, objective = build_model(plain).to(device), build_objective(plain).to(device)
     objective.allocate(PROGRESS.samples)
     objective.to(device)
@@ -112,7 +137,20 @@ def _step(name: str, options: argparse.Namespace, device: torch.device) -> Step:
         optimizer.step()
         model.head.clamp_()
 
-    return step
+    return Contender(step, partial(_flops, model, batch, name in PAIRS_OF_POINTS))
+
+
+@torch.no_grad()
+def _flops(model: Model, batch: Batch, pairs_of_points: bool) -> float:
+    counted = flops_per_step(model, batch, World(device=batch.image.device), None)
+    if not pairs_of_points:
+        return counted
+    sample = batch.split(2)[0]
+    image, text = model.embed(model.encoder.image(sample.image), model.encoder.text(sample.text))
+    assert isinstance(image, PointSet) and isinstance(text, PointSet)
+    # Points without padding. A product of the scores and two of their gradient.
+    rows, columns = (float(side.log_weights.isfinite().sum()) / len(sample) * len(batch) for side in (image, text))
+    return counted + 3 * 2 * rows * columns * image.points.shape[-1]
 
 
 def _batch(encoder: dict[str, Any], options: argparse.Namespace) -> Batch:
@@ -127,7 +165,7 @@ def _batch(encoder: dict[str, Any], options: argparse.Namespace) -> Batch:
     return Batch(image, text, torch.arange(options.batch))
 
 
-def _open_clip_step(plain: dict[str, Any], batch: Batch, options: argparse.Namespace, device: torch.device) -> Step:
+def _open_clip(plain: dict[str, Any], batch: Batch, options: argparse.Namespace, device: torch.device) -> Contender:
     import open_clip
     from open_clip.loss import ClipLoss
 
@@ -159,7 +197,13 @@ def _open_clip_step(plain: dict[str, Any], batch: Batch, options: argparse.Names
         with torch.no_grad():
             model.logit_scale.clamp_(0, 4.6052)
 
-    return step
+    @torch.no_grad()
+    def flops() -> float:
+        with FlopCounterMode(display=False) as counter, torch.compiler.set_stance("force_eager"):
+            images, texts = model(image[:2], text[:2])[:2]
+        return 3 * (counter.get_total_flops() / 2 * len(batch) + 2 * len(batch) ** 2 * images.shape[1])
+
+    return Contender(step, flops)
 
 
 def _accumulate(slices: list[slice], encode: Callable[..., tuple[Tensor, Tensor, Tensor]], loss_of: nn.Module) -> None:
@@ -178,60 +222,24 @@ def _interleaved(steps: dict[str, Step], rounds: int, device: torch.device) -> d
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-1, rounds):
         for name, step in steps.items():
-            seconds = _seconds(step, device)
+            taken = seconds(step, device)
             if turn >= 0:  # the first round warms up
-                times[name].append(seconds)
+                times[name].append(taken)
         print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
     return times
 
 
-def _seconds(step: Step, device: torch.device) -> float:
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = clock()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock() - start
-
-
-def _peak_memory(build: Callable[[], Step], device: torch.device) -> float:
-    """MiB."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated(device)
-        step = build()
-        step()
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    before = _status("VmRSS")
-    step = build()
-    step()
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present size
-    step()
-    return (_status("VmHWM") - before) / 1024
-
-
-def _status(field: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1])
-
-
 def _summary(options: argparse.Namespace, memory: dict, times: dict, device: torch.device) -> dict[str, Any]:
-    seconds = {name: statistics.median(values) for name, values in times.items()}
-    base = next(name for name in ("clip", *seconds) if name in seconds)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    base = next(name for name in ("clip", *medians) if name in medians)
     rows = {
         name: {
-            "seconds": round(seconds[name], 4),
+            "seconds": round(medians[name], 4),
             "readings": [round(value, 4) for value in times[name]],
             "peak_mib": round(memory[name]),
-            "times_base": round(seconds[name] / seconds[base], 3),
+            "times_base": round(medians[name] / medians[base], 3),
         }
-        for name in seconds
+        for name in medians
     }
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {options.threads} thread(s)"
     named = "encoder", "batch", "micro_batch", "caption_tokens", "precision", "head_products"

@@ -10,17 +10,15 @@ process held before the run, gradients included.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from bench.measurement import extra_mib, seconds
 from torch import Tensor
 from torch.nn import functional
 
@@ -29,6 +27,7 @@ from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.vocabulary import Count
 
 Contender = Callable[[], object]
+CPU = torch.device("cpu")
 
 
 def main() -> None:
@@ -57,45 +56,27 @@ def _options() -> argparse.Namespace:
 def measure(contenders: dict[str, Contender], options: argparse.Namespace) -> dict[str, Any]:
     """Median CPU seconds, peak extra MiB, and each contender's seconds over the first's."""
     contenders = {name: run for name, run in contenders.items() if name in (options.contenders or contenders)}
-    memory = {name: _peak_memory(run) for name, run in contenders.items()}
+    memory = {name: extra_mib(run, CPU) for name, run in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(options.repeats):
         for name, run in contenders.items():
-            start = time.process_time()
-            run()
-            times[name].append(time.process_time() - start)
-    seconds = {name: statistics.median(values) for name, values in times.items()}
-    ours = next(iter(seconds.values()))
+            times[name].append(seconds(run, CPU))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    ours = next(iter(medians.values()))
     return {
-        "cpu_seconds": {name: round(value, 4) for name, value in seconds.items()},
+        "cpu_seconds": {name: round(value, 4) for name, value in medians.items()},
         "extra_mib": {name: round(value, 1) for name, value in memory.items()},
-        "times_ours": {name: round(value / ours, 2) for name, value in seconds.items()},
+        "times_ours": {name: round(value / ours, 2) for name, value in medians.items()},
     }
 
 
-def _peak_memory(run: Contender) -> float:
-    run()
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    # Resets the peak to the present size.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    run()
-    return (_status("VmHWM") - before) / 1024
-
-
-def _status(field: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1])
-
-
-def _kme(
+def kme_contenders(
     samples: int, image_points: int, text_points: int, width: int, valid: int, gamma: float
 ) -> dict[str, Contender]:
     """`valid` points of each caption's `text_points` are real."""
     from clipzoo.ops.kme import kme_score
 
-    generator = torch.Generator().manual_seed(0)
+    generator = _generator(0)
 
     def side(points: int) -> tuple[Tensor, Tensor]:
         vectors = functional.normalize(torch.randn(samples, points, width, generator=generator), dim=-1)
@@ -126,11 +107,11 @@ def _naive_kme(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights
     return (weights + 2 * gamma * (cosines - 1)).logsumexp(dim=(2, 3))
 
 
-def _waves(samples: int, points: int, width: int, count: int) -> dict[str, Contender]:
+def wave_contenders(samples: int, points: int, width: int, count: int) -> dict[str, Contender]:
     """WPSE's random features, summed over the points of each sample."""
     from clipzoo.ops import random_features, random_features_reference
 
-    generator = torch.Generator().manual_seed(0)
+    generator = _generator(0)
     vectors = functional.normalize(torch.randn(samples, points, width, generator=generator), dim=-1).requires_grad_()
     weights = torch.randn(samples, points, generator=generator).requires_grad_()
     frequencies, phases = torch.randn(count, width, generator=generator), torch.rand(count, generator=generator)
@@ -146,7 +127,7 @@ def _waves(samples: int, points: int, width: int, count: int) -> dict[str, Conte
     return {"clipzoo": contender(ours), "naive": contender(naive), "compiled": contender(compiled)}
 
 
-def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[str, Contender]:
+def vector_contenders(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[str, Contender]:
     """InfoNCE and InfoLOOB of unit vectors with a learnable scale, `samples` in all."""
     from open_clip.loss import ClipLoss
 
@@ -155,7 +136,7 @@ def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[st
     from clipzoo.objectives.infoloob import leave_one_out
     from clipzoo.objectives.infonce import cross_entropy
 
-    generator = torch.Generator().manual_seed(rank)
+    generator = _generator(rank)
     image, text = (
         functional.normalize(torch.randn(samples // ranks, width, generator=generator), dim=-1).requires_grad_()
         for _ in range(2)
@@ -180,7 +161,7 @@ def _vectors(samples: int, width: int, rank: int = 0, ranks: int = 1) -> dict[st
     }
 
 
-def _siglip(samples: int, width: int) -> dict[str, Contender]:
+def siglip_contenders(samples: int, width: int) -> dict[str, Contender]:
     """SigLIP's loss of unit vectors with a learnable scale and bias, beside open_clip's."""
     from open_clip.loss import SigLipLoss
 
@@ -198,7 +179,7 @@ def _siglip(samples: int, width: int) -> dict[str, Contender]:
     return {"clipzoo": tiled, "open_clip": lambda: torch.autograd.grad(peer(image, text, scale, bias), leaves)}
 
 
-def _objective(name: str, samples: int, width: int) -> dict[str, Contender]:
+def objective_contenders(name: str, samples: int, width: int) -> dict[str, Contender]:
     """An objective of cosines in tiles, beside the same objective on the matrix."""
     from clipzoo import Batch, Progress, Similarity
     from clipzoo.api.build import build_objective
@@ -229,10 +210,15 @@ def _objective(name: str, samples: int, width: int) -> dict[str, Contender]:
 
 def _unit_vectors(samples: int, width: int) -> tuple[Tensor, Tensor]:
     """Images [samples, width], and texts that resemble them."""
-    generator = torch.Generator().manual_seed(0)
+    generator = _generator(0)
     image = functional.normalize(torch.randn(samples, width, generator=generator), dim=-1)
     text = functional.normalize(image + 0.05 * torch.randn(samples, width, generator=generator), dim=-1)
     return image.requires_grad_(), text.requires_grad_()
+
+
+def _generator(seed: int) -> torch.Generator:
+    """A generator of random numbers on torch's default device, which another program may have set to a GPU."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
 def _on_ranks(options: argparse.Namespace, ranks: int, samples: int, width: int) -> dict[str, Any]:
@@ -253,25 +239,25 @@ def _rank(rank: int, options: argparse.Namespace, ranks: int, samples: int, widt
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision(options.precision)
     torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
-    queue.put(measure(_vectors(samples, width, rank, ranks), options))
+    queue.put(measure(vector_contenders(samples, width, rank, ranks), options))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "kme-128": lambda options: measure(_kme(128, 50, 32, 128, 32, 7.14), options),
-    "kme-128-sharp": lambda options: measure(_kme(128, 50, 32, 128, 32, 50.0), options),
-    "kme-256": lambda options: measure(_kme(256, 50, 32, 128, 32, 7.14), options),
-    "kme-captions": lambda options: measure(_kme(128, 50, 77, 128, 12, 7.14), options),
-    "kme-full": lambda options: measure(_kme(16, 197, 77, 512, 77, 7.14), options),
-    "waves-64": lambda options: measure(_waves(64, 197, 512, 1024), options),
-    "vectors-8192": lambda options: measure(_vectors(8192, 512), options),
-    "siglip-8192": lambda options: measure(_siglip(8192, 512), options),
-    "dcl-8192": lambda options: measure(_objective("dcl", 8192, 512), options),
-    "cyclip-8192": lambda options: measure(_objective("cyclip", 8192, 512), options),
-    "sogclr-8192": lambda options: measure(_objective("sogclr", 8192, 512), options),
-    "isogclr-8192": lambda options: measure(_objective("isogclr", 8192, 512), options),
-    "nuclr-8192": lambda options: measure(_objective("nuclr", 8192, 512), options),
+    "kme-128": lambda options: measure(kme_contenders(128, 50, 32, 128, 32, 7.14), options),
+    "kme-128-sharp": lambda options: measure(kme_contenders(128, 50, 32, 128, 32, 50.0), options),
+    "kme-256": lambda options: measure(kme_contenders(256, 50, 32, 128, 32, 7.14), options),
+    "kme-captions": lambda options: measure(kme_contenders(128, 50, 77, 128, 12, 7.14), options),
+    "kme-full": lambda options: measure(kme_contenders(16, 197, 77, 512, 77, 7.14), options),
+    "waves-64": lambda options: measure(wave_contenders(64, 197, 512, 1024), options),
+    "vectors-8192": lambda options: measure(vector_contenders(8192, 512), options),
+    "siglip-8192": lambda options: measure(siglip_contenders(8192, 512), options),
+    "dcl-8192": lambda options: measure(objective_contenders("dcl", 8192, 512), options),
+    "cyclip-8192": lambda options: measure(objective_contenders("cyclip", 8192, 512), options),
+    "sogclr-8192": lambda options: measure(objective_contenders("sogclr", 8192, 512), options),
+    "isogclr-8192": lambda options: measure(objective_contenders("isogclr", 8192, 512), options),
+    "nuclr-8192": lambda options: measure(objective_contenders("nuclr", 8192, 512), options),
     "vectors-8192-ranks": lambda options: _on_ranks(options, 2, 8192, 512),
 }
 

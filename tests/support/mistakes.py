@@ -287,7 +287,12 @@ def _actions_of(path: Path) -> list[argparse.Action]:
     assert spec and spec.loader
     module: Any = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    # Python puts the folder of a program before all others.
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
     found: list[argparse.Action] = []
 
     class Parsed(Exception):  # noqa: N818

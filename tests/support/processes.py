@@ -151,4 +151,5 @@ def _call(
 def _run_script(script: str, arguments: tuple[str, ...]) -> None:
     os.chdir(ROOT)
     sys.argv = [script, *arguments]
+    sys.path.insert(0, str((ROOT / script).parent))
     runpy.run_path(str(ROOT / script), run_name="__main__")
