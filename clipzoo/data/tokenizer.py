@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Range
+from clipzoo.io.imports import import_alone
 from clipzoo.types import Part
 
 if TYPE_CHECKING:
@@ -91,9 +92,8 @@ def trim_padding(ids: Tensor, end_token: int) -> Tensor:
 
 def _load() -> tuple[SimpleTokenizer, Pattern[str]]:
     import regex
-    from open_clip.tokenizer import SimpleTokenizer  # takes 1.4 s
 
-    source = SimpleTokenizer()
+    source = import_alone("open_clip.tokenizer").SimpleTokenizer()
     control, pattern = "<start_of_text>|<end_of_text>|", source.pat.pattern
     assert pattern.startswith(control), pattern
     return source, regex.compile(pattern.removeprefix(control), regex.IGNORECASE)

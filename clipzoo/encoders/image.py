@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from clipzoo.encoders.base import ImageTower, Tower
 from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, timm_trunk, tokens_of
 from clipzoo.errors import ConfigError
+from clipzoo.io.imports import import_alone
 from clipzoo.types import Count, Features, Layers, checked
 
 
@@ -97,17 +98,16 @@ class ClipViT(Tower):
         checkpoint: bool = False,
     ) -> None:
         super().__init__()
-        from open_clip.transformer import QuickGELU, VisionTransformer
-
+        transformer = import_alone("open_clip.transformer")
         self.width = width
-        self.trunk = VisionTransformer(
+        self.trunk = transformer.VisionTransformer(
             image_size=image_size,
             patch_size=patch_size,
             width=width,
             layers=layers,
             heads=heads,
             mlp_ratio=4.0,
-            act_layer=QuickGELU if quick_gelu else nn.GELU,
+            act_layer=transformer.QuickGELU if quick_gelu else nn.GELU,
             output_dim=width,
         )
         self.trunk.proj = None
@@ -146,10 +146,9 @@ class ClipResNet(Tower):
         checkpoint: bool = False,
     ) -> None:
         super().__init__()
-        from open_clip.modified_resnet import ModifiedResNet
-
+        modified_resnet = import_alone("open_clip.modified_resnet")
         self.width = 32 * stem_width
-        self.trunk = ModifiedResNet(layers, self.width, heads, image_size, stem_width)
+        self.trunk = modified_resnet.ModifiedResNet(layers, self.width, heads, image_size, stem_width)
         # The head owns the output projection; the identity keeps open_clip's other parameter names.
         self.trunk.attnpool.c_proj = nn.Identity()
         self.trunk.to(memory_format=torch.channels_last)

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.encoders.base import Tower
+from clipzoo.io.imports import import_alone
 from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, checked
 
 
@@ -46,20 +47,19 @@ class ClipTextTower(Tower):
         checkpoint: bool = False,
     ) -> None:
         super().__init__()
-        from open_clip.transformer import QuickGELU, TextTransformer
-
+        transformer = import_alone("open_clip.transformer")
         self.width = width
         self.context_length = context_length
         self.end_token = end_token
         self.first_pad = vocabulary if distinct_pads else None
         self.checkpoint = checkpoint
-        self.trunk = TextTransformer(
+        self.trunk = transformer.TextTransformer(
             context_length=context_length,
             vocab_size=vocabulary + (context_length - 1 if distinct_pads else 0),
             width=width,
             layers=layers,
             heads=heads,
-            act_layer=QuickGELU if quick_gelu else nn.GELU,
+            act_layer=transformer.QuickGELU if quick_gelu else nn.GELU,
             norm_layer=lambda normalized: nn.LayerNorm(normalized, eps=norm_eps),
             proj_type="none",
             pool_type="none",

@@ -1,0 +1,77 @@
+"""Time from the command to the first step of the demo's training, and CPU time of the process and its children.
+
+    python scripts/benchmark_start.py --rounds 5
+
+Start another checkout in turn, to compare with it:  --beside ../earlier
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    options = _options()
+    checkouts = [ROOT, *([options.beside.resolve()] if options.beside else [])]
+    readings: dict[Path, list[tuple[float, float]]] = {checkout: [] for checkout in checkouts}
+    for _ in range(options.rounds):
+        for checkout in checkouts:
+            readings[checkout].append(time_to_first_step(checkout, options.data))
+    for checkout, values in readings.items():
+        wall, cpu = (statistics.median(value[part] for value in values) for part in (0, 1))
+        print(json.dumps({"checkout": checkout.name, "seconds": round(wall, 2), "cpu_seconds": round(cpu, 2)}))
+
+
+def time_to_first_step(checkout: Path, data: Path) -> tuple[float, float]:
+    """Return seconds, and CPU seconds of all processes, from the command to the end of the first step."""
+    with tempfile.TemporaryDirectory() as runs:
+        command = [
+            sys.executable, "train.py", "experiment=demo/clip", f"data.shards={data.resolve() / 'train'}", "eval=none",
+            "trainer.log_every=1", f"runs={runs}",
+        ]  # fmt: skip
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, cwd=checkout, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(checkout)}
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 1/"):
+                break
+        else:
+            raise SystemExit("the training ended before its first step")
+        result = time.perf_counter() - started, _cpu_seconds(process.pid)
+        process.terminate()
+        process.wait()
+        return result
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process and of its children, those that have ended included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(_cpu_seconds(int(child)) for child in children)
+
+
+def _options() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data/demo"), help="folder of the demo's dataset")
+    parser.add_argument("--rounds", type=number_in(Count), default=5)
+    parser.add_argument("--beside", type=Path, help="another checkout")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run_main(main)
