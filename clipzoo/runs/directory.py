@@ -141,7 +141,7 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
         different.remove(LOCATION)
     remedy: str | None = "give another name=..., or remove the folder"
     if different and extension.is_longer(stored, plain):
-        remedy = extension.refusal(folder, stored)
+        remedy = extension.refusal(folder, stored, plain)
     elif different and (kept := extension.kept_results(folder, plain)):
         remedy = f"the run went on, its results of this length are in {kept}"
     if different and remedy is not None:

@@ -31,14 +31,20 @@ def is_longer(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
     return len(different) == 1 and different[0] in LENGTH and _is_more(before[different[0]], now[different[0]])
 
 
-def refusal(folder: Path, stored: Mapping[str, Any]) -> str | None:
-    """Return why the run of a directory cannot go on to more steps, and the remedy; None if it can."""
+def refusal(folder: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -> str | None:
+    """Return why the run of a directory cannot go on to more steps, and the remedy; None if it can.
+
+    stored: configuration of the directory. plain: that of the longer run; values that are found in the model may be
+    open in it.
+    """
     if "CLIPZOO_SWEEP" in os.environ:
         return "the points of a sweep would share its directory: give no name=..."
     # Without results.json, a command that goes on was interrupted after it had kept them.
     if not (folder / FILE).exists() and kept_results(folder, stored) is None:
         return "only a finished run goes on: finish it with its own length first, or give another name=..."
-    if folder.name.endswith(f"-{digest(stored)}"):
+    length = {key: stored["trainer"].get(key) for key in ("epochs", "steps")}
+    shorter = {**plain, "trainer": {**plain["trainer"], **length}}
+    if folder.name.endswith((f"-{digest(stored)}", f"-{digest(shorter)}")):
         return f"its name is the digest of its settings: go on in a copy (cp -r {folder} {folder.parent}/NEW, name=NEW)"
     return None
 

@@ -96,6 +96,18 @@ def test_a_run_whose_name_is_the_digest_of_its_settings_goes_on_in_a_copy(run):
     directory.check_configuration(run, configuration(epochs=80.0))
 
 
+def test_a_run_is_known_by_its_digest_where_values_were_found_in_the_model(run):
+    def open_clip(size: object, epochs: float) -> dict:
+        plain = configuration(epochs=epochs)
+        return {**plain, "encoder": {**plain["encoder"], "image_size": size}}
+
+    named = run.with_name(f"run-{digest(open_clip('from_model:image_size', 50.0))}")
+    shutil.copytree(run, named)
+    (named / "config.yaml").write_text(yaml.safe_dump(open_clip(32, 50.0)))
+    with pytest.raises(ConfigError, match=r"its name is the digest of its settings: go on in a copy"):
+        directory.check_configuration(named, open_clip("from_model:image_size", 80.0))
+
+
 def test_a_run_without_its_last_checkpoint_does_not_go_on_and_keeps_its_results(run):
     (run / "checkpoints" / "step_00000100.pt").unlink()
     with pytest.raises(ConfigError, match=r"cannot go on: its last checkpoint .*step_00000100.pt does not exist"):
