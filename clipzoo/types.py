@@ -38,18 +38,21 @@ class Batch:
     image: [b, 3, H, W] uint8 (the encoder normalises), or any float view in studies.
     text: [b, L] int64 token ids, or any view in studies.
     sample_id: [b] int64, stable over epochs, ranks and resumes.
+    image_key: [b] int64 digests of the encoded images, where the loader leaves out those whose features are stored.
     """
 
     image: Tensor
     text: Tensor
     sample_id: Tensor
+    image_key: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sample_id)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """Apply a function of the leading dimension to all three tensors."""
-        return Batch(function(self.image), function(self.text), function(self.sample_id))
+        """Apply a function of the leading dimension to all tensors."""
+        key = None if self.image_key is None else function(self.image_key)
+        return Batch(function(self.image), function(self.text), function(self.sample_id), key)
 
     def to(self, device: torch.device) -> Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
@@ -60,8 +63,8 @@ class Batch:
 
     def split(self, size: int) -> list[Batch]:
         """Return consecutive slices of at most `size` samples."""
-        parts = zip(*(view.split(size) for view in (self.image, self.text, self.sample_id)), strict=True)
-        return [Batch(*part) for part in parts]
+        starts = range(0, len(self), size)
+        return [self.map(lambda tensor, start=start: tensor[start : start + size]) for start in starts]  # type: ignore[misc]
 
 
 @dataclass(frozen=True)

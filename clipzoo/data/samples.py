@@ -21,11 +21,15 @@ _MOST_CANDIDATES = 64
 
 @dataclass(frozen=True)
 class Sample:
-    """image: uint8 [3, S, S]. faults: replacement and conversions of this sample."""
+    """image: uint8 [3, S, S]; None if it has not been decoded. faults: replacement and conversions of this sample.
 
-    image: Tensor
+    image_key: digest of the encoded image and its crop; 0 if none was asked for.
+    """
+
+    image: Tensor | None
     caption: str
     faults: list[Fault]
+    image_key: int
 
 
 class SampleReader:
@@ -43,8 +47,14 @@ class SampleReader:
         self._first_ids = np.concatenate([[0], np.cumsum([index.samples for index in indexes])])
         self._shards = ShardReader(cache, caption_key)
 
-    def read(self, sample_id: int, epoch: int) -> Sample:
+    @property
+    def image_size(self) -> int:
+        return self._transform.image_size
+
+    def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
         """Return the sample, or the next usable one after it in its shard (cyclically), then in the next shards.
+
+        stored_key: digest of the image that need not be decoded, 0 for none; None leaves the digests out.
 
         Raises ConfigError if none of the candidates is usable.
         """
@@ -54,7 +64,7 @@ class SampleReader:
         failure: BadSampleError | None = None
         for shard, position in _candidates(index, *wanted):
             try:
-                image, caption, conversions = self._load(index, shard, position, sample_id, epoch)
+                image, caption, conversions, key = self._load(index, shard, position, sample_id, epoch, stored_key)
             except BadSampleError as error:
                 failure = failure or error
                 continue
@@ -65,7 +75,7 @@ class SampleReader:
             if failure:
                 name = _name(index, *wanted)
                 faults.append(Fault(sample_id, *name, failure.kind, failure.reason, " ".join(place)))
-            return Sample(image, caption, faults)
+            return Sample(image, caption, faults, key)
         assert failure is not None
         raise ConfigError(
             f"{' '.join(_name(index, *wanted))} cannot be used ({failure.reason}), nor any of the samples that follow "
@@ -73,16 +83,19 @@ class SampleReader:
         )
 
     def _load(
-        self, index: ShardIndex, shard: int, position: int, sample_id: int, epoch: int
-    ) -> tuple[Tensor, str, list[str]]:
+        self, index: ShardIndex, shard: int, position: int, sample_id: int, epoch: int, stored_key: int | None
+    ) -> tuple[Tensor | None, str, list[str], int]:
         """Random choices depend on `sample_id`, also if another sample is read in its place."""
 
         def pick(count: int) -> int:
             return int(generator("caption", self._seed, epoch, sample_id).integers(count))
 
         caption, encoded = self._shards.read(index, shard, position, pick)
-        image, conversions = self._transform(encoded, generator("augment", self._seed, epoch, sample_id))
-        return image, caption, conversions
+        random = generator("augment", self._seed, epoch, sample_id)
+        crop = self._transform.choose(encoded, random)
+        key = 0 if stored_key is None else crop.digest()
+        image = None if key and key == stored_key else self._transform.decode_crop(crop, random)
+        return image, caption, crop.image.conversions, key
 
 
 def _candidates(index: ShardIndex, shard: int, position: int) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from clipzoo.config.vocabulary import Ascending, Count, Gigabytes, Probability, 
 from clipzoo.data.faults import Fault, FaultLog
 from clipzoo.data.images.transform import ImageTransform
 from clipzoo.data.plan.plan import Plan
-from clipzoo.data.rank_batches import RankBatches, rank_rows
+from clipzoo.data.rank_batches import RankBatches, StoredKeys, rank_rows
 from clipzoo.data.samples import SampleReader
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.damage import check_shards
@@ -89,6 +89,7 @@ class ShardDataset(Part):
         self._cache = ShardCache(cache_folder, cache_gigabytes)
         self._run: Path | None = None
         self._indexes: list[ShardIndex] = []
+        self._stored_keys: StoredKeys | None = None
         self.samples = 0
 
     def open(self, cache: Path | None, world: World) -> None:
@@ -120,6 +121,13 @@ class ShardDataset(Part):
             transform.crop_scale == (1, 1) and transform.flip == 0 and transform.rand_augment is None
         )
 
+    def leave_out_images(self, stored_keys: StoredKeys) -> None:
+        """Do not decode images whose features are stored: batches have `image_key`, and such images are black.
+
+        stored_keys: called in the loader processes.
+        """
+        self._stored_keys = stored_keys
+
     def counters(self) -> dict[str, int]:
         """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
         return dict(self._faults.counts)
@@ -139,7 +147,7 @@ class ShardDataset(Part):
         rows = rank_rows(global_batch, world)
         self._open_fault_log(world)
         plan = self._plan(seed, global_batch)
-        dataset = RankBatches(plan, self._reader(seed), self._tokenizer, rows, trim_text)
+        dataset = RankBatches(plan, self._reader(seed), self._tokenizer, rows, trim_text, self._stored_keys)
         # Loads the vocabulary before the fork, so that the workers share it.
         self._tokenizer([""])
         steps = range(start_step, stop_step)
@@ -161,7 +169,7 @@ class ShardDataset(Part):
         """Image (uint8 [3, S, S]) and caption of each sample, as in the first epoch with seed 0."""
         reader = self._reader(seed=0)
         samples = [reader.read(sample_id, epoch=0) for sample_id in sample_ids]
-        return [(sample.image, sample.caption) for sample in samples]
+        return [(sample.image, sample.caption) for sample in samples if sample.image is not None]
 
     def _plan(self, seed: int, global_batch: int) -> Plan:
         counts = [index.counts.tolist() for index in self._indexes]

@@ -29,6 +29,10 @@ class Encoder(nn.Module):
     def text(self, text: Tensor) -> Features:
         """[b, L] token ids -> Features of width `text_width`; L may be any length up to the context."""
 
+    def pooled_text(self, text: Tensor) -> Tensor:
+        """Return the pooled features of `text` alone, [b, w]; encoders whose tokens cost more override this."""
+        return self.text(text).pooled
+
     def facts(self) -> Mapping[str, Any]:
         """Return the values of `from_model:NAME` in a configuration, by name, as plain values."""
         return {}
@@ -50,6 +54,10 @@ class Tower(nn.Module):
     def description(self) -> str:
         """The tower in a message, such as "timm's resnet50"."""
         return type(self).__name__
+
+    def pooled(self, inputs: Tensor) -> Tensor:
+        """Return the pooled features alone, [b, w]; towers whose tokens cost more override this."""
+        return self(inputs).pooled
 
     def gives_tokens(self) -> bool:
         """Return True if the features have tokens."""

@@ -17,7 +17,7 @@ from clipzoo.encoders.huggingface_tokenizer import require_transformers
 from clipzoo.encoders.image import resnet_blocks, resnet_features
 from clipzoo.encoders.open_clip_projection import remove_projection
 from clipzoo.encoders.open_clip_registry import describe, settings_of, tokenizer_of
-from clipzoo.encoders.text import causal_states
+from clipzoo.encoders.text import causal_state, causal_states
 from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, tokens_of
 from clipzoo.errors import one_message
 from clipzoo.types import Count, Features, checked
@@ -136,6 +136,7 @@ class OpenClipText(TextTower):
         self.tokenizer = tokenizer_of(name, vars(settings), self.context_length)
         self.name, self.checkpoint = name, checkpoint
         self.is_transformers = bool(settings.hf_model_name)
+        self._uses_causal_states = False
         if self.is_transformers:
             self.trunk, self.pooler, self.proj = built.transformer, built.pooler, built.proj
             self._padding = built.config.pad_token_id
@@ -144,9 +145,9 @@ class OpenClipText(TextTower):
             return
         self.trunk = built
         built.set_grad_checkpointing(checkpoint)
-        self._causal, self._appended = built.attn_mask is not None, built.cls_emb is not None
-        self._plain = all(_is_plain(block) for block in built.transformer.resblocks)
-        self.needs_padding = not self._causal or self._appended or built.pool_type == "last"
+        causal, self._appended = built.attn_mask is not None, built.cls_emb is not None
+        self._uses_causal_states = causal and not self._appended and all(map(_is_plain, built.transformer.resblocks))
+        self.needs_padding = not causal or self._appended or built.pool_type == "last"
         if not self.needs_padding:
             self.end_token = built.eos_id if built.pool_type == "eos" else 49407
 
@@ -164,10 +165,15 @@ class OpenClipText(TextTower):
         tokens = trunk.ln_final(states)
         if trunk.pool_type in ("first", "last"):
             return Features(tokens[:, 0 if trunk.pool_type == "first" else -1], tokens)
-        # CLIP's end of text is its largest id.
-        end = text.argmax(dim=1) if trunk.pool_type == "argmax" else (text == trunk.eos_id).int().argmax(dim=1)
+        end = self._ends(text)
         mask = torch.arange(text.shape[1], device=text.device) <= end[:, None]  # [b, L]
         return Features(tokens[torch.arange(len(text), device=text.device), end], tokens, mask)
+
+    def pooled(self, text: Tensor) -> Tensor:
+        if not self._uses_causal_states or self.trunk.pool_type in ("first", "last"):
+            return self(text).pooled
+        behind = torch.arange(text.shape[1], device=text.device) - self._ends(text)[:, None]
+        return self.trunk.ln_final(causal_state(self.trunk, text, behind, self.checkpoint and self.training))
 
     def gives_tokens(self) -> bool:
         return not self.is_transformers or isinstance(self.proj, nn.Identity)
@@ -179,10 +185,15 @@ class OpenClipText(TextTower):
             return transformer_blocks(self.trunk)
         return list(self.trunk.transformer.resblocks)
 
+    def _ends(self, text: Tensor) -> Tensor:
+        """[b, L] -> [b], the position of the end token. CLIP's is its largest id."""
+        trunk = self.trunk
+        return text.argmax(dim=1) if trunk.pool_type == "argmax" else (text == trunk.eos_id).int().argmax(dim=1)
+
     def _states(self, text: Tensor) -> Tensor:
         """Ids [b, L] -> [b, L, w] after the last block; CoCa's with one more position."""
         trunk = self.trunk
-        if self._causal and self._plain and not self._appended:
+        if self._uses_causal_states:
             return causal_states(trunk, text, self.checkpoint and self.training)
         embedded, mask = trunk._embeds(text)
         if mask is not None and mask.dim() == 2:

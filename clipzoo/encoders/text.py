@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import torch
@@ -68,19 +69,22 @@ class ClipTextTower(Tower):
         self.trunk.attn_mask = None
 
     def forward(self, text: Tensor) -> Features:
-        behind = torch.arange(text.shape[1], device=text.device) - end_positions(text, self.end_token)[:, None]
-        mask = behind <= 0  # [b, L]
-        pads = torch.zeros_like(text) if self.first_pad is None else self.first_pad - 1 + behind
-        tokens = self._transform(torch.where(mask, text, pads))
-        pooled = (tokens * (behind == 0).unsqueeze(-1)).sum(dim=1)
-        return Features(pooled, tokens, mask)
+        ids, behind = self._with_pads(text)
+        tokens = self.trunk.ln_final(causal_states(self.trunk, ids, self.checkpoint and self.training))
+        return Features(_at(tokens, behind == 0), tokens, behind <= 0)
+
+    def pooled(self, text: Tensor) -> Tensor:
+        ids, behind = self._with_pads(text)
+        return self.trunk.ln_final(causal_state(self.trunk, ids, behind, self.checkpoint and self.training))
 
     def layers(self) -> list[nn.Module]:
         return list(self.trunk.transformer.resblocks)
 
-    def _transform(self, text: Tensor) -> Tensor:
-        """Ids [b, L] -> [b, L, w] after the final norm."""
-        return self.trunk.ln_final(causal_states(self.trunk, text, self.checkpoint and self.training))
+    def _with_pads(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ids with the pads that the tower has, and how far each position is behind the end, both [b, L]."""
+        behind = torch.arange(text.shape[1], device=text.device) - end_positions(text, self.end_token)[:, None]
+        pads = torch.zeros_like(text) if self.first_pad is None else self.first_pad - 1 + behind
+        return torch.where(behind <= 0, text, pads), behind
 
 
 def end_positions(text: Tensor, end_token: int) -> Tensor:
@@ -94,8 +98,25 @@ def causal_states(trunk: Any, text: Tensor, recompute: bool) -> Tensor:
 
     recompute: activations in the backward pass instead of keeping them.
     """
+    return _states_after(trunk, trunk.transformer.resblocks, text, recompute)
+
+
+def causal_state(trunk: Any, text: Tensor, behind: Tensor, recompute: bool) -> Tensor:
+    """Return `causal_states` where `behind` is 0, one position of each row, [b, w]. behind: [b, L], increasing by 1.
+
+    The last block computes the query, the attention and the multilayer perceptron of this position alone.
+    """
+    *blocks, last = trunk.transformer.resblocks
+    states = _states_after(trunk, blocks, text, recompute)
+    if recompute:
+        return checkpoint(_causal_block_at, last, states, behind, use_reentrant=False)
+    return _causal_block_at(last, states, behind)
+
+
+def _states_after(trunk: Any, blocks: Iterable[nn.Module], text: Tensor, recompute: bool) -> Tensor:
+    """Ids [b, L] -> [b, L, w] after some blocks."""
     states = trunk.token_embedding(text) + trunk.positional_embedding[: text.shape[1]]
-    for block in trunk.transformer.resblocks:
+    for block in blocks:
         if recompute:
             states = checkpoint(_causal_block, block, states, use_reentrant=False)
         else:
@@ -111,3 +132,23 @@ def _causal_block(block: Any, states: Tensor) -> Tensor:
     attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     states = states + attention.out_proj(attended.transpose(1, 2).flatten(2))
     return states + block.mlp(block.ln_2(states))
+
+
+def _causal_block_at(block: Any, states: Tensor, behind: Tensor) -> Tensor:
+    """`_causal_block` at the position of each row where `behind` is 0. [b, L, w], [b, L] -> [b, w]."""
+    attention, width = block.attn, states.shape[-1]
+    weight, bias = attention.in_proj_weight, attention.in_proj_bias
+    normed, here = block.ln_1(states), behind == 0
+    query = functional.linear(_at(normed, here), weight[:width], bias[:width]).unflatten(-1, (attention.num_heads, -1))
+    projected = functional.linear(normed, weight[width:], bias[width:])
+    key, value = projected.unflatten(-1, (2, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    before = (behind <= 0)[:, None, None, :]
+    # [b, heads, 1, w / heads]
+    attended = functional.scaled_dot_product_attention(query.unsqueeze(2), key, value, before)
+    state = _at(states, here) + attention.out_proj(attended.flatten(1))
+    return state + block.mlp(block.ln_2(state))
+
+
+def _at(states: Tensor, here: Tensor) -> Tensor:
+    """[b, L, w], [b, L] with one True in each row -> [b, w]."""
+    return (states * here.unsqueeze(-1)).sum(dim=1)

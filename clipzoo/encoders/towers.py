@@ -75,6 +75,10 @@ class TwoTowers(Encoder):
     def text(self, text: Tensor) -> Features:
         return self.text_tower(text)
 
+    def pooled_text(self, text: Tensor) -> Tensor:
+        tower = self.text_tower
+        return tower.pooled(text) if isinstance(tower, Tower) else tower(text).pooled
+
 
 @checked
 class Towers(TwoTowers):

@@ -29,7 +29,9 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     sample, size = batch.split(min(2, len(batch)))[0], len(batch)
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
     with FlopCounterMode(display=False) as encoders, torch.compiler.set_stance("force_eager"):
-        image, text = model.encoder.image(sample.image), model.encoder.text(sample.text)
+        image = model.encoder.image(sample.image)
+        whole = model.head.needs_tokens
+        text = model.encoder.text(sample.text) if whole else Features(model.encoder.pooled_text(sample.text))
         forward = encoders.get_total_flops()
         if is_partial := any(not parameter.requires_grad for parameter in model.encoder.parameters()):
             _differentiate(model.encoder, image.pooled, text.pooled)

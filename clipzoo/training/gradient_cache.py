@@ -31,7 +31,7 @@ VIEWS: tuple[View, View] = ("image", "text")
 class PairEncoder(nn.Module):
     """The encoder as one module with one forward, batch -> features of the views, which DDP can wrap.
 
-    Returns only the features that the head reads, and always the pooled ones.
+    Returns only the features that the head reads, and always the pooled ones; text without tokens costs less.
 
     autocast: precision of the encoders; None for that of their parameters.
     compile: run the encoders through torch.compile; evaluation runs them without it.
@@ -40,13 +40,16 @@ class PairEncoder(nn.Module):
     def __init__(self, model: Model, autocast: torch.dtype | None, compile: bool) -> None:
         super().__init__()
         self.encoder = model.encoder
-        self._image = torch.compile(self.encoder.image) if compile else self.encoder.image
-        self._text = torch.compile(self.encoder.text) if compile else self.encoder.text
         self._autocast, self._needs_tokens = autocast, model.head.needs_tokens
+        image, text = self.encoder.image, self.encoder.text if self._needs_tokens else self._pooled_text
+        self._image, self._text = (torch.compile(image), torch.compile(text)) if compile else (image, text)
 
     def forward(self, batch: Batch, views: Sequence[View] = VIEWS) -> list[Features]:
         with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
             return [self._read_by_head(self._encode(batch, view)) for view in views]
+
+    def _pooled_text(self, text: Tensor) -> Features:
+        return Features(self.encoder.pooled_text(text))
 
     def _encode(self, batch: Batch, view: View) -> Features:
         return self._image(batch.image) if view == "image" else self._text(batch.text)

@@ -218,3 +218,23 @@ def test_workers_end_with_a_run_that_stops_early(folder, rest, code):
 def test_invalid_arguments_are_errors(folder, key, value):
     with pytest.raises(ConfigError, match=f"ShardDataset: {key} must be"):
         shard_data(folder, **{key: value})
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.medium)])
+def test_images_whose_features_are_stored_are_not_decoded(folder, workers):
+    data = shard_data(folder, crop_scale=(1.0, 1.0), workers=workers)
+    data.open(None, World())
+    order = {"seed": 3, "global_batch": 10, "world": World(), "start_step": 0, "stop_step": 4, "trim_text": True}
+    plain = list(data.batches(**order))
+    keys = torch.zeros(n, dtype=torch.int64)
+    data.leave_out_images(lambda ids: keys[ids])
+    for batch, expected in zip(data.batches(**order), plain, strict=True):
+        assert torch.equal(batch.image, expected.image) and expected.image_key is None
+        keys[batch.sample_id] = batch.image_key
+    assert (keys != 0).all() and len(keys.unique()) == n
+    keys[5] = 0
+    for batch, expected in zip(data.batches(**order), plain, strict=True):
+        left_out = batch.sample_id != 5
+        assert not batch.image[left_out].any() and torch.equal(batch.image[~left_out], expected.image[~left_out])
+        assert torch.equal(batch.text, expected.text)
+        assert batch.image.untyped_storage().nbytes() == (1 if left_out.all() else batch.image.numel())

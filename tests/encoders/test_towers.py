@@ -43,6 +43,17 @@ def test_trimming_padding_changes_no_pooled_feature():
     torch.testing.assert_close(tower(ids[:, :longest]).pooled, tower(ids).pooled, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("changes", [{}, {"distinct_pads": True}, {"checkpoint": True, "quick_gelu": True}])
+def test_pooled_features_without_tokens_are_those_beside_the_tokens_with_their_gradient(changes):
+    tower, ids = text_tower(**changes), open_clip.tokenize(CAPTIONS)[:, :16]
+    pooled = tower.pooled(ids), tower(ids).pooled
+    torch.testing.assert_close(*pooled, rtol=0, atol=1e-12)
+    direction = torch.randn_like(pooled[0])
+    gradients = [torch.autograd.grad((value * direction).sum(), list(tower.parameters())) for value in pooled]
+    for without, beside in zip(*gradients, strict=True):
+        torch.testing.assert_close(without, beside, rtol=0, atol=1e-12)
+
+
 def test_mask_ends_at_the_first_end_token_whatever_follows():
     tower = text_tower()
     ids = torch.tensor([[49406, 5, 49407, 0, 0], [49406, 49407, 49407, 7, 7], [49406, 1, 2, 3, 49407]])

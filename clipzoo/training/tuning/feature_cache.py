@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ class FeatureCache:
     """Returns the features of a batch's samples, from disk where the same input was encoded before.
 
     A row counts only if the digest of the input and the digest of the stored features are right: inputs that change
-    between epochs (crops, several captions) are encoded again, and a row that a crash has left incomplete too.
+    between epochs (crops, several captions) are encoded again, and a row that a crash has left incomplete too. A row
+    that counts is never replaced, so that loader processes may leave out an image ahead of its step.
     Ranks of one machine share the files.
 
     folder: of the files. view: the field of Batch, "image" or "text". samples: n of the dataset.
     gigabytes: without effect if the features take more, or the disk has less. length: number of tokens of the longest
     row, of whose tokens a batch may have fewer; None where all rows have the same number.
-    report: called with one line if the features do not fit.
+    report: called with one line if the features do not fit. images: returns the images of some sample ids, which
+    are black in the batch if the loader has left them out.
     """
 
     def __init__(
@@ -40,42 +43,58 @@ class FeatureCache:
         gigabytes: float,
         length: int | None,
         report: Callable[[str], None],
+        images: Callable[[Sequence[int]], Sequence[Tensor]] | None = None,
     ) -> None:
         self._folder, self._view, self._samples = folder, view, samples
         self._gigabytes, self._length, self._report = gigabytes, length, report
+        self._images = images
         self._form_file = folder / f"{view}.json"
         self._files: dict[str, Tensor] = {}
         self._is_open: bool | None = None
-        if self._form_file.exists():
-            self._map(io.read_json(self._form_file, "remove the folder"))
-            self._is_open = True
 
     @torch.no_grad()
     def __call__(self, batch: Batch, encode: Callable[[Batch], Features]) -> Features:
         """Return the features of the batch; `encode` computes those of the rows that are not stored."""
         view: Tensor = getattr(batch, self._view)
-        keys, ids = row_digests(view.cpu()), batch.sample_id.cpu()
-        known = self._known(ids, keys)
-        if not known.all():
-            missing = ~known
-            new = encode(batch if missing.all() else batch.map(lambda tensor: tensor[missing.to(tensor.device)]))
-            if self._is_open is None:
-                self._is_open = self._open(new)
-            if not self._is_open:
-                return new if missing.all() else encode(batch)
-            self._store(ids[missing], keys[missing], new)
-            if missing.all():
-                return new
-        return self._read(ids, view)
+        given = batch.image_key if self._view == "image" else None
+        keys, ids = row_digests(view.cpu()) if given is None else given.cpu(), batch.sample_id.cpu()
+        stored = self.stored_keys(ids)
+        known = stored == keys
+        if known.all():
+            return self._read(ids, view)
+        missing = (~known).to(view.device)
+        new = encode(self._with_images(batch if missing.all() else batch.map(lambda tensor: tensor[missing])))
+        if self._is_open is None:
+            self._is_open = self._open(new)
+        if self._is_open:
+            empty = stored[~known] == 0
+            self._store(ids[~known][empty], keys[~known][empty], _rows(new, empty))
+        return new if missing.all() else _merged(self._read(ids[known], view), new, missing)
 
-    def _known(self, ids: Tensor, keys: Tensor) -> Tensor:
-        """[b] bool: rows that are stored for this input and intact."""
+    @torch.no_grad()
+    def stored_keys(self, ids: Tensor) -> Tensor:
+        """[b] sample ids -> [b] int64 digests of the inputs whose features are stored and intact; 0 for the others."""
+        if self._is_open is None and self._form_file.exists():
+            self._map(io.read_json(self._form_file, "remove the folder"))
+            self._is_open = True
         if not self._is_open:
-            return torch.zeros(len(ids), dtype=torch.bool)
-        known = self._files["keys"][ids] == keys
-        rows = ids[known]
-        known[known.clone()] = self._files["sums"][rows] == self._sums(rows)
-        return known
+            return torch.zeros(len(ids), dtype=torch.int64)
+        keys = self._files["keys"][ids]
+        stored = keys != 0
+        rows = ids[stored]
+        keys[stored] *= self._files["sums"][rows] == self._sums(rows)
+        return keys
+
+    def _with_images(self, batch: Batch) -> Batch:
+        """Return the batch with the images that were left out although their features are damaged since then."""
+        if self._images is None or batch.image_key is None or self._view != "image":
+            return batch
+        black = ~(batch.image != 0).flatten(1).any(dim=1)
+        if not black.any():
+            return batch
+        image = batch.image.clone()
+        image[black] = torch.stack(list(self._images(batch.sample_id[black].tolist()))).to(image.device)
+        return replace(batch, image=image)
 
     def _open(self, features: Features) -> bool:
         """Map files for rows of this form; False if they do not fit."""
@@ -132,6 +151,27 @@ class FeatureCache:
         """[b] int64 digests of stored rows."""
         parts = [self._files[name][ids] for name in PARTS if name in self._files]
         return torch.stack([row_digests(part) for part in parts]).sum(dim=0)
+
+
+def _rows(features: Features, rows: Tensor) -> Features:
+    mask = features.mask
+    chosen = features.map(lambda tensor: tensor[rows.to(tensor.device)])
+    return Features(chosen.pooled, chosen.tokens, None if mask is None else mask[rows.to(mask.device)])
+
+
+def _merged(known: Features, new: Features, missing: Tensor) -> Features:
+    """Return features of which the rows `missing`, [b] bool, are those of `new`, in order, and the others `known`."""
+
+    def merged(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+        if first is None or second is None:
+            return None
+        whole = second.new_empty(len(missing), *second.shape[1:])
+        whole[~missing], whole[missing] = first, second
+        return whole
+
+    pooled = merged(known.pooled, new.pooled)
+    assert pooled is not None
+    return Features(pooled, merged(known.tokens, new.tokens), merged(known.mask, new.mask))
 
 
 def row_digests(rows: Tensor) -> Tensor:

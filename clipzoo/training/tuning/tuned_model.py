@@ -96,5 +96,11 @@ class TunedModel:
             if gigabytes and repeats(view):
                 length = getattr(self._model.encoder, "context_length", None) if view == "text" else None
                 self._cached = [folder / FOLDER]
-                caches[view] = FeatureCache(folder / FOLDER, view, dataset.samples, gigabytes, length, report)
+                caches[view] = FeatureCache(
+                    folder / FOLDER, view, dataset.samples, gigabytes, length, report,
+                    images=lambda ids: [image for image, _ in dataset.examples(ids)],
+                )  # fmt: skip
+        leave_out: Any = getattr(dataset, "leave_out_images", None)
+        if "image" in caches and leave_out is not None:
+            leave_out(caches["image"].stored_keys)
         return caches

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,8 @@ import clipzoo
 from clipzoo.distributed.world import World
 from clipzoo.encoders.tuning.lora import merged, plain_name
 from clipzoo.io import DamagedFileError
+from clipzoo.training.tuning.feature_cache import FeatureCache
+from clipzoo.types import Batch, Features
 from tests.support import runs, tuned
 from tests.support.ranks import run_ranks
 from tests.support.tuned import frozen, full, last, lora, train, tuning
@@ -123,6 +127,50 @@ def test_a_frozen_tower_with_cached_features_trains_as_one_without_a_cache(tmp_p
     for name, value in kept.items():
         torch.testing.assert_close(computed[name], value, rtol=0, atol=1e-10, msg=name)
     assert not (tmp_path / "1.0" / "features").exists()
+
+
+def test_a_damaged_row_of_an_image_that_the_loader_left_out_is_encoded_again(tmp_path):
+    images = torch.randint(1, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    ids, keys = torch.arange(4), torch.arange(4) + 10
+    batch, encoded = Batch(images, torch.zeros(4, 2, dtype=torch.int64), ids, keys), []
+
+    def encode(batch: Batch) -> Features:
+        encoded.append(batch.sample_id.tolist())
+        return Features(batch.image.flatten(1).double())
+
+    cache = FeatureCache(tmp_path, "image", 4, 1.0, None, print, images=lambda ids: [images[i] for i in ids])
+    first = cache(batch, encode)
+    left_out = replace(batch, image=torch.zeros(1, dtype=torch.uint8).expand(4, 3, 8, 8))
+    assert torch.equal(cache(left_out, encode).pooled, first.pooled)
+    stored = np.memmap(tmp_path / "image.pooled", dtype=np.float64, mode="r+")
+    stored[2 * first.pooled.shape[1]] += 1
+    stored.flush()
+    assert cache.stored_keys(ids).tolist() == [10, 11, 0, 13]
+    assert torch.equal(cache(left_out, encode).pooled, first.pooled)
+    assert encoded == [[0, 1, 2, 3], [2]] and cache.stored_keys(ids).tolist() == keys.tolist()
+
+
+def test_the_features_of_another_input_do_not_replace_those_that_are_stored(tmp_path):
+    cache = FeatureCache(tmp_path, "text", 2, 1.0, None, print)
+    first, second = (Batch(torch.zeros(2, 1), torch.tensor([[1], [number]]), torch.arange(2)) for number in (2, 3))
+    encoded = []
+
+    def encode(batch: Batch) -> Features:
+        encoded.append(batch.text.flatten().tolist())
+        return Features(batch.text.double())
+
+    for batch in (first, second, first, second):
+        assert cache(batch, encode).pooled.tolist() == batch.text.tolist()
+    assert encoded == [[1, 2], [3], [3]]
+
+
+@pytest.mark.slow
+def test_a_run_on_shards_with_cached_features_is_that_without_a_cache(tiny_shards, tmp_path):
+    changes = ["tune/image=frozen", "tune/text=frozen", "data.crop_scale=[1,1]", "data.workers=2", "trainer.steps=20"]
+    runs.train(tiny_shards, tmp_path / "cached", *changes)
+    none = [f"tune.{view}.cache_gigabytes=0" for view in ("image", "text")]
+    runs.train(tiny_shards, tmp_path / "computed", *changes, *none)
+    runs.assert_close(runs.weights(tmp_path / "cached", 20), runs.weights(tmp_path / "computed", 20))
 
 
 def test_a_checkpoint_holds_what_trains_and_the_rest_is_written_once(tmp_path):
