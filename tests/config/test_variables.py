@@ -157,7 +157,7 @@ def test_a_run_of_an_earlier_version_with_values_in_its_configuration_resumes(ti
     assert "is finished after 9 steps" in run_script("train.py", *options, log=tmp_path / "log").stderr
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_wandb_receives_no_secret(tiny_shards, tmp_path):
     options = overrides(tiny_shards, tmp_path, "name=run", "trainer.steps=2", "eval=none", "logger.wandb=offline")
     options += ["logger.group='${oc.env:TOKEN}'", "data.cache_folder='https://me:hunter2@host'"]

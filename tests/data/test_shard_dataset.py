@@ -189,8 +189,9 @@ def test_workers_ignore_signals_to_the_job_and_end_with_a_killed_parent(folder):
 @pytest.mark.parametrize(
     ("rest", "code"),
     [
-        ("raise RuntimeError('in training')", 1),  # the traceback refers to the iterator until the end
-        ("sys.exit(3)", 3),
+        # The traceback refers to the iterator until the end.
+        pytest.param("raise RuntimeError('in training')", 1, marks=pytest.mark.slow),
+        pytest.param("sys.exit(3)", 3, marks=pytest.mark.slow),
         ("next(batches)", 0),
     ],
 )

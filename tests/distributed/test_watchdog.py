@@ -81,6 +81,7 @@ def test_a_store_that_accepts_connections_in_silence_ends_a_rank_that_joins(tmp_
     assert "rank 1 did not meet all of 2 ranks at 127.0.0.1" in rank.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_during_an_evaluation_is_named_and_ends_the_other(tiny_shards, tmp_path):
     write_sets(tmp_path / "sets")
     evaluation = ["eval=none", f"eval.root={tmp_path / 'sets'}", "eval.zero_shot=[colours]", "eval.every_epochs=0.5"]

@@ -54,6 +54,6 @@ def accuracy_on_a_rank() -> dict[str, float]:
     return accuracy_of(position[share], labels[share], 9, world)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_three_ranks_count_what_one_counts():
     assert run_ranks(3, accuracy_on_a_rank) == [accuracy_of(*sample(), 9, World())] * 3

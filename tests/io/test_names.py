@@ -38,7 +38,7 @@ def test_ordinary_names_are_kept(name):
     assert folder_name(name, "name") == name
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_name_that_leaves_the_runs_is_refused_before_anything_is_written(tmp_path):
     runs = tmp_path / "runs"
     process = run_script("train.py", "data.shards=a.tar", f"runs={runs}", "name=../x", log=tmp_path / "log", code=2)

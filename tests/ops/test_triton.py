@@ -84,7 +84,7 @@ def test_kernels_are_launched_on_contiguous_cuda_tensors_alone_and_give_a_step_t
         assert set(case["waits"]) <= {"ops/packing.py pack", "ops/triton/kme.py __init__"}, case
 
 
-@pytest.mark.parametrize("precision", ["medium", "high"])
+@pytest.mark.parametrize("precision", [pytest.param("medium", marks=pytest.mark.slow), "high"])
 @pytest.mark.parametrize("of_pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision, of_pairs):
     for kernel in in_fresh_process(_compiled_of_pairs if of_pairs else _compiled, precision, interpret=False):

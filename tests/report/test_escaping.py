@@ -127,7 +127,7 @@ def test_the_papers_tables_with_a_hostile_run_hold_no_tag_of_its_own(run, tmp_pa
     assert_plain((tmp_path / "pages" / "tables.md").read_text())
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_scale_cannot_name_a_file(run, tmp_path):
     (tmp_path / "outside.yaml").write_text("about: {title: secret}")
     record = json.loads((run / "results.json").read_text())

@@ -20,7 +20,7 @@ from tests.support.processes import start_script
 from tests.support.runs import STEPS, assert_equal, overrides
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_an_unnamed_run_resumes_and_is_found_finished_after_its_dataset_was_moved(tiny_shards, undisturbed, tmp_path):
     folders = [tmp_path / "first" / "data", tmp_path / "second" / "elsewhere", tmp_path / "third"]
     shutil.copytree(Path(tiny_shards).parent, folders[0])

@@ -60,7 +60,7 @@ def test_every_single_damaged_file_of_a_run_is_one_message(tiny_shards, undistur
         check_commands(tiny_shards, folder)
 
 
-@pytest.mark.parametrize("last", ["report.md", "results.json"])
+@pytest.mark.parametrize("last", [pytest.param("report.md", marks=pytest.mark.slow), "results.json"])
 def test_a_kill_while_the_results_are_written_leaves_a_run_that_the_next_start_completes(
     tiny_shards, undisturbed, tmp_path, last
 ):

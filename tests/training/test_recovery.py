@@ -18,7 +18,7 @@ from tests.support.runs import STEPS, assert_close, assert_equal, log_of_end, st
 pytestmark = pytest.mark.medium
 
 
-@pytest.mark.parametrize("kind", ["nan", "huge"])
+@pytest.mark.parametrize("kind", ["nan", pytest.param("huge", marks=pytest.mark.slow)])
 def test_a_broken_loss_stops_the_run_with_its_samples_named_and_the_checkpoint_untouched(
     tiny_shards, undisturbed, tmp_path, kind
 ):
@@ -31,7 +31,7 @@ def test_a_broken_loss_stops_the_run_with_its_samples_named_and_the_checkpoint_u
     assert_close(weights(tmp_path), weights(undisturbed))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGUSR1])
 def test_a_signal_to_one_rank_makes_all_save_the_same_step_and_resume_on_another_number_of_ranks(
     tiny_shards, undisturbed, tmp_path, number
 ):

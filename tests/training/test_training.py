@@ -36,7 +36,7 @@ def finished(undisturbed, tmp_path) -> Path:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("step", [1, 5])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(
     tiny_shards, undisturbed, tmp_path, step
 ):

@@ -18,13 +18,6 @@ from tests.support.paths import CONF
 HEADS = sorted(path.stem for path in (CONF / "head").glob("*.yaml"))
 GRAPHS = ("image", "text", "score")
 COSINES = ("clip", "cloob", "cosine")
-QUICK: dict[str, tuple[str, ...]] = {"torch": ("kme",), "onnx": ()}
-"""Heads that `make test` converts: a conversion takes 3 and 10 s. The others are converted by `make test-all`."""
-
-
-def heads(to: str) -> list:
-    marks = {head: pytest.mark.medium if head in QUICK[to] else pytest.mark.slow for head in HEADS}
-    return [pytest.param(head, marks=mark) for head, mark in marks.items()]
 
 
 @pytest.mark.parametrize("head", sorted(set(HEADS) - set(COSINES)))
@@ -35,7 +28,8 @@ def test_a_head_that_is_no_scaled_cosine_is_refused_before_anything_is_written(h
     assert not (tmp_path / "exported").exists()
 
 
-@pytest.mark.parametrize("head", heads("torch"))
+@pytest.mark.slow  # a conversion takes 3 to 10 s
+@pytest.mark.parametrize("head", HEADS)
 def test_programs_of_torch_give_the_logits_of_every_head(head, tmp_path):
     model = loaded(head)
     clipzoo.export(model, tmp_path, "torch")
@@ -47,7 +41,8 @@ def test_programs_of_torch_give_the_logits_of_every_head(head, tmp_path):
         torch.testing.assert_close(result, logits(model, images[:count], texts[:other]), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", heads("onnx"))
+@pytest.mark.slow
+@pytest.mark.parametrize("head", HEADS)
 def test_graphs_of_onnx_give_the_logits_of_every_head(head, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     tokenizers = pytest.importorskip("tokenizers")

@@ -12,6 +12,7 @@ from tests.support.runs import train
 pytestmark = pytest.mark.medium
 
 
+@pytest.mark.slow
 def test_a_nuclr_run_shows_its_most_and_least_popular_samples(tiny_shards, tmp_path: Path):
     nuclr = ("head=cosine", "objective=nuclr", "objective.frozen_epochs=0")
     train(tiny_shards, tmp_path, *nuclr, "trainer.steps=4", "trainer.precision=float32")
