@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,13 @@ from clipzoo.errors import ConfigError, cause
 from clipzoo.evaluation.transform import Transform
 from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
+from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.directory import config_of
 from clipzoo.training import checkpoint
 from clipzoo.training.tuning.frozen_part import read_frozen
+from clipzoo.types import Embedding
+
+PAIR = "pair"
 
 
 class LoadedModel(Model):
@@ -28,6 +33,7 @@ class LoadedModel(Model):
 
     encode_image, encode_text: one embedding for each row. similarity(image, text): [n, k] logits.
     transform: PIL image -> uint8 [3, S, S], as in zero-shot evaluation. tokenizer: captions -> [n, L] int64.
+    config["pair"]: scale and bias of SigLIP's objective, see `pair_logits`.
     """
 
     def __init__(self, model: Model, config: Mapping[str, Any], folder: Path | None = None) -> None:
@@ -37,7 +43,21 @@ class LoadedModel(Model):
         self.folder = folder
         self.tokenizer = model.encoder.tokenizer
         size, evaluation = config["encoder"]["image_size"], config.get("eval", config["data"])
-        self.transform = Transform(size, size, evaluation.get("interpolation", "bicubic"))
+        interpolation, resize_mode = (
+            evaluation.get("interpolation", "bicubic"),
+            evaluation.get("resize_mode", "shortest"),
+        )
+        self.transform = Transform(size, size, interpolation, resize_mode)
+
+    def pair_logits(self, image: Embedding, text: Embedding) -> Tensor:
+        """n image and k text embeddings -> [n, k] logits of the probability that an image and a caption form a pair.
+
+        For models of SigLIP: exp(log_scale) similarity + bias, with the scale and the bias that the objective learned.
+        Equals `similarity` for models of other objectives.
+        """
+        logits = self.similarity(image, text)
+        pair = self.config.get(PAIR)
+        return logits if pair is None else math.exp(pair["log_scale"]) * logits + pair["bias"]
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequence[str] = ()) -> LoadedModel:
@@ -90,7 +110,16 @@ def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequ
     except RuntimeError as error:
         fault = f"does not fit the model of {folder / 'config.yaml'} ({cause(error)})"
         raise DamagedFileError(path, fault, checkpoint.REMEDY) from None
-    return LoadedModel(model, config, folder).to(device).eval()
+    return LoadedModel(model, _with_pair(config, state), folder).to(device).eval()
+
+
+def _with_pair(config: dict[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's configuration with the scale and the bias of an objective that classifies pairs."""
+    target, learned = config.get("objective", {}).get("_target_", ""), state.get("objective")
+    if target.rpartition(".")[2] != SigLIP.__name__ or not isinstance(learned, Mapping):
+        return config
+    log_scale, bias = SigLIP.pair(learned)
+    return {**config, PAIR: {"log_scale": log_scale, "bias": bias}}
 
 
 def _fill(model: Model, weights: Mapping[str, Tensor], path: Path) -> None:

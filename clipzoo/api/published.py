@@ -21,6 +21,9 @@ FILES = ("*.json", "*.safetensors")
 """Files of a hub's repository that are downloaded."""
 REMEDY = "export the model again"
 FIELDS = {"version": int, "encoder": dict, "head": dict, "interpolation": str}
+PREPROCESSING, PAIR_FIELDS = ("interpolation", "resize_mode"), ("log_scale", "bias")
+HERE = "."
+"""Name of a tokenizer whose files are in the directory."""
 OUTSIDE = ("/", "~", "\\", "local-dir:", HUB)
 """Beginnings of values that name files elsewhere."""
 
@@ -59,8 +62,17 @@ def read_published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any]
         raise ConfigError(f"{path} has version {content['version']}, this clipzoo reads up to {VERSION}: upgrade it")
     nodes = current({"encoder": content["encoder"], "head": content["head"]})
     require_trusted(nodes, trust)
-    _check_values(path, nodes)
-    return {**nodes, "seed": 0, "data": {"interpolation": content["interpolation"]}}, read_weights(folder / WEIGHTS)
+    if fault := next(value_faults(nodes), None):
+        raise ConfigError(f"{path}: {fault}")
+    tokenizer = nodes["encoder"].get("tokenizer")
+    if isinstance(tokenizer, dict) and tokenizer.get("name") == HERE:
+        tokenizer["name"] = str(folder)
+    config = {**nodes, "seed": 0, "data": {key: content[key] for key in PREPROCESSING if key in content}}
+    if "pair" in content:
+        io.require_fields(path, content, {"pair": dict}, REMEDY)
+        io.require_numbers(path, {key: content["pair"].get(key) for key in PAIR_FIELDS}, REMEDY)
+        config["pair"] = {key: content["pair"][key] for key in PAIR_FIELDS}
+    return config, read_weights(folder / WEIGHTS)
 
 
 def values_of(node: object, key: str = "") -> Iterator[tuple[str, object]]:
@@ -75,16 +87,17 @@ def values_of(node: object, key: str = "") -> Iterator[tuple[str, object]]:
         yield key, node
 
 
-def _check_values(path: Path, nodes: Mapping[str, Any]) -> None:
+def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the values that a published model must not have: other weights, variables, places outside its directory."""
     for key, value in values_of(nodes):
         if key.endswith("pretrained") and value not in (None, False):
-            raise ConfigError(f"{path}: {key}={value} asks for other weights than those of the directory")
+            yield f"{key}={value} asks for other weights than those of the directory"
         if not isinstance(value, str):
             continue
         if "${" in value:
-            raise ConfigError(f"{path}: {key} refers to a variable, {value}: a published model has plain values")
+            yield f"{key} refers to a variable, {value}: a published model has plain values"
         if value.startswith(OUTSIDE) or "://" in value or ".." in value.replace("\\", "/").split("/"):
-            raise ConfigError(f"{path}: {key}={value} names a place outside the directory")
+            yield f"{key}={value} names a place outside the directory"
 
 
 def _require_inside(file: Path, folder: Path) -> None:

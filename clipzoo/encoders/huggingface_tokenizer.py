@@ -31,17 +31,35 @@ class HuggingFaceTokenizer(Part):
         strip_end: bool = False,
     ) -> None:
         self.context_length = context_length
-        self._name, self._clean, self._strip_end = name, clean, strip_end
+        self.name, self.clean, self.strip_end = name, clean, strip_end
         self._tokenizer: Any = None
         self._clean_caption: Callable[[str], str] | None = None
         self._ends_itself = True
         self._end = self._pad = 0
 
     @property
+    def source(self) -> Any:
+        """The tokenizer of transformers."""
+        self._load()
+        return self._tokenizer
+
+    @property
+    def ends_itself(self) -> bool:
+        """True if the tokenizer of transformers adds the end token."""
+        self._load()
+        return self._ends_itself
+
+    @property
+    def pad_token(self) -> int:
+        """Id of the padding."""
+        self._load()
+        return self._pad
+
+    @property
     def end_token(self) -> int:
         """Id that ends a caption; all positions after its first occurrence are padding."""
         self._load()
-        return 0 if self._strip_end else self._end
+        return 0 if self.strip_end else self._end
 
     @property
     def vocabulary(self) -> int:
@@ -59,32 +77,32 @@ class HuggingFaceTokenizer(Part):
         for target, row in zip(ids, rows, strict=True):
             whole = row if self._ends_itself else [*row, self._end]
             target[: len(whole)] = torch.tensor(whole)
-        return torch.where(ids == self._end, 0, ids) if self._strip_end else ids
+        return torch.where(ids == self._end, 0, ids) if self.strip_end else ids
 
     def _load(self) -> None:
         if self._tokenizer is not None:
             return
         transformers = require_transformers("encoder.tokenizer")
         with one_message(
-            f"encoder.tokenizer.name={self._name} is no folder with a tokenizer, and cannot be loaded from the Hugging "
+            f"encoder.tokenizer.name={self.name} is no folder with a tokenizer, and cannot be loaded from the Hugging "
             "Face hub"
         ):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(self._name, split_special_tokens=True)
-        if self._clean != "none":
+            tokenizer = transformers.AutoTokenizer.from_pretrained(self.name, split_special_tokens=True)
+        if self.clean != "none":
             from open_clip.tokenizer import get_clean_fn
 
-            self._clean_caption = get_clean_fn(self._clean)
+            self._clean_caption = get_clean_fn(self.clean)
         empty = tokenizer("")["input_ids"]
         ends = [end for end in (tokenizer.sep_token_id, tokenizer.eos_token_id) if end is not None]
         if not ends:
-            raise ConfigError(f"the tokenizer {self._name} has no token that ends a text: choose another")
+            raise ConfigError(f"the tokenizer {self.name} has no token that ends a text: choose another")
         self._ends_itself = bool(empty) and empty[-1] in ends
         self._end = empty[-1] if self._ends_itself else tokenizer.eos_token_id or ends[0]
         self._pad = self._end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._tokenizer = tokenizer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._name, self.context_length, self._clean, self._strip_end)
+        return type(self), (self.name, self.context_length, self.clean, self.strip_end)
 
 
 def require_transformers(what: str) -> Any:

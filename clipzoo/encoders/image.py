@@ -46,7 +46,8 @@ class TimmTower(ImageTower):
         super().__init__()
         self.trunk = timm_trunk(name, image_size, pretrained, options)
         patch = getattr(getattr(self.trunk, "patch_embed", None), "patch_size", (1, 1))
-        if image_size is not None and any(image_size % side for side in patch):
+        own_size = self.trunk.pretrained_cfg["input_size"][-1]
+        if image_size not in (None, own_size) and any(image_size % side for side in patch):
             raise ConfigError(
                 f"encoder.image_size={image_size} must be a multiple of the patches of {name}, {patch[0]}"
             )

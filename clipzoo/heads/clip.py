@@ -20,6 +20,7 @@ class ClipHead(UnitVectorHead):
     temperature: initial tau, scale = 1 / tau. max_scale: the scale is clamped to [1, max_scale] after every step.
     learnable_temperature: False fixes tau (a fixed temperature of 1 gives plain cosines).
     bias: add a vector to each projection, as in SigLIP's models and OpenAI's ResNets.
+    image_projection: False keeps the identity in place of P, without a bias, as in SigLIP's models.
     """
 
     published_with = (
@@ -31,7 +32,10 @@ class ClipHead(UnitVectorHead):
         "not learnable_temperature or 1 <= 1 / temperature <= max_scale": (
             "every step clamps the scale 1 / temperature to [1, max_scale]: change one, or set "
             "learnable_temperature=false"
-        )
+        ),
+        "image_projection or image_width == embed_width": (
+            "without an image projection the embeddings have the width of the image tower"
+        ),
     }
 
     def __init__(
@@ -43,8 +47,13 @@ class ClipHead(UnitVectorHead):
         max_scale: Positive,
         learnable_temperature: bool,
         bias: bool = False,
+        image_projection: bool = True,
     ) -> None:
         super().__init__(image_width, text_width, embed_width, bias)
+        if not image_projection:
+            self.image_projection = nn.Parameter(torch.eye(image_width), requires_grad=False)
+            if self.image_bias is not None:
+                self.image_bias.requires_grad_(False)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable_temperature)
         self.learnable_temperature = learnable_temperature
         self._max_scale = max_scale if learnable_temperature else 1 / temperature

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -40,6 +41,12 @@ class SigLIP(Objective):
         self.own_temperature = self.scale is not None
         self.bias = nn.Parameter(torch.tensor(float(initial_bias)))
         self._weights = image_to_text, text_to_image
+
+    @staticmethod
+    def pair(state: Mapping[str, Tensor]) -> tuple[float, float]:
+        """Return log t and the bias of an objective's state."""
+        log_scale = state.get("scale.log_scale")
+        return 0.0 if log_scale is None else float(log_scale), float(state["bias"])
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         scale = self.bias.new_ones(()) if self.scale is None else self.scale()

@@ -10,16 +10,19 @@ from clipzoo import io
 from clipzoo.api.formats.model_card import PICTURE, model_card, retrieval_picture
 from clipzoo.api.formats.preprocessing import tokenizer_faults, write_preprocessing
 from clipzoo.api.formats.weights import save_weights
-from clipzoo.api.loading import LoadedModel
-from clipzoo.api.published import CONFIG, HUB, VERSION, WEIGHTS
+from clipzoo.api.loading import PAIR, LoadedModel
+from clipzoo.api.published import CONFIG, HERE, HUB, VERSION, WEIGHTS, value_faults
 from clipzoo.config.variables import uses_variables
+from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer
 from clipzoo.errors import ConfigError
 
 
 def faults(model: LoadedModel) -> list[str]:
     """Return the reasons why nobody else could load the model."""
     nodes = {"encoder": model.config["encoder"], "head": model.config["head"]}
-    return ["its encoder or head refers to environment variables"] if uses_variables(nodes) else []
+    if uses_variables(nodes):
+        return ["its encoder or head refers to environment variables"]
+    return list(value_faults(_nodes(model)))
 
 
 def write_hub(model: LoadedModel, folder: Path, licence: str | None = None, data_licence: str | None = None) -> None:
@@ -34,8 +37,20 @@ def write_hub(model: LoadedModel, folder: Path, licence: str | None = None, data
         with io.whole(folder / PICTURE) as file:
             file.write(picture.read_bytes())
     io.write_whole(folder / "README.md", model_card(model, licence, data_licence))
+    content = {"version": VERSION, **_nodes(model), "interpolation": model.transform.interpolation}
+    if model.transform.resize_mode != "shortest":
+        content["resize_mode"] = model.transform.resize_mode
+    if PAIR in model.config:
+        content[PAIR] = model.config[PAIR]
+    io.write_json(folder / CONFIG, content)
+
+
+def _nodes(model: LoadedModel) -> dict[str, Any]:
+    """Return the nodes of encoder and head as the directory states them."""
     nodes = {part: _without_sources(model.config[part]) for part in ("encoder", "head")}
-    io.write_json(folder / CONFIG, {"version": VERSION, **nodes, "interpolation": model.transform.interpolation})
+    if isinstance(model.tokenizer, HuggingFaceTokenizer) and not tokenizer_faults(model):
+        nodes["encoder"]["tokenizer"] = {**nodes["encoder"]["tokenizer"], "name": HERE}
+    return nodes
 
 
 def upload(folder: Path, repository: str) -> str:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from clipzoo.api.formats.weights import save_weights
-from clipzoo.api.loading import LoadedModel
+from clipzoo.api.loading import PAIR, LoadedModel
 from clipzoo.api.open_clip.tensors import names, text_path, text_tower, tower_states
+from clipzoo.data.tokenizer import ClipTokenizer
+from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer
 from clipzoo.encoders.open_clip_projection import projection_path
 from clipzoo.encoders.open_clip_registry import describe
 from clipzoo.errors import ConfigError
@@ -30,6 +32,7 @@ TEXT_TOWERS = {
     "clipzoo.encoders.text.ClipTextTower": "clip",
     "clipzoo.encoders.open_clip.OpenClipText": "open_clip",
 }
+TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode")
 HARMLESS_OPTIONS = ("drop_rate", "drop_path_rate", "patch_drop_rate", "attn_drop_rate", "proj_drop_rate")
 """Options of a timm trunk without effect in evaluation."""
 
@@ -44,7 +47,14 @@ def export_note(config: Mapping[str, Any]) -> str:
 
 def faults(model: LoadedModel) -> list[str]:
     """Return the reasons why open_clip cannot represent the model; none if it can."""
-    return [*head_faults(model), *encoder_faults(model.config["encoder"])]
+    if reasons := [*head_faults(model), *encoder_faults(model.config["encoder"])]:
+        return reasons
+    try:
+        _tokenizer_settings(model.tokenizer)
+        _state(model, _model_config(model))
+    except ConfigError as error:
+        return [str(error)]
+    return []
 
 
 def head_faults(model: Model) -> list[str]:
@@ -76,10 +86,12 @@ def encoder_faults(encoder: Mapping[str, Any]) -> list[str]:
 
 def write_open_clip(model: LoadedModel, folder: Path) -> None:
     """Write open_clip_model.safetensors, then open_clip_config.json."""
-    encoder = model.config["encoder"]
-    described = _model_config(encoder, model.head.get_parameter("image_projection").shape[1])
+    encoder, described = model.config["encoder"], _model_config(model)
+    if isinstance(model.tokenizer, HuggingFaceTokenizer):
+        # open_clip prepares the text, and takes this tokenizer from the folder.
+        model.tokenizer.source.save_pretrained(folder)
     save_weights(_state(model, described), folder / "open_clip_model.safetensors")
-    preprocess = {"mean": encoder["mean"], "std": encoder["std"], "resize_mode": "shortest"}
+    preprocess = {"mean": encoder["mean"], "std": encoder["std"], "resize_mode": model.transform.resize_mode}
     preprocess["interpolation"] = model.transform.interpolation
     write_json(folder / "open_clip_config.json", {"model_cfg": described, "preprocess_cfg": preprocess})
 
@@ -95,14 +107,52 @@ def _quick_gelu(tower: Mapping[str, Any]) -> bool:
     return bool(describe(tower["name"]).model.get("quick_gelu", False))
 
 
-def _model_config(encoder: Mapping[str, Any], embed_width: int) -> dict[str, Any]:
+def _model_config(model: LoadedModel) -> dict[str, Any]:
+    encoder = model.config["encoder"]
     image, text = _towers(encoder)
+    embed_width = model.head.get_parameter("image_projection").shape[1]
     described: dict[str, Any] = {"embed_dim": embed_width, "quick_gelu": _quick_gelu(text)}
-    text_config = _text_config(text)
+    if PAIR in model.config:
+        described["init_logit_bias"] = model.config[PAIR]["bias"]
+    text_config = {key: value for key, value in _text_config(text).items() if key not in TOKENIZER}
+    text_config |= _tokenizer_settings(model.tokenizer)
+    vision_config = _vision_config(encoder, image)
+    # Projections that a training has added to towers without one.
+    if vision_config.get("timm_proj") == "none" and not is_identity(model, "image"):
+        vision_config |= {"timm_proj": "linear", "timm_proj_bias": has_bias(model, "image")}
+    if text_config.get("proj_type") == "none" and not is_identity(model, "text"):
+        text_config |= {"proj_type": "linear", "proj_bias": has_bias(model, "text")}
     # A text tower of its own, under the prefix "text.".
     if text_config.get("hf_model_name") or text_config.get("embed_cls") or text_config.get("proj_bias"):
         described["custom_text"] = True
-    return described | {"vision_cfg": _vision_config(encoder, image), "text_cfg": text_config}
+    return described | {"vision_cfg": vision_config, "text_cfg": text_config}
+
+
+def _tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
+    """Return the entries of a text_cfg that describe the tokenizer. Raises ConfigError if open_clip has none for it."""
+    if isinstance(tokenizer, ClipTokenizer):
+        return {}
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise ConfigError(f"its tokenizer is {type(tokenizer).__name__}")
+    if tokenizer.clean == "none":
+        raise ConfigError("encoder.tokenizer.clean is none, and open_clip cleans text for every tokenizer of the hub")
+    if not tokenizer.source.is_fast:
+        raise ConfigError(f"its tokenizer {tokenizer.name} has no tokenizer.json")
+    settings = {"clean": tokenizer.clean, "strip_sep_token": tokenizer.strip_end}
+    return {"hf_tokenizer_name": tokenizer.name, "tokenizer_kwargs": settings}
+
+
+def is_identity(model: Model, view: str) -> bool:
+    """Return True if the projection of "image" or "text" changes no features."""
+    matrix = model.head.get_parameter(f"{view}_projection")
+    square = matrix.shape[0] == matrix.shape[1]
+    return square and torch.equal(matrix, torch.eye(len(matrix)).to(matrix)) and not has_bias(model, view)
+
+
+def has_bias(model: Model, view: str) -> bool:
+    """Return True if the projection of "image" or "text" adds a vector other than zero."""
+    bias = getattr(model.head, f"{view}_bias", None)
+    return bias is not None and bool(bias.any())
 
 
 def _vision_config(encoder: Mapping[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +187,7 @@ def _text_config(text: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _state(model: Model, description: Mapping[str, Any]) -> dict[str, Tensor]:
+def _state(model: LoadedModel, description: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the model's tensors by the names of the open_clip model that `description` gives.
 
     Raises:
@@ -159,26 +209,26 @@ def _state(model: Model, description: Mapping[str, Any]) -> dict[str, Tensor]:
         for key, value in own.items():
             found = last.get(key, ours.get(renamed(key)))
             if found is None or found.shape != value.shape:
-                raise ConfigError(
-                    f"open_clip cannot represent this model: its {prefix}{key} is {list(value.shape)} there, "
-                    f"{'missing' if found is None else list(found.shape)} here"
-                )
+                here = "missing" if found is None else list(found.shape)
+                raise ConfigError(f"its {prefix}{key} is {list(value.shape)} in open_clip, {here} here")
             state[prefix + key] = found
-    return state | {"logit_scale": scale.detach()}
+    if (pair := model.config.get(PAIR)) is None:
+        return state | {"logit_scale": scale.detach()}
+    bias = scale.new_tensor(pair["bias"])
+    return state | {"logit_scale": scale.detach() + pair["log_scale"], "logit_bias": bias}
 
 
 def _projection(own: Mapping[str, Tensor], path: str | None, matrix: Tensor, bias: Tensor) -> dict[str, Tensor]:
     """Return the last linear map by open_clip's names. own: tensors of the tower there."""
     if path is None:
-        is_identity = matrix.shape[0] == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix)).to(matrix))
-        if is_identity and not bias.any():
+        if matrix.shape[0] == matrix.shape[1] and torch.equal(matrix, torch.eye(len(matrix)).to(matrix)):
             return {}
-        raise ConfigError("open_clip cannot represent this model: its tower ends without the head's projection")
+        raise ConfigError("open_clip's tower ends without the head's projection")
     if path in own and not bias.any():
         return {path: matrix}
     if f"{path}.weight" in own and (f"{path}.bias" in own or not bias.any()):
         return {f"{path}.weight": matrix.mT, f"{path}.bias": bias}
-    raise ConfigError("open_clip cannot represent this model: its tower has no bias after the projection")
+    raise ConfigError("head.bias is true, and open_clip's tower has no bias after its projection")
 
 
 def _built(description: Mapping[str, Any]) -> Any:

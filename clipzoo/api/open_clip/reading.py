@@ -87,6 +87,8 @@ def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
     encoder, head = config["encoder"], config["head"]
     maps = projections(peer, (encoder["image_width"], encoder["text_width"]))
     head |= {"embed_width": maps[0][0].shape[1], "bias": any(bias is not None and bool(bias.any()) for _, bias in maps)}
+    # SigLIP's image towers end without a projection.
+    head["image_projection"] = projection_path(peer.visual) is not None
     model = build_model(config)
     image, text = tower_states(peer)
     paths = projection_path(peer.visual), text_path(peer)
@@ -99,6 +101,8 @@ def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:
         if head["bias"]:
             state[f"head.{view}_bias"] = matrix.new_zeros(matrix.shape[1]) if bias is None else bias
     model.load_state_dict(state)
+    if (bias := getattr(peer, "logit_bias", None)) is not None:
+        config["pair"] = {"log_scale": 0.0, "bias": _number(bias)}
     return model, config
 
 
@@ -120,9 +124,13 @@ def _configuration(name: str, peer: Any) -> dict[str, Any]:
         "text_width": FACTS["text_width"], "embed_width": 1, "temperature": 0.07,
         "max_scale": max(100.0, scale), "learnable_temperature": True, "bias": False,
     }  # fmt: skip
-    interpolation = (getattr(peer.visual, "preprocess_cfg", None) or {}).get("interpolation")
+    preprocessing = getattr(peer.visual, "preprocess_cfg", None) or {}
+    interpolation = preprocessing.get("interpolation")
     interpolation = interpolation if interpolation in ("bicubic", "bilinear") else "bicubic"
-    return {"seed": 0, "encoder": encoder, "head": head, "data": {"interpolation": interpolation}}
+    data = {"interpolation": interpolation}
+    if preprocessing.get("resize_mode") == "squash":
+        data["resize_mode"] = "squash"
+    return {"seed": 0, "encoder": encoder, "head": head, "data": data}
 
 
 def _number(tensor: Tensor) -> float:

@@ -1,0 +1,109 @@
+"""Convert transformers' CLIPModel and SiglipModel to an encoder of two towers and the CLIP head."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from clipzoo.api.build import build_model
+from clipzoo.api.transformers import clip, siglip
+from clipzoo.api.transformers.ties import layers_of, to_ours
+from clipzoo.data.tokenizer import ClipTokenizer
+from clipzoo.errors import ConfigError, cause
+from clipzoo.io import DamagedFileError, read_json, require_fields
+from clipzoo.model import Model
+
+REMEDY = "export the model again"
+_MODEL, _PROCESSOR, _WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
+BICUBIC, BILINEAR = 3, 2
+"""PIL's numbers of the interpolations."""
+
+
+def from_transformers(folder: Path) -> tuple[Model, dict[str, Any]]:
+    """Return the CLIPModel or SiglipModel in a folder and its configuration.
+
+    Raises:
+        ConfigError: the folder holds another kind of model, or one that no encoder here can represent.
+    """
+    path = folder / _MODEL
+    content = read_json(path, REMEDY)
+    require_fields(path, content, {"vision_config": dict, "text_config": dict}, REMEDY)
+    if (kind := content.get("model_type")) not in ("clip", "siglip"):
+        raise ConfigError(f"{folder} holds a model of type {kind}, not clip or siglip")
+    if kind == "clip":
+        _check_vocabulary(folder)
+    library: Any = clip if kind == "clip" else siglip
+    nodes = library.configuration(path, content)
+    images = _image_settings(folder, nodes["encoder"]["image_size"])
+    nodes["encoder"] |= {key: images.pop(key) for key in ("mean", "std")}
+    config: dict[str, Any] = {"seed": 0, **nodes, "data": images}
+    model = build_model(config)
+    theirs = _weights(folder)
+    try:
+        _fill(model, to_ours(library.ties(*layers_of(model)), theirs) | {"head.log_scale": theirs["logit_scale"]})
+        if "logit_bias" in theirs:
+            config["pair"] = {"log_scale": 0.0, "bias": float(theirs["logit_bias"])}
+    except (KeyError, RuntimeError) as error:
+        fault = f"does not fit {_MODEL} ({cause(error)})"
+        raise DamagedFileError(folder / _WEIGHTS, fault, REMEDY) from None
+    return model, config
+
+
+def _fill(model: Model, state: Mapping[str, Tensor]) -> None:
+    """Load tensors by our names. The head keeps those that transformers has none for, as of no image projection."""
+    model.to(state["head.log_scale"].dtype)
+    fixed = {f"head.{name}": value for name, value in model.head.state_dict().items()}
+    model.load_state_dict({**fixed, **state, "head.log_scale": state["head.log_scale"].reshape(())})
+
+
+def _image_settings(folder: Path, size: int) -> dict[str, Any]:
+    """Return mean, std, interpolation and resize_mode of an image processor that gives images of side `size`."""
+    path = folder / _PROCESSOR
+    content = read_json(path, REMEDY)
+    if "pretrained_cfg" in content:
+        content = content["pretrained_cfg"]
+        mode = "squash" if content.get("crop_mode") == "squash" else "shortest"
+        return {**{key: content[key] for key in ("mean", "std", "interpolation")}, "resize_mode": mode}
+    require_fields(path, content, {"image_mean": list, "image_std": list}, REMEDY)
+    resized, mode = content.get("size", size), "shortest"
+    if isinstance(resized, Mapping) and {*resized} == {"height", "width"}:
+        mode, resized = "squash", resized["height"] if resized["height"] == resized["width"] else None
+    elif isinstance(resized, Mapping):
+        resized = resized.get("shortest_edge")
+    interpolation = {BICUBIC: "bicubic", BILINEAR: "bilinear"}.get(content.get("resample", BICUBIC))
+    if resized != size or interpolation is None:
+        raise DamagedFileError(
+            path, f"resizes images in another way than to {size} pixels, both sides or the shorter, bicubic or bilinear"
+        )
+    means = {"mean": content["image_mean"], "std": content["image_std"]}
+    return {**means, "interpolation": interpolation, "resize_mode": mode}
+
+
+def _check_vocabulary(folder: Path) -> None:
+    """Raise ConfigError if the folder's tokenizer numbers words in another way than CLIP's."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return
+    theirs = read_json(path, REMEDY).get("model", {}).get("vocab", {})
+    ours, *_ = ClipTokenizer(context_length=3).tables()
+    controls = (ClipTokenizer.start_token, ClipTokenizer.end_token)
+    different = [text for text, token in ours.items() if token not in controls and theirs.get(text) != token]
+    if different:
+        raise DamagedFileError(path, f"has another vocabulary than CLIP's, for example {json.dumps(different[0])}")
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / _WEIGHTS
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise DamagedFileError(path, "is missing", "save the model with safe_serialization=True") from None
+    except SafetensorError as error:
+        raise DamagedFileError(path, f"is no safetensors file ({error})", REMEDY) from None
