@@ -180,8 +180,11 @@ class Negatives(ABC):
         """Return sum_j e_ij / denominator_i * (s_ij - s_ii) / temperature_i, [b]."""
 
     @abstractmethod
-    def log_pull(self, log_denominator: Tensor, world: World) -> Tensor:
-        """Return log sum_i e_ij / (factor * denominator_i), [N], over all ranks' anchors and with the positive."""
+    def log_pull(self, log_denominator: Tensor, world: World) -> Callable[[], Tensor]:
+        """Return a function for log sum_i e_ij / (factor * denominator_i), [N], all ranks' anchors and the positive.
+
+        For one temperature. Ask for both directions before calling either: one pass over the scores serves both.
+        """
 
 
 class Scores(ABC):
@@ -205,7 +208,10 @@ class Scores(ABC):
 
     @abstractmethod
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
-        """Return sum_j -log sigmoid(y_ij (scale * score_ij + bias)), [b], y = 1 for the positive, else -1."""
+        """Return 1/b sum_ij -log sigmoid(y_ij (scale * score_ij + bias)), [], y = 1 for the positive, else -1.
+
+        Its mean over ranks is that of the global batch; which of the pairs a rank sums is up to the scores.
+        """
 
     @abstractmethod
     def squared_distance(self, other: Scores) -> Tensor:

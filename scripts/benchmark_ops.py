@@ -166,14 +166,13 @@ def siglip_contenders(samples: int, width: int) -> dict[str, Contender]:
     from open_clip.loss import SigLipLoss
 
     from clipzoo.heads.similarity.tiled import tiled_scores
-    from clipzoo.objectives.siglip import pairwise_sigmoid
 
     leaves = *_unit_vectors(samples, width), torch.tensor(10.0).requires_grad_(), torch.tensor(-10.0).requires_grad_()
     image, text, scale, bias = leaves
     peer = SigLipLoss()
 
     def tiled() -> object:
-        losses = [pairwise_sigmoid(scores, scale, bias) for scores in tiled_scores(image, text, 1024)]
+        losses = [scores.binary_cross_entropy(scale, bias) for scores in tiled_scores(image, text, 1024)]
         return torch.autograd.grad((losses[0] + losses[1]) / 2, leaves)
 
     return {"clipzoo": tiled, "open_clip": lambda: torch.autograd.grad(peer(image, text, scale, bias), leaves)}
@@ -191,7 +190,7 @@ def objective_contenders(name: str, samples: int, width: int) -> dict[str, Conte
     objective = build_objective(plain)
     objective.allocate(4 * samples)
     image, text = _unit_vectors(samples, width)
-    batch, progress = Batch(image, text, torch.arange(samples)), Progress(8, 16, 4 * samples, samples)
+    batch, progress = Batch(image, text, torch.arange(samples)), Progress(20, 32, 4 * samples, samples)
 
     def gradient(similarity: Similarity) -> object:
         return torch.autograd.grad(objective(similarity, batch, progress).total, (image, text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -25,7 +25,6 @@ from clipzoo.types import (
     Share,
     Similarity,
     Weight,
-    World,
     checked,
 )
 
@@ -95,10 +94,22 @@ class NUCLR(MovingAverageObjective):
         def negatives(anchor: int, scores: Scores) -> Negatives:
             return scores.negatives(self._temperature, log_ratio, zeta[1 - anchor])
 
+        pulls: dict[int, Callable[[], Tensor]] = {}
+
         def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
-            return self._direction(anchor, rows, terms, zeta[1 - anchor], ids, rate, similarity.world)
+            log_u = self.track(anchor, ids, terms.log_sum(), similarity.world)[rows]
+            contrast = 1 - anchor
+            own_strength = -zeta[contrast, rows] / self._temperature
+            xi_strength = -self.xi[contrast].to(log_u.dtype) / self._temperature
+            log_denominator = torch.logaddexp(xi_strength if self._positive_by_xi else own_strength, log_u)
+            if self.training and rate > 0:
+                # The gradient of the popularity always weighs the positive by its zeta, and includes the diagonal.
+                pulls[contrast] = terms.log_pull(torch.logaddexp(own_strength, log_u), similarity.world)
+            return terms.surrogate(log_denominator), self._temperature * log_denominator.mean()
 
         loss = both_anchors(similarity, negatives, direction)
+        for contrast, log_pull in pulls.items():
+            self._update_zeta(contrast, ids, log_pull(), zeta[contrast], rate * self._eta_factors[contrast])
         if self.training and self._xi_each_step:
             low, high = self.zeta.aminmax(dim=1)
             self.xi.copy_(torch.maximum(self.xi, torch.maximum(-low, high)))
@@ -107,21 +118,6 @@ class NUCLR(MovingAverageObjective):
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return the log popularity, zeta / tau."""
         return self.only_seen("log_popularity", self.zeta / self._temperature)
-
-    def _direction(
-        self, anchor: int, rows: slice, terms: Negatives, zeta: Tensor, ids: Tensor, rate: float, world: World
-    ) -> tuple[Tensor, Tensor]:
-        """zeta: [N], of the contrasts."""
-        contrast = 1 - anchor
-        log_u = self.track(anchor, ids, terms.log_sum(), world)[rows]
-        own_strength = -zeta[rows] / self._temperature
-        xi_strength = -self.xi[contrast].to(log_u.dtype) / self._temperature
-        log_denominator = torch.logaddexp(xi_strength if self._positive_by_xi else own_strength, log_u)
-        if self.training and rate > 0:
-            # The gradient of the popularity always weighs the positive by its zeta, and includes the diagonal.
-            log_pull = terms.log_pull(torch.logaddexp(own_strength, log_u), world)
-            self._update_zeta(contrast, ids, log_pull, zeta, rate * self._eta_factors[contrast])
-        return terms.surrogate(log_denominator), self._temperature * log_denominator.mean()
 
     def _update_zeta(self, modality: int, ids: Tensor, log_pull: Tensor, zeta: Tensor, rate: float) -> None:
         """Take one step of SGD with momentum along n times the gradient (14), for the contrasts of the global batch.

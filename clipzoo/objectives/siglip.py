@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.directions import weighted_loss
 from clipzoo.objectives.logit_scale import LogitScale
 from clipzoo.objectives.requirements import plain_cosines
-from clipzoo.types import Batch, Loss, Progress, Range, Scale, Scores, Similarity, Weight, checked
+from clipzoo.types import Batch, Loss, Progress, Range, Scale, Similarity, Weight, checked
 
 
 @checked
@@ -50,7 +50,7 @@ class SigLIP(Objective):
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         scale = self.bias.new_ones(()) if self.scale is None else self.scale()
-        loss = weighted_loss(similarity, self._weights, lambda scores: pairwise_sigmoid(scores, scale, self.bias))
+        loss = weighted_loss(similarity, self._weights, lambda scores: scores.binary_cross_entropy(scale, self.bias))
         logs = {"logit_bias": self.bias.detach()}
         if self.scale is not None:
             logs["logit_scale"] = scale.detach()
@@ -60,8 +60,3 @@ class SigLIP(Objective):
         if self.scale is None:
             return []
         return [f"{reason}, or set objective.initial_scale=null" for reason in plain_cosines(head, self.name)]
-
-
-def pairwise_sigmoid(scores: Scores, scale: Tensor, bias: Tensor) -> Tensor:
-    """Return the sum over the N pairs of an anchor, averaged over the local anchors."""
-    return scores.binary_cross_entropy(scale, bias).mean()

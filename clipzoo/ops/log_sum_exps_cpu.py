@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from clipzoo.ops.tiles_cpu import fill_positives, gradients, log2_sum_exp2, tiles
+from clipzoo.ops.tiles_cpu import gradients, log2_sum_exp2, positives, tiles
 
 _LOG2_E = math.log2(math.e)
 
@@ -16,7 +16,7 @@ def forward(left: Tensor, right: Tensor, first: int, tile: int, with_columns: bo
     """Return log2 of the sums over the rows [b] and over the columns [N], without positives."""
     rows, columns = left.new_full((len(left),), -math.inf), left.new_full((len(right),), -math.inf)
     for scores, part, other in tiles(left, right, tile, _LOG2_E):
-        fill_positives(scores, part, other, first, -math.inf)
+        positives(scores, part, other, first).fill_(-math.inf)
         rows[part] = torch.logaddexp2(rows[part], log2_sum_exp2(scores, dim=1))
         if with_columns:
             columns[other] = torch.logaddexp2(columns[other], log2_sum_exp2(scores, dim=0))
@@ -37,7 +37,7 @@ def backward(
     """Return the gradients of left and right from the sums and their gradients."""
 
     def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
-        fill_positives(scores, part, other, first, -math.inf)
+        positives(scores, part, other, first).fill_(-math.inf)
         result = (scores - rows[part, None]).exp2_().mul_(d_rows[part, None])
         if with_columns:
             result += scores.sub_(columns[other]).exp2_().mul_(d_columns[other])

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from clipzoo.ops.tiles_cpu import fill_positives, gradients, tiles
+from clipzoo.ops.tiles_cpu import gradients, positives, tiles
 
 Side = tuple[Tensor, Tensor | None]
 """Scale of the anchors, times log2(e), and bias of the contrasts."""
@@ -60,7 +60,7 @@ def _exponents(scores: Tensor, side: Side, part: slice, other: slice, first: int
     scale, bias = side
     shifted = scores if bias is None else scores + bias[other]
     exponents = shifted * scale[part, None]
-    fill_positives(exponents, part, other, first, -math.inf)
+    positives(exponents, part, other, first).fill_(-math.inf)
     return exponents
 
 

@@ -64,14 +64,15 @@ def test_two_ranks_equal_one_for_every_compatible_pair(pairs, alone):
             assert torch.equal(first[pair][name], second[pair][name]), f"{pair}: {name}"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_tiles_give_the_losses_gradients_and_state_of_the_matrix(pairs, alone, ranks):
     chosen = {name: pair for name, pair in pairs.items() if name.startswith(("clip ", "cosine "))}
     assert len(chosen) >= len(OBJECTIVES)
-    tiled = run_ranks(ranks, train_pairs, chosen, 3)[0] if ranks > 1 else train_pairs(chosen, 3)
+    tiled, *others = run_ranks(ranks, train_pairs, chosen, 3) if ranks > 1 else [train_pairs(chosen, 3)]
     for pair in chosen:
         for name, value in alone[pair].items():
             torch.testing.assert_close(tiled[pair][name], value, rtol=1e-12, atol=1e-12, msg=f"{pair}: {name}")
+            assert all(torch.equal(other[pair][name], tiled[pair][name]) for other in others), f"{pair}: {name}"
 
 
 def test_the_compared_pairs_have_nonzero_gradients_and_state_updates(alone):

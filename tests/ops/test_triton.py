@@ -15,7 +15,7 @@ from clipzoo.heads.similarity.tiled import tiled_anchors, tiled_scores
 from clipzoo.ops.kme import kme_score
 from clipzoo.ops.log_sum_exps import log_sum_exps
 from clipzoo.ops.negative_sums import Exponents, negative_sums
-from clipzoo.ops.softplus_sums import softplus_sums
+from clipzoo.ops.sigmoid_loss import sigmoid_loss
 from clipzoo.ops.triton import kme as kme_triton, log_sum_exps as log_sum_exps_triton
 from tests.support.point_sets import all_pairs, differentiated, point_sets
 from tests.support.pretended_cuda import DEVICE, Launches, numbers, pretended
@@ -117,8 +117,7 @@ def _compiled_of_pairs(precision: str) -> list[dict[str, Any]]:
     return [
         compiled_for_sm_90(pairs.negative_sums, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
         compiled_for_sm_90(pairs.negative_shares, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.softplus_sums, tiles, factors, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.softplus_shares, tiles, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.sigmoid_loss, tiles, factors, WITH_SHARES=True),
     ]
 
 
@@ -190,14 +189,19 @@ def _pair_errors(rows: int, columns: int, first: int, width: int) -> dict[str, A
             by_column.logsumexp(dim=0), (by_column.softmax(dim=0) * scores).sum(dim=0).detach(),
         )  # fmt: skip
 
-    def exact_softplus(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
-        values = softplus(left @ right.mT).diagonal_scatter(torch.zeros(rows).double(), first)
-        return values.sum(dim=1), values.sum(dim=0)
+    def of_sigmoids(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
+        scale, bias = left.new_tensor(3.0), left.new_tensor(-2.0)
+        return (sigmoid_loss(left, right, scale, bias, first, 8)[None],)
+
+    def exact_sigmoids(left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
+        logits = 3.0 * left @ right.mT - 2.0
+        signed = logits.diagonal_scatter(-logits.diagonal(first), first)
+        return (softplus(signed).sum()[None],)
 
     errors = []
     for ours, exact in (
         (of_negatives, exact_negatives),
-        (lambda *both: softplus_sums(*both, first, 8), exact_softplus),
+        (of_sigmoids, exact_sigmoids),
     ):
         results = []
         for function, dtype in ((ours, torch.float32), (exact, torch.float64)):

@@ -36,7 +36,7 @@ class DenseScores(Scores):
         logits = scale * self._matrix + bias
         labels = torch.full_like(logits, -1.0)
         labels.diagonal(self._first_positive).fill_(1.0)
-        return -functional.logsigmoid(labels * logits).sum(dim=1)
+        return -functional.logsigmoid(labels * logits).sum(dim=1).mean()
 
     def squared_distance(self, other: Scores) -> Tensor:
         return (self._matrix - other.dense()).square().sum(dim=1)
@@ -79,9 +79,12 @@ class DenseNegatives(Negatives):
     def mean_difference(self, log_denominator: Tensor) -> Tensor:
         return (self._weights(log_denominator) * (self._differences.detach() / self._temperature)).sum(dim=1)
 
-    def log_pull(self, log_denominator: Tensor, world: World) -> Tensor:
-        local = (self._exponents - log_denominator[:, None]).logsumexp(dim=0)
-        return world.gather(local[None]).logsumexp(dim=0)
+    def log_pull(self, log_denominator: Tensor, world: World) -> Callable[[], Tensor]:
+        def pulls() -> Tensor:
+            local = (self._exponents - log_denominator[:, None]).logsumexp(dim=0)
+            return world.gather(local[None]).logsumexp(dim=0)
+
+        return pulls
 
     def _weights(self, log_denominator: Tensor) -> Tensor:
         return (self._log_terms - log_denominator[:, None]).exp()

@@ -7,11 +7,10 @@ from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from clipzoo.ops.log_sum_exps import log_sum_exps
 from clipzoo.ops.negative_sums import Exponents, negative_sums
-from clipzoo.ops.softplus_sums import softplus_sums
+from clipzoo.ops.sigmoid_loss import sigmoid_loss
 from clipzoo.types import World
 
 
@@ -26,8 +25,8 @@ class Pairs:
         self.first_positive = world.rank * len(left)
         self._both = not one_direction
         self._scaled: tuple[Callable[[Tensor], Tensor], Pairs] | None = None
-        self._entropy: tuple[Tensor, Tensor, tuple[Tensor, Tensor]] | None = None
-        self._sums: NegativeSums | None = None
+        self._entropy: tuple[Tensor, Tensor, Tensor] | None = None
+        self._sums: dict[bool, NegativeSums] = {}
 
     @property
     def own_right(self) -> Tensor:
@@ -60,30 +59,31 @@ class Pairs:
             self._scaled = scaling, Pairs(scaling(self.left), self.right, self.tile, self.world, not self._both)
         return self._scaled[1]
 
-    def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Scores.binary_cross_entropy`: of the local images [b] and of the local texts [b]."""
+    def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
+        """See `Scores.binary_cross_entropy`. Both directions have the same pairs, and this rank's part of their sum."""
         if self._entropy is None or self._entropy[0] is not scale or self._entropy[1] is not bias:
-            left = augmented(scale * self.left, bias.expand(len(self.left)))
-            right = augmented(self.right, self.right.new_ones(len(self.right)))
-            rows, columns = softplus_sums(left, right, self.first_positive, self.tile, self._both)
-            of_positives = -functional.logsigmoid(scale * self.positives + bias)
-            both = rows + of_positives, self.exchanged(columns).sum(dim=0) + of_positives
-            self._entropy = scale, bias, both
+            loss = sigmoid_loss(self.left, self.right, scale, bias, self.first_positive, self.tile)
+            self._entropy = scale, bias, loss / len(self.left)
         return self._entropy[2]
 
-    def negative_sums(self, of_texts: bool, exponents: Exponents) -> NegativeSums:
-        """Return the sums that this side's exponents take part in; one pass serves a request of each side."""
-        if self._sums is None or not self._sums.add(of_texts, exponents):
-            self._sums = NegativeSums(self)
-            self._sums.add(of_texts, exponents)
-        return self._sums
+    def negative_sums(self, of_texts: bool, exponents: Exponents, pulls: bool = False) -> NegativeSums:
+        """Return the sums that this side's exponents take part in; one pass serves a request of each side.
+
+        pulls: sums of the pulls, which have no gradient, in a pass of their own.
+        """
+        sums = self._sums.get(pulls)
+        if sums is None or not sums.add(of_texts, exponents):
+            sums = self._sums[pulls] = NegativeSums(self, differentiable=not pulls)
+            sums.add(of_texts, exponents)
+        return sums
 
 
 class NegativeSums:
     """Log-sum-exps over the negatives, and the mean scores under their softmax, computed when they are first used."""
 
-    def __init__(self, pairs: Pairs) -> None:
+    def __init__(self, pairs: Pairs, differentiable: bool) -> None:
         self._pairs = pairs
+        self._differentiable = differentiable
         self._sides: dict[bool, Exponents] = {}
 
     def add(self, of_texts: bool, exponents: Exponents) -> bool:
@@ -100,8 +100,9 @@ class NegativeSums:
     @cached_property
     def _results(self) -> Sequence[tuple[Tensor, Tensor]]:
         pairs = self._pairs
+        left, right = (pairs.left, pairs.right) if self._differentiable else (pairs.left.detach(), pairs.right.detach())
         rows, row_means, columns, column_means = negative_sums(
-            pairs.left, pairs.right, pairs.first_positive, pairs.tile, self._sides.get(False), self._sides.get(True)
+            left, right, pairs.first_positive, pairs.tile, self._sides.get(False), self._sides.get(True)
         )
         if True not in self._sides:
             return ((rows, row_means),)
@@ -109,8 +110,3 @@ class NegativeSums:
         sums = reduce(torch.logaddexp, parts)
         shares = (parts - sums.clamp(min=torch.finfo(sums.dtype).min)).exp().detach()
         return (rows, row_means), (sums, (shares * means).sum(dim=0))
-
-
-def augmented(factor: Tensor, *columns: Tensor) -> Tensor:
-    """[n, f] and columns [n] -> [n, f + 16] (for up to 16 columns): further terms of the product; the rest is zero."""
-    return torch.cat([factor, functional.pad(torch.stack(columns, dim=1), (0, 16 - len(columns)))], dim=1)

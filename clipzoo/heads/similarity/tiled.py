@@ -10,8 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clipzoo.heads.similarity.pairs import Pairs, augmented
-from clipzoo.ops.log_sum_exps import log_sum_exps
+from clipzoo.heads.similarity.pairs import Pairs
 from clipzoo.ops.negative_sums import Exponents
 from clipzoo.types import Negatives, Scores, World
 
@@ -53,7 +52,7 @@ class TiledScores(Scores):
         return TiledScores(self.pairs.scaled(scaling), self.of_texts)
 
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
-        return self.pairs.binary_cross_entropy(scale, bias)[self.of_texts]
+        return self.pairs.binary_cross_entropy(scale, bias)
 
     def squared_distance(self, other: Scores) -> Tensor:
         if not isinstance(other, TiledScores):
@@ -122,23 +121,20 @@ class TiledNegatives(Negatives):
         weights = (self.log_sum() - log_denominator).exp()
         return weights * (self._sums.of(self._of_texts)[1] - self._pairs.positives.detach()) / self._tau
 
-    def log_pull(self, log_denominator: Tensor, world: World) -> Tensor:
-        pairs, inverse = self._pairs, 1 / self._temperatures
-        left, right, positives = (side.detach() for side in (pairs.left, pairs.right, pairs.positives))
-        constants = -positives / self._tau - log_denominator
-        offset = left.new_zeros(len(right)) if self._offset is None else self._offset.to(left.dtype)
-        if self._of_texts:
-            # Rows are the contrasts: this rank's images, over the texts of all ranks.
-            contrasts = augmented(left, -offset[self._own], torch.ones_like(constants))
-            anchors = augmented(right * inverse[:, None], inverse, world.gather(constants))
-            pulls = log_sum_exps(contrasts, anchors, pairs.first_positive, pairs.tile, False)[0]
-        else:
-            anchors = augmented(left * inverse[self._own, None], inverse[self._own], constants)
-            contrasts = augmented(right, -offset, torch.ones_like(inverse))
-            over_own_images = log_sum_exps(contrasts, anchors, -pairs.first_positive, pairs.tile, False)[0]
-            pulls = torch.logsumexp(pairs.exchanged(over_own_images), dim=0)
-        of_positives = -offset[self._own] / self._tau - log_denominator
-        return world.gather(torch.logaddexp(pulls, of_positives))
+    def log_pull(self, log_denominator: Tensor, world: World) -> Callable[[], Tensor]:
+        pairs, own_tau = self._pairs, self._tau
+        # A sum over the anchors: exp((s_ij + bias_i) / tau), anchored on the contrasts j.
+        bias = -pairs.positives.detach() - own_tau * log_denominator
+        contrasts = self._own if self._of_texts else slice(None)
+        exponents = Exponents(1 / self._temperatures[contrasts], world.gather(bias) if self._of_texts else bias)
+        sums = pairs.negative_sums(not self._of_texts, exponents, pulls=True)
+        offset = 0.0 if self._offset is None else self._offset.to(bias.dtype)[self._own] / own_tau
+
+        def pulls() -> Tensor:
+            of_negatives = sums.of(not self._of_texts)[0]
+            return world.gather(torch.logaddexp(of_negatives, -log_denominator) - offset)
+
+        return pulls
 
     @property
     def _tau(self) -> Tensor:

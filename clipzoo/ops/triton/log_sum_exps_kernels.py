@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from clipzoo.ops.triton.tiles import ABSENT, products, tile_of_program
+from clipzoo.ops.triton.tiles import ABSENT, negative, store_tile, tile_scores
 
 
 @triton.jit
@@ -15,13 +15,10 @@ def tile_sums(
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """log2 of each tile's sums of 2^(left . right), row_sums[column tile, row] and column_sums[row tile, column]."""
-    row_tile, column_tile = tile_of_program(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    exponents = products(
-        left_ptr, right_ptr, row, column, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D
+    row_tile, column_tile, row, column, exponents = tile_scores(
+        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    exponents = tl.where(_counted(row, column, rows, columns, first), exponents, ABSENT)
+    exponents = tl.where(negative(row, column, rows, columns, first), exponents, ABSENT)
     row_sums = _log2_sum_exp2(exponents, 1)
     tl.store(row_sums_ptr + column_tile.to(tl.int64) * rows + row, row_sums, mask=row < rows)
     if WITH_COLUMNS:
@@ -36,13 +33,10 @@ def shares(
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """2^(left . right - row's sum) times the row's gradient, plus the same of the column -> shares[row, column]."""
-    row_tile, column_tile = tile_of_program(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    exponents = products(
-        left_ptr, right_ptr, row, column, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D
+    row_tile, column_tile, row, column, exponents = tile_scores(
+        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    exponents = tl.where(_counted(row, column, rows, columns, first), exponents, ABSENT)
+    exponents = tl.where(negative(row, column, rows, columns, first), exponents, ABSENT)
     row_sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
     d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
     tile = tl.exp2(exponents - row_sums[:, None]) * d_rows[:, None]
@@ -50,18 +44,7 @@ def shares(
         column_sums = tl.load(column_sums_ptr + column, mask=column < columns, other=0.0)
         d_columns = tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)
         tile += tl.exp2(exponents - column_sums[None, :]) * d_columns[None, :]
-    place = tl.arange(0, BLOCK_ROWS)[:, None] * columns + column[None, :]
-    tile_at = shares_ptr + (row_tile * BLOCK_ROWS).to(tl.int64) * columns
-    tl.store(
-        tile_at + place, tile.to(shares_ptr.dtype.element_ty), mask=(row < rows)[:, None] & (column < columns)[None, :]
-    )
-
-
-@triton.jit
-def _counted(row, column, rows, columns, first):
-    """Mask of entries inside the matrix, without positives."""
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    return inside & (column[None, :] != first + row[:, None])
+    store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
 
 
 @triton.jit

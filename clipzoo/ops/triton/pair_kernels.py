@@ -1,11 +1,11 @@
-"""Triton kernels of sums over pairs: scaled log-sum-exps with means, and softplus. Sums in fp32, no atomics."""
+"""Triton kernels of sums over pairs: scaled log-sum-exps with means, and sigmoid loss. Sums in fp32, no atomics."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from clipzoo.ops.triton.tiles import ABSENT, products, tile_of_program
+from clipzoo.ops.triton.tiles import ABSENT, negative, store_tile, tile_scores
 
 
 @triton.jit
@@ -20,13 +20,10 @@ def negative_sums(
 
     row_sums, row_means: [column tile, row]; column_sums, column_means: [row tile, column].
     """
-    row_tile, column_tile = tile_of_program(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    scores = products(
-        left_ptr, right_ptr, row, column, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D
+    row_tile, column_tile, row, column, scores = tile_scores(
+        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    counted = _counted(row, column, rows, columns, first)
+    counted = negative(row, column, rows, columns, first)
     if WITH_ROWS:
         exponents = _row_exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr)
         sums, means = _sums_and_means(exponents, scores, 1)
@@ -50,13 +47,10 @@ def negative_shares(
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """The softmax of each side times d, of its anchors -> shares[row, column], the gradient of the products."""
-    row_tile, column_tile = tile_of_program(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    scores = products(
-        left_ptr, right_ptr, row, column, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D
+    row_tile, column_tile, row, column, scores = tile_scores(
+        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
-    counted = _counted(row, column, rows, columns, first)
+    counted = negative(row, column, rows, columns, first)
     tile = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     if WITH_ROWS:
         exponents = _row_exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr)
@@ -68,61 +62,34 @@ def negative_shares(
         sums = tl.load(column_sums_ptr + column, mask=column < columns, other=0.0)
         d_columns = tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)
         tile += tl.exp2(exponents - sums[None, :]) * d_columns[None, :]
-    _store(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
+    store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
 
 
 @triton.jit
-def softplus_sums(
-    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, rows, columns, first,
-    WITH_COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+def sigmoid_loss(
+    left_ptr, right_ptr, scale_ptr, bias_ptr, losses_ptr, sums_ptr, shares_ptr, rows, columns, first,
+    WITH_SHARES: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Each tile's sums of log(1 + e^product), row_sums[column tile, row] and column_sums[row tile, column]."""
-    row_tile, column_tile = tile_of_program(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    scores = products(
-        left_ptr, right_ptr, row, column, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D
+    """Each tile's sum of -log sigmoid(y logit) -> losses[program]; its gradient -> shares, summed -> sums[program]."""
+    row_tile, column_tile, row, column, scores = tile_scores(
+        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    sign = tl.where(negative(row, column, rows, columns, first), 1.0, -1.0)
+    logits = sign * (tl.load(scale_ptr) * scores + tl.load(bias_ptr))
     # log(1 + v) of a small v: the rounding of 1 + v divides out of v / ((1 + v) - 1).
-    small = tl.exp(-tl.abs(scores))
+    small = tl.exp(-tl.abs(logits))
     above = 1.0 + small
     ratio = tl.where(above > 1.0, small / tl.where(above > 1.0, above - 1.0, 1.0), 1.0)
     logarithm = tl.where(above > 1.0, tl.log(above) * ratio, small)
-    values = tl.where(_counted(row, column, rows, columns, first), tl.maximum(scores, 0.0) + logarithm, 0.0)
-    tl.store(row_sums_ptr + column_tile.to(tl.int64) * rows + row, tl.sum(values, axis=1), mask=row < rows)
-    if WITH_COLUMNS:
-        place = row_tile.to(tl.int64) * columns + column
-        tl.store(column_sums_ptr + place, tl.sum(values, axis=0), mask=column < columns)
-
-
-@triton.jit
-def softplus_shares(
-    left_ptr, right_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns, first,
-    WITH_COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """sigmoid(product) times the gradients of its row and its column -> shares[row, column]."""
-    row_tile, column_tile = tile_of_program(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    scores = products(
-        left_ptr, right_ptr, row, column, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D
-    )
-    weights = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)[:, None] + tl.zeros_like(scores)
-    if WITH_COLUMNS:
-        weights += tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)[None, :]
-    small = tl.exp(-tl.abs(scores))
-    sigmoid = tl.where(scores >= 0, 1.0, small) / (1.0 + small)
-    tile = tl.where(_counted(row, column, rows, columns, first), sigmoid * weights, 0.0)
-    _store(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
-
-
-@triton.jit
-def _counted(row, column, rows, columns, first):
-    """Mask of entries inside the matrix, without positives."""
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    return inside & (column[None, :] != first + row[:, None])
+    losses = tl.where(inside, tl.maximum(logits, 0.0) + logarithm, 0.0)
+    tl.store(losses_ptr + tl.program_id(0), tl.sum(tl.sum(losses, axis=1), axis=0))
+    if WITH_SHARES:
+        sigmoid = tl.where(logits >= 0, 1.0, small) / (1.0 + small)
+        tile = tl.where(inside, sign * sigmoid, 0.0)
+        tl.store(sums_ptr + tl.program_id(0), tl.sum(tl.sum(tile, axis=1), axis=0))
+        store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
 
 
 @triton.jit
@@ -148,11 +115,3 @@ def _sums_and_means(exponents, scores, AXIS: tl.constexpr):
     # The maximum ignores NaN, the total does not: NaN must not count as an empty sum.
     empty = (largest <= 0.5 * ABSENT) & (total == total)
     return tl.where(empty, -float("inf"), largest + tl.log2(total)), tl.where(empty, 0.0, means)
-
-
-@triton.jit
-def _store(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS: tl.constexpr):
-    place = tl.arange(0, BLOCK_ROWS)[:, None] * columns + column[None, :]
-    tile_at = shares_ptr + (row_tile * BLOCK_ROWS).to(tl.int64) * columns
-    mask = (row < rows)[:, None] & (column < columns)[None, :]
-    tl.store(tile_at + place, tile.to(shares_ptr.dtype.element_ty), mask=mask)

@@ -103,3 +103,34 @@ def products(
             left, right = left.to(tl.float32), right.to(tl.float32)
         total = tl.dot(left, right, total, input_precision=PRECISION)
     return total
+
+
+@triton.jit
+def tile_scores(
+    left_ptr, right_ptr, rows, columns, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Return the row tile and column tile of this program, their rows and columns, and the products in the tile."""
+    row_tile, column_tile = tile_of_program(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    scores = products(
+        left_ptr, right_ptr, row, column, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D
+    )
+    return row_tile, column_tile, row, column, scores
+
+
+@triton.jit
+def negative(row, column, rows, columns, first):
+    """Mask of entries inside the matrix, without positives."""
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    return inside & (column[None, :] != first + row[:, None])
+
+
+@triton.jit
+def store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS: tl.constexpr):
+    """Store a tile of a matrix [rows, columns] in the precision of the matrix."""
+    place = tl.arange(0, BLOCK_ROWS)[:, None] * columns + column[None, :]
+    tile_at = shares_ptr + (row_tile * BLOCK_ROWS).to(tl.int64) * columns
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    tl.store(tile_at + place, tile.to(shares_ptr.dtype.element_ty), mask=mask)
