@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective

@@ -72,7 +72,7 @@ def _combined(sums: Tensor, means: Tensor, exponents: Tensor, scores: Tensor) ->
     own = totals.log2().add_(largest.squeeze(1))
     together = torch.logaddexp2(sums, own)
     finite = together.clamp(min=torch.finfo(together.dtype).min)
-    scaled = torch.einsum("ij,ij->i", weights, scores) / totals.clamp(min=torch.finfo(totals.dtype).tiny)
+    scaled = (weights * scores).sum(dim=1) / totals.clamp(min=torch.finfo(totals.dtype).tiny)
     return together, means * (sums - finite).exp2() + scaled * (own - finite).exp2()
 
 
