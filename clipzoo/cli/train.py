@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -55,6 +56,7 @@ def main(arguments: list[str]) -> None:
         from clipzoo.report.sweep_page import write_sweep
 
         print(write_sweep(lines), flush=True)
+        sweep.require_results(lines)
 
 
 def hydra_arguments(arguments: list[str]) -> list[str]:
@@ -120,9 +122,18 @@ INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchp
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
 def job(config: DictConfig) -> None:
-    with exit_on_error():
-        submitit.set_environment()
-        train(config)
+    try:
+        with exit_on_error():
+            submitit.set_environment()
+            train(config)
+    except SystemExit as end:
+        # The other points of a sweep are still trained; `main` names this one at the end.
+        if end.code not in FAILURES or HydraConfig.get().mode is not RunMode.MULTIRUN:
+            raise
+
+
+FAILURES = (1, 2)
+"""Exit codes of a run that has failed; it has not been stopped from outside."""
 
 
 def train(config: DictConfig) -> None:

@@ -20,9 +20,11 @@ Measure = Callable[[Run], float | None]
 def write_sweep(overrides: Sequence[str]) -> str:
     """Write the comparison of the runs of a sweep; return its table and the path of the page.
 
-    Raises ConfigError if none of its runs is finished.
+    Without a finished run there is no page.
     """
     swept = points(overrides)
+    if not _finished(swept):
+        return "no point of the sweep is finished: there is no table"
     folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
     page = write_pages(folders, [], sweep_folder(swept, overrides))
     return f"\n{terminal(overview(swept))}\n\nthe comparison of the runs: {page}"

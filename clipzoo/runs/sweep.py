@@ -15,9 +15,12 @@ from clipzoo.config.compose import compose
 from clipzoo.config.groups import option_file
 from clipzoo.config.overrides import alternatives, read, require_values
 from clipzoo.config.suggestions import unknown_option
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.names import run_folder
+
+MOST_NAMES = 4
+"""Names of failed points that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,18 @@ def points(overrides: Sequence[str]) -> list[Point]:
             "overrides and a digest"
         )
     return found
+
+
+def require_results(overrides: Sequence[str]) -> None:
+    """Raise TrainingError if a point of a sweep has no results."""
+    folders = list(dict.fromkeys(point.folder for point in points(overrides)))
+    failed = [folder.name for folder in folders if not (folder / "results.json").exists()]
+    if failed:
+        more = f" and {len(failed) - MOST_NAMES} more" if len(failed) > MOST_NAMES else ""
+        raise TrainingError(
+            f"{len(failed)} of {len(folders)} points of the sweep have failed, see their messages above: "
+            f"{', '.join(failed[:MOST_NAMES])}{more}. The same command trains only these again"
+        )
 
 
 def searched(search: str) -> list[str]:

@@ -12,6 +12,7 @@ from clipzoo.report.sweep_page import overview
 from clipzoo.runs.sweep import points, sweep_folder
 from tests.support.paper_runs import write_run
 from tests.support.processes import run_script
+from tests.support.runs import overrides
 
 COMMON = ("experiment=demo/clip", "name=null", "data.shards=a.tar")
 SWEPT = ("head=clip,kme", "seed=0,1")
@@ -43,3 +44,17 @@ def test_a_sweep_ends_with_its_table_and_says_where_the_comparison_is(runs, tmp_
     page = sweep_folder(points(lines), lines) / "index.html"
     assert output[-1] == f"the comparison of the runs: {page}" and page.exists()
     assert output[-3].startswith("kme ") and output[-4].startswith("clip ")
+
+
+@pytest.mark.slow
+def test_a_point_that_fails_costs_only_its_own_row_and_is_named_at_the_end(tiny_shards, tmp_path):
+    common = [line for line in overrides(tiny_shards, tmp_path / "runs") if not line.startswith("data.shards")]
+    lines = [*common, f"data.shards=/nosuch/0.tar,'{tiny_shards}'"]
+    failed, finished = [point.folder for point in points(lines)]
+    process = run_script("train.py", "-m", *lines, log=tmp_path / "log", code=1)
+    assert (finished / "results.json").exists()
+    assert re.search(r"^/nosuch/0.tar .* 0 of 1$", process.stdout, re.MULTILINE)
+    assert process.stderr.splitlines()[-1] == (
+        f"clipzoo: 1 of 2 points of the sweep have failed, see their messages above: {failed.name}. "
+        "The same command trains only these again"
+    )
