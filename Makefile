@@ -12,7 +12,7 @@ JOBS ?= 2
 PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops similarity training)
 
-.PHONY: help demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm lint bench docs studies clean
+.PHONY: help demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm lint bench bench-gpu docs studies clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -87,6 +87,9 @@ lint: $(STAMP)  ## ruff (lint and format) and mypy
 
 bench: $(STAMP)  ## benchmarks against peers, interleaved
 	@$(PY) scripts/benchmark.py
+
+bench-gpu: $(STAMP)  ## prove the Triton kernels and measure on one GPU, without a network, in at most 9 minutes
+	@$(PY) scripts/benchmark_gpu.py
 
 studies: $(STAMP)  ## run the papers' small experiments (under forty minutes on two cores)
 	@$(PY) -m clipzoo.studies

@@ -38,7 +38,7 @@ from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision
 from clipzoo.types import PointSet
 
-Step = Callable[[], object]
+Step = Callable[..., object]
 
 HEADS: dict[str, list[str]] = {
     "clip": ["head=clip", "objective=infonce"],
@@ -59,7 +59,11 @@ PROGRESS = Progress(step=0, total_steps=1000, samples=100_000, global_batch=100)
 
 @dataclass(frozen=True)
 class Contender:
-    """flops: floating-point operations of a step, recomputation not counted; the first call counts them."""
+    """A training step, and what it costs.
+
+    step: of the benchmark's batch; clipzoo's take another one as their argument.
+    flops: floating-point operations of a step, recomputation not counted; the first call counts them.
+    """
 
     step: Step
     flops: Callable[[], float]
@@ -131,9 +135,9 @@ def contender(name: str, options: argparse.Namespace, device: torch.device) -> C
     )
     model.head.resample(0)
 
-    def step() -> None:
+    def step(given: Batch = batch) -> None:
         optimizer.zero_grad(set_to_none=True)
-        gradients(batch, PROGRESS)
+        gradients(given, PROGRESS)
         optimizer.step()
         model.head.clamp_()
 

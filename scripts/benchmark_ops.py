@@ -204,7 +204,7 @@ def objective_contenders(name: str, samples: int, width: int) -> dict[str, Conte
         within = (lambda: DenseScores(image @ image.mT)), (lambda: DenseScores(text @ text.mT))
         return gradient(Similarity(DenseScores(matrix), DenseScores(matrix.mT), *within))
 
-    return {"tiles": tiled, "matrix": dense}
+    return {"clipzoo": tiled, "matrix": dense}
 
 
 def _unit_vectors(samples: int, width: int) -> tuple[Tensor, Tensor]:

@@ -44,13 +44,13 @@ def main() -> None:
 
 def features(options: argparse.Namespace, seed: int, samples: int | None = None) -> LabelledFeatures:
     """Overlapping classes in a space whose variances fall off as those of encoders do, unit length, float32."""
-    count = samples or options.samples
-    shared, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
-    scales = torch.arange(1, options.width + 1).pow(-0.75)
-    centers = torch.randn(options.classes, options.width, generator=shared)
-    turn = torch.linalg.qr(torch.randn(options.width, options.width, generator=shared)).Q
-    labels = torch.randint(0, options.classes, (count,), generator=own)
-    spread = options.noise * torch.randn(count, options.width, generator=own)
+    count, device = samples or options.samples, options.device
+    shared, own = (torch.Generator(device).manual_seed(number) for number in (0, seed))
+    scales = torch.arange(1, options.width + 1, device=device).pow(-0.75)
+    centers = torch.randn(options.classes, options.width, generator=shared, device=device)
+    turn = torch.linalg.qr(torch.randn(options.width, options.width, generator=shared, device=device)).Q
+    labels = torch.randint(0, options.classes, (count,), generator=own, device=device)
+    spread = options.noise * torch.randn(count, options.width, generator=own, device=device)
     points = ((centers[labels] + spread) * scales) @ turn + 0.1
     return LabelledFeatures(torch.nn.functional.normalize(points, dim=1), labels)
 
@@ -140,6 +140,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--every", type=number_in(Count), default=3, help="scikit-learn solves every so many-th value")
     parser.add_argument("--budget", type=number_in(Positive), default=400.0, help="seconds for scikit-learn")
     parser.add_argument("--output", type=Path, help="a JSON file for the result")
+    parser.set_defaults(device=torch.device("cpu"))
     return parser.parse_args()
 
 

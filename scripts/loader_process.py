@@ -77,7 +77,7 @@ def _own_memory(pid: int) -> int:
     return sum(int(kilobytes) * 1024 for kilobytes in re.findall(r"Private_\w+: +(\d+) kB", facts))
 
 
-def _our_data(options: SimpleNamespace, tokenizer: Any) -> Any:
+def our_data(options: SimpleNamespace, tokenizer: Any) -> Any:
     from clipzoo.data.shard_dataset import ShardDataset
 
     data = ShardDataset(
@@ -106,7 +106,7 @@ def _our_data(options: SimpleNamespace, tokenizer: Any) -> Any:
 def _our_batches(options: SimpleNamespace) -> Iterator[Any]:
     from clipzoo.data.tokenizer import ClipTokenizer
 
-    data = _our_data(options, ClipTokenizer(77))
+    data = our_data(options, ClipTokenizer(77))
     batches = data.batches(
         seed=0, global_batch=options.batch, world=World(), start_step=0, stop_step=_MANY, trim_text=True
     )
@@ -114,7 +114,7 @@ def _our_batches(options: SimpleNamespace) -> Iterator[Any]:
 
 
 def _our_ids(options: SimpleNamespace) -> Iterator[list[int]]:
-    data = _our_data(options, _Numbers())
+    data = our_data(options, _Numbers())
     stream = data.batches(
         seed=options.seed, global_batch=options.batch, world=World(), start_step=0,
         stop_step=-(-options.epochs * data.samples // options.batch), trim_text=False,

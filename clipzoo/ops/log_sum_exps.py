@@ -41,7 +41,8 @@ class _LogSumExps(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, d_rows: Tensor, d_columns: Tensor) -> tuple[Tensor | None, ...]:
         left, right, rows, columns = context.saved_tensors
-        # If a row has only its positive, -inf minus -inf would be NaN where the gradient is zero.
-        rows, columns = (sums.clamp(min=-1e30) for sums in (rows, columns))
+        # If a row has only its positive, -inf minus -inf would be NaN where the gradient is zero. The bound is above
+        # -1e30, the exponent of absent entries in Triton's kernels.
+        rows, columns = (sums.clamp(min=-1e29) for sums in (rows, columns))
         gradients = context.kernels.backward(left, right, rows, columns, d_rows, d_columns, *context.arguments)
         return *gradients, None, None, None

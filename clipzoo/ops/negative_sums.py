@@ -63,6 +63,6 @@ class _NegativeSums(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         left, right, rows, columns = context.saved_tensors
         # As in log_sum_exps: a row that has only its positive.
-        rows, columns = (sums.clamp(min=-1e30) for sums in (rows, columns))
+        rows, columns = (sums.clamp(min=-1e29) for sums in (rows, columns))
         gradients = context.kernels.backward(left, right, rows, columns, d_rows, d_columns, *context.arguments)
         return *gradients, None, None, None, None, None, None

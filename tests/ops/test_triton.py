@@ -20,7 +20,7 @@ from clipzoo.ops.triton import kme as kme_triton, log_sum_exps as log_sum_exps_t
 from tests.support.point_sets import all_pairs, differentiated, point_sets
 from tests.support.pretended_cuda import DEVICE, Launches, numbers, pretended
 from tests.support.training_step import training_step
-from tests.support.triton import SHARED_MEMORY, compiled_for_sm_90, in_fresh_process, use_triton_on_cpu_tensors
+from tests.support.triton import SHARED_MEMORY, compiled_for_sm_90, in_fresh_process, prepare_interpreter
 from tests.support.unit_vectors import answered, dense_scores, factors
 
 pytestmark = pytest.mark.medium
@@ -122,7 +122,7 @@ def _compiled_of_pairs(precision: str) -> list[dict[str, Any]]:
 
 
 def _interpreted() -> dict[str, list[dict[str, Any]]]:
-    use_triton_on_cpu_tensors()
+    prepare_interpreter()
     cases: dict[str, list[dict[str, Any]]] = {
         "kme": [],
         "vectors": [],

@@ -94,10 +94,10 @@ def start_script(script: str, *arguments: str, log: Path, environment: Mapping[s
     return Process(_run_script, script, arguments, log=log, environment=environment)
 
 
-def run_script(script: str, *arguments: object, log: Path, code: int = 0) -> Process:
+def run_script(script: str, *arguments: object, log: Path, code: int = 0, seconds: float = SECONDS) -> Process:
     """Run a script of the checkout to its end and check its exit code."""
     process = start_script(script, *map(str, arguments), log=log)
-    assert process.wait() == code, process.stdout + process.stderr
+    assert process.wait(seconds) == code, process.stdout + process.stderr
     return process
 
 

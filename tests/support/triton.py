@@ -32,23 +32,12 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, interpret: b
             os.environ["TRITON_INTERPRET"] = before
 
 
-def use_triton_on_cpu_tensors() -> None:
-    """In a fresh process: every operation takes its Triton backend, in tiles small enough for small inputs to cross."""
-    from clipzoo.ops import kme, log_sum_exps, negative_sums, sigmoid_loss
-    from clipzoo.ops.triton import (
-        kme as kme_triton,
-        log_sum_exps as log_sum_exps_triton,
-        negative_sums as negative_sums_triton,
-        sigmoid_loss as sigmoid_loss_triton,
-        tiles as triton_tiles,
-    )
+def prepare_interpreter() -> None:
+    """In a fresh process that interprets: tiles of the kernels are small enough for small inputs to cross."""
+    from clipzoo.ops.triton import tiles as triton_tiles
 
     torch.set_num_threads(1)
     _read_numpy_of_today()
-    kme.backend = lambda *_: kme_triton
-    log_sum_exps.backend = lambda *_: log_sum_exps_triton
-    negative_sums.backend = lambda *_: negative_sums_triton
-    sigmoid_loss.backend = lambda *_: sigmoid_loss_triton
     for name, tiles in triton_tiles.TILES.items():
         triton_tiles.TILES[name] = replace(tiles, rows=16, columns=32, depth=16)
 

@@ -1,0 +1,212 @@
+"""Proof of Triton's kernels on the device: values and gradients beside float64 sums.
+
+"exact" inputs have few enough digits that bf16 and TF32 hold them without rounding: what remains is the kernels' own
+error. With "fp32" inputs the error is that of a training with these products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from bench.kernel_checks import CHECKS
+from bench.kernel_inputs import all_pairs, point_sets, vectors
+from bench.recording import Recorder
+from clipzoo.ops.kme import kme_score
+from clipzoo.ops.log_sum_exps import log_sum_exps
+from clipzoo.ops.negative_sums import Exponents, negative_sums
+from clipzoo.ops.softplus_sums import softplus_sums
+
+PRODUCTS = {"fp32": "highest", "tf32": "high", "bf16": "medium"}
+"""Precision of products -> its name in torch.set_float32_matmul_precision. fp32 is three products in TF32."""
+DIGITS = {"fp32": 2**-20, "tf32": 2**-11, "bf16": 2**-9}
+"""Largest relative error of a number that is rounded for a product."""
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison. ours, exact: functions of the leaves; a result without gradient is compared all the same.
+
+    value_bound: of the largest error, relative to 1 + the largest value. gradient_bound: relative, of norms.
+    """
+
+    leaves: Sequence[Tensor]
+    ours: Function
+    exact: Function
+    value_bound: float
+    gradient_bound: float
+
+
+Cases = Callable[[Recorder, str, str], Iterator[Case]]
+"""Function of the recorder, the precision of products and the kind of inputs."""
+
+
+def measure(recorder: Recorder, operation: str) -> None:
+    """Add a row for each precision of products and kind of inputs, and one for each further check."""
+    for products, setting in PRODUCTS.items():
+        torch.set_float32_matmul_precision(setting)
+        for inputs in ("exact", "fp32"):
+            name = f"{operation}, {products} products, {inputs} inputs"
+            recorder.measure("kernels", name, partial(worst, CASES[operation], recorder, products, inputs))
+        for check in CHECKS[operation]:
+            title = f"{operation}, {products} products: {(check.__doc__ or '').strip().rstrip('.')}"
+            recorder.measure("checks", title, partial(_checked, check, recorder.device))
+
+
+def _checked(check: Callable[[torch.device], bool], device: torch.device) -> dict[str, Any]:
+    return {"proved": check(device)}
+
+
+def worst(make: Cases, recorder: Recorder, products: str, inputs: str) -> dict[str, Any]:
+    """Largest errors over the cases, and as shares of their bounds."""
+    values, gradients = [], []
+    for case in make(recorder, products, inputs):
+        value, gradient = _errors(case)
+        values.append((value / case.value_bound, value))
+        gradients.append((gradient / case.gradient_bound, gradient))
+    # NaN is larger than any number here.
+    (value_share, value), (gradient_share, gradient) = (
+        max(column, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0]) for column in (values, gradients)
+    )
+    return {
+        "cases": len(values), "value_error": value, "value_share": value_share, "gradient_error": gradient,
+        "gradient_share": gradient_share, "proved": value_share <= 1 and gradient_share <= 1,
+    }  # fmt: skip
+
+
+def _errors(case: Case) -> tuple[float, float]:
+    results = []
+    for function, dtype in ((case.ours, torch.float32), (case.exact, torch.float64)):
+        leaves = [leaf.to(dtype).requires_grad_() for leaf in case.leaves]
+        values = function(*leaves)
+        # All weights are positive, so that the gradient of a scale does not cancel.
+        loss = sum(
+            (value.double() * torch.linspace(0.5, 1.5, value.numel(), device=value.device).view_as(value)).sum()
+            for value in values
+            if value.requires_grad
+        )
+        results.append(([value.detach() for value in values], torch.autograd.grad(loss, leaves)))  # type: ignore[arg-type]
+    (ours, gradients), (exact, exact_gradients) = results
+    value_error = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(ours, exact, strict=True))
+    gradient_error = max(
+        float((a - b).norm() / (b.norm() + 1e-5)) for a, b in zip(gradients, exact_gradients, strict=True)
+    )
+    return value_error, gradient_error
+
+
+def _kme_cases(recorder: Recorder, products: str, inputs: str) -> Iterator[Case]:
+    shapes = [(1, 1, 1, 1, 3), (3, 5, 7, 2, 11), (7, 13, 5, 17, 19), (9, 43, 8, 33, 40)]
+    if not recorder.small:
+        shapes += [(37, 50, 29, 32, 72), (64, 197, 64, 77, 512), (61, 197, 67, 77, 768)]
+    digits = DIGITS[products]
+    for shape in shapes:
+        for gamma in (1e-3, 7.14, 50.0, 1e3):
+            if inputs == "fp32" and products != "fp32" and gamma > 50:
+                continue  # rounded points move the exponents by more than 1
+            rounding = 0.0 if inputs == "exact" else 8 * gamma * digits
+            fp32 = gamma * 2**-20
+            yield Case(
+                point_sets(shape, gamma, inputs, recorder.device), lambda *sets: (kme_score(*sets),),
+                lambda *sets: (all_pairs(*sets),), 1e-5 + rounding, 1e-4 + 4 * digits + 2 * rounding + fp32,
+            )  # fmt: skip
+
+
+def _pair_shapes(recorder: Recorder) -> list[tuple[int, int, int, int]]:
+    """Rows, columns, column of the first positive, width."""
+    shapes = [(2, 2, 0, 3), (5, 9, 0, 3), (37, 74, 37, 20), (260, 300, 33, 72)]
+    return shapes if recorder.small else [*shapes, (1000, 4099, 77, 528), (2049, 2049, 0, 512), (4096, 8192, 4096, 768)]
+
+
+def _log_sum_exp_cases(recorder: Recorder, products: str, inputs: str) -> Iterator[Case]:
+    digits = DIGITS[products]
+    for rows, columns, first, width in _pair_shapes(recorder):
+        for scale in (1.0, 14.3, 100.0):
+            # The left side is scaled for exponents in base 2 before it is rounded.
+            rounding = (1 if inputs == "exact" else 2) * digits * scale
+            for both in (True, False):
+                yield Case(
+                    [scale * side if index == 0 else side for index, side in
+                     enumerate(vectors(rows, columns, width, inputs, recorder.device))],
+                    lambda left, right, f=first, both=both: log_sum_exps(left, right, f, 8, both)[: 1 + both],
+                    lambda left, right, f=first, both=both: _exact_log_sum_exps(left, right, f)[: 1 + both],
+                    1e-5 + rounding, 2e-4 + 4 * digits + 4 * rounding,
+                )  # fmt: skip
+
+
+def _exact_log_sum_exps(left: Tensor, right: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    scores = left @ right.mT + _absent(left, right, first)
+    return scores.logsumexp(dim=1), scores.logsumexp(dim=0)
+
+
+def _negative_cases(recorder: Recorder, products: str, inputs: str) -> Iterator[Case]:
+    digits = DIGITS[products]
+    rounding = 0.0 if inputs == "exact" else 2 * digits
+    for rows, columns, first, width in _pair_shapes(recorder):
+        generator = torch.Generator().manual_seed(rows)
+        scales = [(1 + 9 * torch.rand(count, generator=generator)).to(recorder.device) for count in (rows, columns)]
+        biases = [torch.randn(count, generator=generator).to(recorder.device) for count in (columns, rows)]
+        for chosen in ((True, True), (True, False), (False, True)):
+
+            def ours(left: Tensor, right: Tensor, f=first, s=scales, b=biases, chosen=chosen) -> Any:  # type: ignore[no-untyped-def]
+                sides = [Exponents(s[i], b[i]) if chosen[i] else None for i in range(2)]
+                results = negative_sums(left, right, f, 8, *sides)
+                return [result for i, result in enumerate(results) if chosen[i // 2]]
+
+            def exact(left: Tensor, right: Tensor, f=first, s=scales, b=biases, chosen=chosen) -> Any:  # type: ignore[no-untyped-def]
+                products, absent = left @ right.mT, _absent(left, right, f)
+                by_row = s[0].double()[:, None] * (products + b[0].double()) + absent
+                by_column = (s[1].double() * (products + b[1].double()[:, None]) + absent).mT
+                results = [
+                    result
+                    for exponents, of in ((by_row, products), (by_column, products.mT))
+                    for result in (exponents.logsumexp(dim=1), (exponents.softmax(dim=1) * of).sum(dim=1).detach())
+                ]
+                return [result for i, result in enumerate(results) if chosen[i // 2]]
+
+            yield Case(
+                vectors(rows, columns, width, inputs, recorder.device), ours, exact,
+                2e-5 + 20 * rounding, 2e-4 + 4 * digits + 40 * rounding,
+            )  # fmt: skip
+
+
+def _softplus_cases(recorder: Recorder, products: str, inputs: str) -> Iterator[Case]:
+    digits = DIGITS[products]
+    for rows, columns, first, width in _pair_shapes(recorder):
+        for scale in (1.0, 10.0):
+            rounding = 0.0 if inputs == "exact" else 2 * digits * scale
+            for both in (True, False):
+                left, right = vectors(rows, columns, width, inputs, recorder.device)
+                yield Case(
+                    [8 * left if scale > 1 else left, right],
+                    lambda left, right, f=first, both=both: softplus_sums(left, right, f, 8, both)[: 1 + both],
+                    lambda left, right, f=first, both=both: _exact_softplus(left, right, f)[: 1 + both],
+                    2e-5 + rounding, 2e-4 + 4 * digits + 2 * rounding,
+                )  # fmt: skip
+
+
+def _exact_softplus(left: Tensor, right: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    counted = (_absent(left, right, first) == 0).double()
+    values = softplus(left @ right.mT) * counted
+    return values.sum(dim=1), values.sum(dim=0)
+
+
+def _absent(left: Tensor, right: Tensor, first: int) -> Tensor:
+    """[b, N]: -inf at the positives, otherwise 0."""
+    zeros = torch.zeros(len(left), len(right), dtype=left.dtype, device=left.device)
+    return zeros.diagonal_scatter(torch.full((len(left),), -math.inf, dtype=left.dtype, device=left.device), first)
+
+
+CASES: dict[str, Cases] = {
+    "kme": _kme_cases,
+    "log_sum_exps": _log_sum_exp_cases,
+    "negative_sums": _negative_cases,
+    "softplus_sums": _softplus_cases,
+}

@@ -1,0 +1,146 @@
+"""Prove and measure clipzoo on one GPU, within nine minutes and without a network: `make bench-gpu`.
+
+    python scripts/benchmark_gpu.py                            # all parts, into docs/benchmarks/gpu
+    python scripts/benchmark_gpu.py --parts kme probe --output /tmp/probe
+    python scripts/benchmark_gpu.py --device cpu --small       # a rehearsal: every part at small sizes
+
+Every part runs in a process of its own with a time limit; after each, the folder holds report.md, results.json and
+plots of the parts so far. The exit code is 1 if a part failed, was stopped or left out, or a kernel's error is above
+its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.children import GRACE, Outcome, end_with_parent, python, run_part
+from bench.parts import PARTS
+from bench.recording import Recorder, Settings
+from bench.report import FILES, write_report
+
+from clipzoo import ConfigError
+from clipzoo.cli.arguments import Parser, number_in, own_paths, run_main
+from clipzoo.config.vocabulary import Positive
+
+ROOT = Path(__file__).resolve().parent.parent
+OUTPUT = ROOT / "docs" / "benchmarks" / "gpu"
+REHEARSAL = ROOT / "runs" / "gpu_rehearsal"
+REPORTING = 5.0
+"""Seconds that are kept for the report."""
+SHORTEST = 10.0
+"""A part is left out if fewer seconds are left."""
+
+
+def main() -> int:
+    options = _options()
+    if options.child:
+        return _run_child(*options.child)
+    with own_paths(options):
+        _check(options)
+        options.output.mkdir(parents=True, exist_ok=True)
+        for file in _results(options.output):
+            file.unlink()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    outcomes = _run_all(options)
+    failed = [name for name, outcome in outcomes.items() if not outcome.succeeded]
+    _say(f"{options.output / 'report.md'}: {len(outcomes) - len(failed)} of {len(outcomes)} parts succeeded")
+    if failed:
+        _say(f"not succeeded: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+def _run_all(options: argparse.Namespace) -> dict[str, Outcome]:
+    """Run the parts in turn and write the report after each."""
+    begin = time.monotonic()
+    end = begin + 60 * options.minutes - REPORTING
+    outcomes: dict[str, Outcome] = {}
+    with (options.output / "log.txt").open("w", buffering=1) as log, tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(options.parts):
+            part = PARTS[name]
+            left = end - time.monotonic()
+            expected = sum(PARTS[other].expected for other in options.parts[number:])
+            rest = f"about {min(expected, left):.0f} s" if options.device == "cuda" else f"at most {left:.0f} s"
+            _say(f"== {name}, {number + 1} of {len(options.parts)}: {part.title} ({rest} for the rest)")
+            log.write(f"== {name}\n")
+            seconds = min(part.limit * (1 if options.device == "cuda" else 10), left) - GRACE
+            if seconds < SHORTEST:
+                outcomes[name] = Outcome("left out", 0.0, [], [], f"the {options.minutes:g} minutes were used up")
+            else:
+                settings = Settings(options.device, options.small, seconds, str(Path(folder) / name))
+                command = python(Path(__file__).resolve(), "--child", name)
+                outcomes[name] = run_part(command, settings, _environment(name, options), log, _say)
+            outcome = outcomes[name]
+            _say(f"== {name}: {outcome.status} after {outcome.seconds:.0f} s {outcome.reason}".rstrip())
+            write_report(options.output, _facts(options, time.monotonic() - begin), outcomes)
+    return outcomes
+
+
+def _run_child(name: str, settings: str) -> int:
+    end_with_parent()
+    PARTS[name].measure(Recorder(Settings(**json.loads(settings))))
+    return 0
+
+
+def _environment(name: str, options: argparse.Namespace) -> dict[str, str]:
+    if options.device == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": "", **dict(PARTS[name].on_cpu)}
+    # Models are initialised on the host; `make` gives one thread.
+    return {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+
+
+def _facts(options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    return {
+        "date": datetime.date.today().isoformat(), "device": options.device, "small": options.small,
+        "parts": list(options.parts), "seconds": round(seconds, 1), "minutes": options.minutes,
+    }  # fmt: skip
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ConfigError if there is no such device, or results would be overwritten."""
+    if options.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("torch sees no CUDA device: give --device cpu --small for a rehearsal")
+    elif not options.small:
+        raise ConfigError("--device cpu is for a rehearsal: add --small")
+    if options.output.exists() and not options.output.is_dir():
+        raise ConfigError(f"--output {options.output} is a file: give a folder")
+    if _results(options.output) and not options.overwrite:
+        raise ConfigError(f"{options.output} holds results: give --output FOLDER, or --overwrite to replace them")
+
+
+def _results(folder: Path) -> list[Path]:
+    """Files of an earlier benchmark."""
+    return [folder / name for name in FILES if (folder / name).exists()]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="all by default")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu is for a rehearsal")
+    parser.add_argument("--small", action="store_true", help="small sizes, which any machine computes")
+    parser.add_argument("--minutes", type=number_in(Positive), default=9.0, help="for all parts together")
+    parser.add_argument("--output", type=Path, help="folder of the report; default: docs/benchmarks/gpu")
+    parser.add_argument("--overwrite", action="store_true", help="replace the results in the folder")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.output = options.output or (REHEARSAL if options.small else OUTPUT)
+    return options
+
+
+if __name__ == "__main__":
+    run_main(main)
