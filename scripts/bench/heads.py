@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from benchmark_heads import HEADS, Contender, contender
 
-from bench.measurement import seconds, whole_mib
+from bench.measurement import seconds, wait_for, whole_mib
 from bench.recording import Recorder
 from clipzoo.training.settings import MATMUL_PRECISIONS
 
@@ -64,8 +64,9 @@ def _row(name: str, options: Namespace, recorder: Recorder) -> dict[str, Any]:
 
     def first_step() -> None:
         begin = time.perf_counter()
-        first.append(seconds(built[0].step, recorder.device))
-        first[-1] = time.perf_counter() - begin
+        built[0].step()
+        wait_for(recorder.device)
+        first.append(time.perf_counter() - begin)
 
     if recorder.device.type == "cuda":
         mib = whole_mib(build, recorder.device)

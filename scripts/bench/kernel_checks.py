@@ -14,6 +14,7 @@ from torch import Tensor
 from bench.kernel_inputs import point_sets, vectors
 from clipzoo.ops.kme import kme_score
 from clipzoo.ops.log_sum_exps import log_sum_exps
+from clipzoo.ops.sigmoid_loss import sigmoid_loss
 
 
 def _missing_sets(device: torch.device) -> bool:
@@ -98,6 +99,14 @@ def _lonely_row(device: torch.device) -> bool:
     )
 
 
+def _without_gradients(device: torch.device) -> bool:
+    """the loss is the same whether gradients are computed with it or not."""
+    left, right = vectors(37, 74, 20, "fp32", device)
+    scale, bias = (torch.tensor(number, device=device) for number in (10.0, -10.0))
+    alone = sigmoid_loss(left, right, scale, bias, 37, 8)
+    return bool(alone == sigmoid_loss(left.requires_grad_(), right, scale, bias, 37, 8))
+
+
 def _kme_results(sets: Sequence[Tensor]) -> list[Tensor]:
     leaves = [tensor.clone().requires_grad_() for tensor in sets]
     scores = kme_score(*leaves)
@@ -112,5 +121,5 @@ CHECKS: dict[str, Sequence[Callable[[torch.device], bool]]] = {
     "kme": (_missing_sets, _chunks, _half_inputs, _kme_deterministic, _kme_nan),
     "log_sum_exps": (_sums_nan, _lonely_row),
     "negative_sums": (),
-    "softplus_sums": (),
+    "sigmoid_loss": (_without_gradients,),
 }

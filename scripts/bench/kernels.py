@@ -22,7 +22,7 @@ from bench.recording import Recorder
 from clipzoo.ops.kme import kme_score
 from clipzoo.ops.log_sum_exps import log_sum_exps
 from clipzoo.ops.negative_sums import Exponents, negative_sums
-from clipzoo.ops.softplus_sums import softplus_sums
+from clipzoo.ops.sigmoid_loss import sigmoid_loss
 
 PRODUCTS = {"fp32": "highest", "tf32": "high", "bf16": "medium"}
 """Precision of products -> its name in torch.set_float32_matmul_precision. fp32 is three products in TF32."""
@@ -177,25 +177,26 @@ def _negative_cases(recorder: Recorder, products: str, inputs: str) -> Iterator[
             )  # fmt: skip
 
 
-def _softplus_cases(recorder: Recorder, products: str, inputs: str) -> Iterator[Case]:
+def _sigmoid_cases(recorder: Recorder, products: str, inputs: str) -> Iterator[Case]:
     digits = DIGITS[products]
     for rows, columns, first, width in _pair_shapes(recorder):
-        for scale in (1.0, 10.0):
+        left, right = vectors(rows, columns, width, inputs, recorder.device)
+        right = right.clone()
+        # Alike positives and a low bias: the gradients of scale and bias do not cancel.
+        right[first : first + rows] = left
+        for scale, bias in ((8.0, -12.0), (5.0, -10.0)):
             rounding = 0.0 if inputs == "exact" else 2 * digits * scale
-            for both in (True, False):
-                left, right = vectors(rows, columns, width, inputs, recorder.device)
-                yield Case(
-                    [8 * left if scale > 1 else left, right],
-                    lambda left, right, f=first, both=both: softplus_sums(left, right, f, 8, both)[: 1 + both],
-                    lambda left, right, f=first, both=both: _exact_softplus(left, right, f)[: 1 + both],
-                    2e-5 + rounding, 2e-4 + 4 * digits + 2 * rounding,
-                )  # fmt: skip
+            leaves = [left, right, *(torch.tensor(number, device=recorder.device) for number in (scale, bias))]
+            yield Case(
+                leaves, lambda *four, f=first: (sigmoid_loss(four[0], four[1], four[2], four[3], f, 8),),
+                lambda *four, f=first: (_exact_sigmoid_loss(four[0], four[1], four[2], four[3], f),),
+                2e-5 + rounding, 2e-4 + 4 * digits + 2 * rounding,
+            )  # fmt: skip
 
 
-def _exact_softplus(left: Tensor, right: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    counted = (_absent(left, right, first) == 0).double()
-    values = softplus(left @ right.mT) * counted
-    return values.sum(dim=1), values.sum(dim=0)
+def _exact_sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int) -> Tensor:
+    logits = scale * (left @ right.mT) + bias
+    return softplus(logits.diagonal_scatter(-logits.diagonal(first)[: len(left)], first), threshold=1e9).sum()
 
 
 def _absent(left: Tensor, right: Tensor, first: int) -> Tensor:
@@ -208,5 +209,5 @@ CASES: dict[str, Cases] = {
     "kme": _kme_cases,
     "log_sum_exps": _log_sum_exp_cases,
     "negative_sums": _negative_cases,
-    "softplus_sums": _softplus_cases,
+    "sigmoid_loss": _sigmoid_cases,
 }

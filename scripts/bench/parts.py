@@ -66,7 +66,7 @@ def _loader(recorder: Recorder) -> None:
 
 
 INTERPRETED = (("TRITON_INTERPRET", "1"),)
-OPERATIONS = ("kme", "log_sum_exps", "negative_sums", "softplus_sums")
+OPERATIONS = ("kme", "log_sum_exps", "negative_sums", "sigmoid_loss")
 """Modules of clipzoo.ops.triton. Each is proved in a process of its own: a fault on a GPU ends all that follows it."""
 PARTS: dict[str, Part] = {
     "machine": Part("the machine and its rates", _machine, 60, 15),
@@ -78,5 +78,5 @@ PARTS: dict[str, Part] = {
     "scores": Part("objectives and scores alone", _scores, 75, 40),
     "probe": Part("the linear probe's search", _probe, 110, 70),
     "loader": Part("loading beside training", _loader, 70, 40),
-    "compile": Part("training steps with torch.compile", _compile, 150, 90),
+    "compile": Part("training steps with torch.compile", _compile, 240, 90),
 }

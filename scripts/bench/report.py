@@ -199,7 +199,7 @@ TABLES: dict[str, tuple[str, str, list[Column]]] = {
     ),
     "probe_values": (
         "Values of C", "", [("s", _value("seconds", ".2f")), ("iterations", _fact("iterations")),
-                            ("converged", _fact("converged"))],
+                            ("", lambda row, rows: "" if row["converged"] else "not converged")],
     ),
     "loader": (
         "Loading beside training", "Photographs of 400 x 300 (JPEG), random resized crops, CLIP's step.",

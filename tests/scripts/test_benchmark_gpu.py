@@ -48,7 +48,7 @@ def test_every_operation_with_triton_kernels_is_proved():
     operations = {
         path.stem
         for path in KERNELS.glob("*.py")
-        if {"forward", "backward"} <= {getattr(node, "name", "") for node in ast.parse(path.read_text()).body}
+        if "forward" in {getattr(node, "name", "") for node in ast.parse(path.read_text()).body}
     }
     assert operations == set(bench("parts").OPERATIONS) == set(bench("kernels").CASES) == set(bench("kernels").CHECKS)
 
