@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.encoders.base import Encoder
+from clipzoo.encoders.caption_groups import encode_by_length
 from clipzoo.heads.base import Head
 from clipzoo.types import Batch, Embedding, Features, Similarity, World
 
@@ -44,7 +45,8 @@ class Model(nn.Module):
 
     def forward(self, batch: Batch, world: World = World(), tile: int | None = None) -> Similarity:
         """Similarities of the local batch to the global batch of all ranks. tile: see `Head.forward`."""
-        return self.compare(self.encoder.image(batch.image), self.encoder.text(batch.text), world, tile)
+        text = encode_by_length(self.encoder.text, batch.text, batch.text_length, self.head.needs_tokens)
+        return self.compare(self.encoder.image(batch.image), text, world, tile)
 
     def compare(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
         """Features -> Similarity, outside autocast, in the head's precision. tile: see `Head.forward`."""
@@ -61,9 +63,14 @@ class Model(nn.Module):
         """[b, 3, H, W] uint8 -> Features in the head's precision."""
         return self.encoder.image(image.to(self.device)).map(self._in_head_precision)
 
-    def text_features(self, text: Tensor) -> Features:
-        """[b, L] int64 -> Features in the head's precision."""
-        return self.encoder.text(text.to(self.device)).map(self._in_head_precision)
+    def text_read_by_head(self, text: Tensor) -> Features:
+        """[b, L] int64 -> Features, the pooled ones alone for a head that reads no tokens."""
+        return self.encoder.text(text) if self.head.needs_tokens else Features(self.encoder.pooled_text(text))
+
+    def text_features(self, text: Tensor, lengths: Tensor | None = None) -> Features:
+        """[b, L] int64 -> Features in the head's precision. lengths: see `encode_by_length`."""
+        features = encode_by_length(self.encoder.text, text.to(self.device), lengths, self.head.needs_tokens)
+        return features.map(self._in_head_precision)
 
     def encode_image(self, image: Tensor) -> Embedding:
         """[b, 3, H, W] uint8 -> embeddings, one row per image: a tensor [b, d] or a PointSet, depending on the head."""

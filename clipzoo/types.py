@@ -5,8 +5,7 @@
 Legend of shapes for the whole package: b local batch, N global batch, n dataset size, M points, L tokens, d width,
 D random features.
 
-The annotations of constructors (`Count`, `Scale`, ...) and the decorator `checked` are here too: the file of a head, an
-objective or an encoder imports all its types from this module.
+The annotations of constructors (`Count`, `Scale`, ...) and the decorator `checked` are here too.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from operator import itemgetter
 from typing import Any, TypeVar, final
 
 import torch
@@ -39,23 +39,25 @@ class Batch:
     text: [b, L] int64 token ids, or any view in studies.
     sample_id: [b] int64, stable over epochs, ranks and resumes.
     image_key: [b] int64 digests of the encoded images, where the loader leaves out those whose features are stored.
+    text_length: [b] int64 on the CPU, tokens of each caption up to its end; None if padding counts or is unknown.
     """
 
     image: Tensor
     text: Tensor
     sample_id: Tensor
     image_key: Tensor | None = None
+    text_length: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sample_id)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Apply a function of the leading dimension to all tensors."""
-        key = None if self.image_key is None else function(self.image_key)
-        return Batch(function(self.image), function(self.text), function(self.sample_id), key)
+        optional = (None if view is None else function(view) for view in (self.image_key, self.text_length))
+        return Batch(function(self.image), function(self.text), function(self.sample_id), *optional)
 
     def to(self, device: torch.device) -> Batch:
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(self.map(lambda tensor: tensor.to(device, non_blocking=True)), text_length=self.text_length)
 
     def pin_memory(self) -> Batch:
         """Copy to pinned memory; torch's DataLoader calls this."""
@@ -63,8 +65,7 @@ class Batch:
 
     def split(self, size: int) -> list[Batch]:
         """Return consecutive slices of at most `size` samples."""
-        starts = range(0, len(self), size)
-        return [self.map(lambda tensor, start=start: tensor[start : start + size]) for start in starts]  # type: ignore[misc]
+        return [self.map(itemgetter(slice(first, first + size))) for first in range(0, len(self), size)]
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ class Features:
 
     def first(self, rows: int) -> Features:
         """Return the features of the first `rows` samples."""
-        sliced = self.map(lambda tensor: tensor[:rows])
-        return Features(sliced.pooled, sliced.tokens, None if self.mask is None else self.mask[:rows])
+        return replace(self.map(lambda part: part[:rows]), mask=None if self.mask is None else self.mask[:rows])
 
 
 @final
@@ -115,10 +115,8 @@ class PointSet:
     def padded(self, count: int) -> PointSet:
         """Return the same sets padded to `count` points, [b, count, d]; padding has weight zero."""
         missing = count - self.points.shape[1]
-        return PointSet(
-            functional.pad(self.points, (0, 0, 0, missing)),
-            functional.pad(self.log_weights, (0, missing), value=float("-inf")),
-        )
+        log_weights = functional.pad(self.log_weights, (0, missing), value=float("-inf"))
+        return PointSet(functional.pad(self.points, (0, 0, 0, missing)), log_weights)
 
 
 Embedding = Tensor | PointSet
@@ -274,10 +272,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Progress:
-    """Position in the training. An epoch is `samples / global_batch` steps.
-
-    step: optimizer steps done. total_steps: steps of the whole training. samples: dataset size n. global_batch: N.
-    """
+    """Position in the training: `step` of `total_steps`. An epoch is `samples / global_batch` steps, n / N."""
 
     step: int
     total_steps: int

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from clipzoo.data.faults import Fault
 from clipzoo.data.plan.plan import Plan
 from clipzoo.data.samples import SampleReader
-from clipzoo.data.tokenizer import Tokenizer, trim_padding
+from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch, World
 
@@ -65,9 +65,12 @@ class RankBatches(Dataset[LoadedBatch]):
             keys.append(sample.image_key)
             faults += sample.faults
         text = self._tokenizer(captions)
+        lengths = None
         if self._trim:
+            lengths = caption_lengths(text, self._tokenizer.end_token)
             text = trim_padding(text, self._tokenizer.end_token)
-        return LoadedBatch(Batch(images, text, ids, None if self._stored_keys is None else torch.tensor(keys)), faults)
+        image_keys = None if self._stored_keys is None else torch.tensor(keys)
+        return LoadedBatch(Batch(images, text, ids, image_keys, lengths), faults)
 
 
 def rank_rows(global_batch: int, world: World) -> slice:

@@ -97,7 +97,7 @@ def _share(item: Any, key: str) -> None:
         except (RuntimeError, OSError) as error:
             raise TrainingError(_shared_memory_full(item.nbytes, str(error), key)) from error
     elif isinstance(item, Batch):
-        _share((item.image, item.text, item.sample_id, item.image_key), key)
+        _share((item.image, item.text, item.sample_id, item.image_key, item.text_length), key)
     elif isinstance(item, tuple):
         for part in item:
             _share(part, key)

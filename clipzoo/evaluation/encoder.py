@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from clipzoo.data.tokenizer import Tokenizer, trim_padding
+from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.data.workers import iterate
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
@@ -83,10 +83,12 @@ class BatchEncoder:
         parts = []
         for start in range(0, len(captions), self.batch_size):
             tokens = self.tokenizer(list(captions[start : start + self.batch_size]))
+            lengths = None
             if not model.needs_padding:
+                lengths = caption_lengths(tokens, self.tokenizer.end_token)
                 tokens = trim_padding(tokens, self.tokenizer.end_token)
             with self._autocast(model):
-                features = model.text_features(tokens)
+                features = model.text_features(tokens, lengths)
             parts.append(_in_full_precision(model, partial(embed_draws, model, draws, model.head.embed_text, features)))
         return joined(parts)
 

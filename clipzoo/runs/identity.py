@@ -17,9 +17,9 @@ HARMLESS = (
     "data.cache_folder", "data.cache_gigabytes", "encoder.image_tower.checkpoint", "encoder.text_tower.checkpoint",
     "encoder.image.checkpoint", "encoder.text.checkpoint",
     "trainer.log_every", "trainer.save_every", "trainer.keep", "trainer.micro_batch", "trainer.device",
-    "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.loss_limit", "trainer.best_metric",
-    "trainer.save_in_background", "trainer.head_products", "init._target_", "init.weights", "init.image", "init.text",
-    "init.head", "tune.image.cache_gigabytes", "tune.text.cache_gigabytes",
+    "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.group_captions", "trainer.loss_limit",
+    "trainer.best_metric", "trainer.save_in_background", "trainer.head_products", "init._target_", "init.weights",
+    "init.image", "init.text", "init.head", "tune.image.cache_gigabytes", "tune.text.cache_gigabytes",
 )  # fmt: skip
 """Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
 

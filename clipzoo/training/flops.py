@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from clipzoo.distributed.world import World
+from clipzoo.encoders.caption_groups import caption_groups
 from clipzoo.model import Model
 from clipzoo.types import Batch, Features
 
@@ -28,14 +30,10 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     """
     sample, size = batch.split(min(2, len(batch)))[0], len(batch)
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
-    with FlopCounterMode(display=False) as encoders, torch.compiler.set_stance("force_eager"):
-        image = model.encoder.image(sample.image)
-        whole = model.head.needs_tokens
-        text = model.encoder.text(sample.text) if whole else Features(model.encoder.pooled_text(sample.text))
-        forward = encoders.get_total_flops()
-        if is_partial := any(not parameter.requires_grad for parameter in model.encoder.parameters()):
-            _differentiate(model.encoder, image.pooled, text.pooled)
-    per_sample = (encoders.get_total_flops() if is_partial else 3.0 * forward) / len(sample)
+    flops, image = _count(model.encoder, model.encoder.image, sample.image, size)
+    for rows, width in caption_groups(batch.text, batch.text_length):
+        count, text = _count(model.encoder, model.text_read_by_head, sample.text[:, :width], rows)
+        flops += count
     with torch.no_grad(), FlopCounterMode(display=False) as head:
         similarity = model.compare(_repeat(image, size), _repeat(text, size), world, tile)
         for scores in similarity.directions:
@@ -43,15 +41,24 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
             scores.log_sum_exp()
     for name, buffer in model.encoder.named_buffers():
         buffer.copy_(buffers[name])
-    return per_sample * size + 3.0 * head.get_total_flops()
+    return flops + 3.0 * head.get_total_flops()
 
 
-def _differentiate(encoder: nn.Module, *outputs: Tensor) -> None:
+def _count(encoder: nn.Module, encode: Callable[[Tensor], Features], view: Tensor, rows: int) -> tuple[float, Features]:
+    """Return the operations of a step in which `rows` samples like those of `view` pass, and the view's features."""
+    with FlopCounterMode(display=False) as counter, torch.compiler.set_stance("force_eager"):
+        features = encode(view)
+        forward = counter.get_total_flops()
+        if is_partial := any(not parameter.requires_grad for parameter in encoder.parameters()):
+            _differentiate(encoder, features.pooled)
+    return (counter.get_total_flops() if is_partial else 3.0 * forward) * rows / len(view), features
+
+
+def _differentiate(encoder: nn.Module, output: Tensor) -> None:
     """Compute the gradient of the encoder's parameters, without storing it."""
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    outputs = tuple(output for output in outputs if output.requires_grad)
-    if outputs:
-        torch.autograd.grad([output.sum() for output in outputs], trained, allow_unused=True)
+    if output.requires_grad:
+        torch.autograd.grad(output.sum(), trained, allow_unused=True)
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

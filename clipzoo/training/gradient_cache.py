@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo.distributed.world import World
+from clipzoo.encoders.caption_groups import encode_by_length
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
@@ -41,18 +42,17 @@ class PairEncoder(nn.Module):
         super().__init__()
         self.encoder = model.encoder
         self._autocast, self._needs_tokens = autocast, model.head.needs_tokens
-        image, text = self.encoder.image, self.encoder.text if self._needs_tokens else self._pooled_text
+        image, text = self.encoder.image, model.text_read_by_head
         self._image, self._text = (torch.compile(image), torch.compile(text)) if compile else (image, text)
 
     def forward(self, batch: Batch, views: Sequence[View] = VIEWS) -> list[Features]:
         with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
             return [self._read_by_head(self._encode(batch, view)) for view in views]
 
-    def _pooled_text(self, text: Tensor) -> Features:
-        return Features(self.encoder.pooled_text(text))
-
     def _encode(self, batch: Batch, view: View) -> Features:
-        return self._image(batch.image) if view == "image" else self._text(batch.text)
+        if view == "image":
+            return self._image(batch.image)
+        return encode_by_length(self._text, batch.text, batch.text_length, self._needs_tokens)
 
     def _read_by_head(self, features: Features) -> Features:
         return features if self._needs_tokens else Features(features.pooled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class TrainingLoop:
     global_batch: int
     total_steps: int
 
-    def run(self) -> tuple[dict[str, Any], dict[str, float]]:
+    def run(self, group_captions: bool = True) -> tuple[dict[str, Any], dict[str, float]]:
         """Train and evaluate; return the cost of the training and the metrics.
 
         When a stop has been requested, this saves the state and ends the process instead.
@@ -48,6 +48,8 @@ class TrainingLoop:
             for done, batch in enumerate(self.step.throughput.timed(self._batches(start)), start=start + 1):
                 self._set_status(done - 1, "computing")
                 batch = batch.to(self.world.device)
+                if not group_captions:
+                    batch = replace(batch, text_length=None)
                 if done == start + 1:
                     self.step.count_flops(batch)
                 result = self.step(batch, self._progress(done - 1), diagnose=done % self.saving.log_every == 0)

@@ -67,6 +67,7 @@ class Computation:
     tile: rows and columns of the tiles of scores; None for a matrix, "auto" for tiles where the matrix would be large.
     clip_gradient: largest norm of the gradient. loss_limit: a larger absolute loss counts as divergence.
     compile: run the encoders through torch.compile. gather: precision in which embeddings travel between ranks.
+    group_captions: encode captions in groups of similar length, if no score depends on padding.
     """
 
     precision: Precision = "float32"
@@ -77,6 +78,7 @@ class Computation:
     loss_limit: Positive = 1e4
     compile: bool = False
     gather: Literal["exact", "bf16"] = "exact"
+    group_captions: bool = True
 
     def resolved(self, folder: Path | None, world: World) -> Computation:
         """Return these settings with a precision in place of "auto". Collective.

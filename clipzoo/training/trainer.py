@@ -50,6 +50,7 @@ class Trainer(Part):
         device: Literal["auto", "cpu", "cuda"],
         compile: bool,
         gather: Literal["exact", "bf16"],
+        group_captions: bool,
         log_every: Count,
         save_every: Count,
         keep: Count,
@@ -59,7 +60,7 @@ class Trainer(Part):
     ) -> None:
         self.length = Length(global_batch, epochs, steps)
         self.computation = Computation(
-            precision, head_products, micro_batch, tile, clip_gradient, loss_limit, compile, gather
+            precision, head_products, micro_batch, tile, clip_gradient, loss_limit, compile, gather, group_captions
         )
         self.saving = Saving(log_every, save_every, keep, best_metric, save_in_background)
         self.device, self.timeout = device, timeout
@@ -139,7 +140,7 @@ def fit(
     )
     with float32_matmul_precision(computation, world):
         loop = TrainingLoop(step, parts, state, saving, preemption, world, length.global_batch, total_steps)
-        cost, metrics = loop.run()
+        cost, metrics = loop.run(computation.group_captions)
     world.run_on_first(tuned.remove_caches)
     return {**cost, PRECISION: computation.precision}, metrics
 

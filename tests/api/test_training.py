@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -111,6 +112,33 @@ def test_micro_batches_and_tiles_train_the_same_model(changes):
     expected, actual = train(model()).model.state_dict(), train(model(), **changes).model.state_dict()
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-4, msg=name)
+
+
+class LongTexts(clipzoo.InMemoryDataset):
+    """Texts of 64 numbers, in half of which only the first 3 are no padding."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.randn(40, 4), torch.randn(40, 64))
+
+    def batches(self, **arguments):
+        for batch in super().batches(**arguments):
+            yield replace(batch, text_length=torch.tensor([3, 64]).repeat(20))
+
+
+@pytest.mark.parametrize(("grouped", "widths"), [(True, {4, 64}), (False, {64})])
+def test_captions_are_encoded_in_groups_of_similar_length_unless_they_are_not_to_be(monkeypatch, grouped, widths):
+    seen, linear = set(), nn.Linear(3, 6)
+
+    def text(encoder: Towers, values: Tensor) -> Features:
+        seen.add(values.shape[1])
+        return Features(linear(values[:, :3]))
+
+    monkeypatch.setattr(Towers, "text", text)
+    computation = Computation(group_captions=grouped)
+    arguments = {"batch": 40, "steps": 2, "device": "cpu", "quiet": True, "computation": computation}
+    clipzoo.train(model(), InfoNCE(0.5, 0.5), LongTexts(), **arguments)
+    # The operations of a step are counted on the widths of the first batch.
+    assert seen == widths
 
 
 def test_faults_are_named():

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from clipzoo.data.tokenizer import caption_lengths
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.processes import context, is_alive, wait_until_gone
-from tests.support.shards import shard_data, write_numbered
+from tests.support.shards import NumberTokenizer, shard_data, write_numbered
 
 COUNTS = [7, 1, 12, 5, 9, 6]
 n = sum(COUNTS)
@@ -239,3 +240,9 @@ def test_images_whose_features_are_stored_are_not_decoded(folder, workers):
         assert not batch.image[left_out].any() and torch.equal(batch.image[~left_out], expected.image[~left_out])
         assert torch.equal(batch.text, expected.text)
         assert batch.image.untyped_storage().nbytes() == (1 if left_out.all() else batch.image.numel())
+
+
+def test_lengths_of_captions_come_with_trimmed_batches_alone(folder):
+    for batch in batches(folder, workers=1):
+        assert torch.equal(batch.text_length, caption_lengths(batch.text, NumberTokenizer.end_token))
+    assert all(batch.text_length is None for batch in batches(folder, trim=False))

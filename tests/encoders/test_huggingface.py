@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clipzoo.encoders.caption_groups import encode_by_length
 from clipzoo.encoders.image import TimmTower
 from clipzoo.encoders.towers import Towers
 from clipzoo.errors import ConfigError
@@ -50,6 +51,12 @@ def test_padding_changes_no_feature(kind):
         torch.testing.assert_close(trimmed.pooled, whole.pooled, rtol=0, atol=1e-10)
         torch.testing.assert_close(other.pooled, whole.pooled, rtol=0, atol=1e-10)
         torch.testing.assert_close(trimmed.tokens[trimmed.mask], whole.tokens[whole.mask], rtol=0, atol=1e-10)
+        lengths = torch.tensor([3, 5, 7]).repeat(20)
+        grouped = encode_by_length(tower, ids.repeat(20, 1), lengths, tokens=True)
+        mask = whole.mask.repeat(20, 1)
+        torch.testing.assert_close(grouped.pooled, whole.pooled.repeat(20, 1), rtol=0, atol=1e-10)
+        torch.testing.assert_close(grouped.tokens[mask], whole.tokens.repeat(20, 1, 1)[mask], rtol=0, atol=1e-10)
+        assert torch.equal(grouped.mask, mask)
         for row, count in enumerate((3, 5, 7)):
             alone = tower(ids[row : row + 1, :count])
             torch.testing.assert_close(alone.pooled[0], whole.pooled[row], rtol=0, atol=1e-10)

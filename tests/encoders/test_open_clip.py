@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from clipzoo.api.open_clip.reading import as_ours
+from clipzoo.encoders.caption_groups import encode_by_length
 from clipzoo.encoders.open_clip import OpenClipImage, OpenClipText
 from clipzoo.encoders.towers import Towers
 from clipzoo.errors import ConfigError
@@ -37,6 +38,9 @@ def test_features_of_every_family_are_those_of_open_clip(family, tmp_path):
         if not model.needs_padding:
             trimmed = model.encoder.text(text[:, :16])
             torch.testing.assert_close(trimmed.pooled, features["text"].pooled, rtol=0, atol=1e-10)
+            lengths = torch.tensor([4, 6, 8, 10]).repeat(16)
+            grouped = encode_by_length(model.encoder.text, text.repeat(16, 1), lengths, tokens=False)
+            torch.testing.assert_close(grouped.pooled, features["text"].pooled.repeat(16, 1), rtol=0, atol=1e-10)
     assert model.encoder.image_tower.layers() and model.encoder.text_tower.layers()
 
 
