@@ -112,7 +112,7 @@ def test_features_of_groups_are_those_of_one_batch_in_the_same_order(distinct_pa
     encoder, batch = Captioned(distinct_pads=distinct_pads).double(), whole_batch()
     whole = encoder.text(batch.text)
     grouped = encode_by_length(encoder.text, batch.text, batch.text_length, tokens=True)
-    assert len(encoder.widths) > 3
+    assert len(encoder.widths) > 2
     assert torch.equal(grouped.mask, whole.mask)
     torch.testing.assert_close(grouped.pooled, whole.pooled, rtol=0, atol=1e-12)
     torch.testing.assert_close(grouped.tokens[grouped.mask], whole.tokens[whole.mask], rtol=0, atol=1e-12)
