@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.heads.base import Head
+from clipzoo.heads.merging import merged, spread
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.ops.kme import kme_score
 from clipzoo.types import Count, Features, PointSet, Range, checked
@@ -25,6 +26,7 @@ class KmeHead(Head[PointSet]):
         gamma = 1 / (2 temperature) (proposition 2).
     image_points: number of leading image tokens that are points; null: all.
     text_points: "all" positions, including padding, or those of the "caption".
+    merge: number of points that an image has at most, nearby ones being merged (an approximation); null: all, exact.
     """
 
     needs_tokens = True
@@ -40,6 +42,7 @@ class KmeHead(Head[PointSet]):
         gamma: Annotated[float, Range(at_least=1e-3, at_most=1e6)],
         image_points: Count | None,
         text_points: Literal["all", "caption"],
+        merge: Count | None = None,
     ) -> None:
         super().__init__()
         self.needs_padding = text_points == "all"
@@ -47,6 +50,8 @@ class KmeHead(Head[PointSet]):
         self.text = TokenPoints(text_width, embed_width, "head.text_points", None, padding=self.needs_padding)
         # The inverse of softplus.
         self.raw_gamma = nn.Parameter(torch.tensor(gamma + math.log(-math.expm1(-gamma))))
+        self._merge = merge
+        self._spread: Tensor | None = None
 
     @property
     def gamma(self) -> Tensor:
@@ -54,7 +59,12 @@ class KmeHead(Head[PointSet]):
         return _softplus(self.raw_gamma)
 
     def embed_image(self, features: Features) -> PointSet:
-        return _point_set(self.image, features)
+        points = _point_set(self.image, features)
+        if self._merge is None:
+            return points
+        points = merged(points, self._merge)
+        self._spread = spread(points.map(Tensor.detach))
+        return points
 
     def embed_text(self, features: Features) -> PointSet:
         return _point_set(self.text, features)
@@ -86,7 +96,11 @@ class KmeHead(Head[PointSet]):
         return weighted_sum(weights, tokens if where == "before" else self.image.points(tokens))
 
     def logs(self) -> Mapping[str, Tensor]:
-        return {"gamma": self.gamma.detach()}
+        gamma = self.gamma.detach()
+        if self._spread is None:
+            return {"gamma": gamma}
+        # A bound of the error to second order: half the variance of 2 gamma v.u in a group.
+        return {"gamma": gamma, "merge_error": 2 * gamma.square() * self._spread}
 
 
 def _point_set(side: TokenPoints, features: Features) -> PointSet:

@@ -57,17 +57,58 @@ class Block:
 def pack(points: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor, Layout]:
     """[n, M, d], [n, M] -> the points with a log-weight above -inf, [P, d] and [P], differentiable, and their layout.
 
-    NaN is not padding: it must appear in the score.
+    Identical points of a sample become one with their total weight. NaN is not padding: it must appear in the score.
     """
     samples, count, width = points.shape
     present = log_weights.detach() != float("-inf")
-    lengths = present.sum(dim=1).tolist()
+    order, alike = _adjacent(points.detach(), present)
+    # One wait for the device, for the lengths and the number of points that may be identical.
+    *lengths, repeated = torch.cat([present.sum(dim=1), alike.sum()[None]]).tolist()
+    if repeated:
+        points, log_weights = _without_duplicates(points, log_weights, order, alike)
+        present = log_weights.detach() != float("-inf")
+        lengths = present.sum(dim=1).tolist()
     owner = torch.arange(samples, device=points.device).repeat_interleave(count)
     points, log_weights = points.reshape(-1, width), log_weights.reshape(-1)
     if sum(lengths) < samples * count:
         index = present.reshape(-1).nonzero().squeeze(1)
         owner, points, log_weights = (tensor.index_select(0, index) for tensor in (owner, points, log_weights))
     return points, log_weights, Layout(lengths, list(accumulate(lengths, initial=0)), owner)
+
+
+def _adjacent(points: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an order of the points of each sample, and where a point may equal the one before it in that order.
+
+    Points are ordered by a hash of the bits of their first coordinates.
+    """
+    bits = points[:, :, :8].contiguous().view(torch.int32 if points.element_size() == 4 else torch.int64)
+    factors = torch.arange(1, 2 * bits.shape[2], 2, device=bits.device) * 0x9E3779B97F4A7C1
+    hashes, order = (bits * factors).sum(dim=2).sort(dim=1, stable=True)
+    there = present.gather(1, order)
+    alike = torch.zeros_like(present)
+    alike[:, 1:] = (hashes[:, 1:] == hashes[:, :-1]) & there[:, 1:] & there[:, :-1]
+    return order, alike
+
+
+def _without_duplicates(points: Tensor, log_weights: Tensor, order: Tensor, alike: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the first of identical points their total weight, and the others none."""
+    samples, places = alike.nonzero(as_tuple=True)
+    pairs = (points.detach()[samples, order[samples, places - shift]] for shift in (0, 1))
+    same = alike.index_put((samples, places), torch.eq(*pairs).all(dim=1))
+    place = torch.arange(same.shape[1], device=same.device).expand_as(order)
+    leader = order.gather(1, place.masked_fill(same, 0).cummax(dim=1).values)
+    leader = torch.empty_like(order).scatter_(1, order, leader)
+    largest = torch.full_like(log_weights, -torch.inf).scatter_reduce(1, leader, log_weights.detach(), "amax")
+    # Points without weight: -inf minus -inf would be NaN.
+    largest = largest.clamp(min=torch.finfo(largest.dtype).min)
+    weights = (log_weights - largest.gather(1, leader)).exp()
+    totals = torch.zeros_like(weights).scatter_add(1, leader, weights)
+    empty = totals == 0
+    joint = (totals.masked_fill(empty, 1.0).log() + largest).masked_fill(empty, -torch.inf)
+    # The gradient of a point is its share of the one of the common point.
+    shares = (weights / totals.gather(1, leader).clamp(min=torch.finfo(totals.dtype).tiny)).detach()
+    place = leader[:, :, None].expand_as(points)
+    return torch.zeros_like(points).scatter_add(1, place, shares[:, :, None] * points), joint
 
 
 def relative_logs(log_weights: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from clipzoo.ops import dispatch, kme_cpu, kme_reference, products
+from clipzoo.ops import dispatch, kme_cpu, kme_reference, packing, products
 from clipzoo.ops.kme import kme_score
 from tests.support.largest_tensor import LargestTensor
 from tests.support.point_sets import all_pairs, differentiated, point_sets
@@ -92,6 +92,26 @@ def test_shares_of_a_score_add_up_to_one_whatever_its_exponents(gamma):
     weights = sets[1].requires_grad_()
     (shares,) = torch.autograd.grad(kme_score(*sets).sum(), weights)
     torch.testing.assert_close(shares.sum(dim=1), torch.full((6,), 5.0), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("gamma", [7.14, 1e3])
+def test_identical_points_of_a_sample_are_computed_once_with_the_same_score_and_gradients(gamma):
+    points, log_weights, text, text_weights, scale = point_sets((4, 5, 6, 3, 8), gamma, ragged=True)
+    repeated = torch.cat([text, text[:, :2], text[:, 1:2]], dim=1)
+    weights = torch.cat([text_weights, text_weights[:, :2] + 1, torch.zeros(6, 1)], dim=1)
+    sets = points, log_weights, repeated, weights, scale
+    exact, exact_gradients = differentiated(all_pairs, sets)
+    scores, gradients = differentiated(kme_score, sets)
+    torch.testing.assert_close(scores, exact, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients, exact_gradients, rtol=1e-9, atol=1e-11)
+    lengths = packing.pack(repeated, weights)[2].lengths
+    assert all(length <= 3 for length in lengths) and sum(lengths) < int((weights > -math.inf).sum())
+
+
+def test_points_that_share_their_first_coordinates_alone_stay_apart():
+    text = torch.randn(2, 3, 20, generator=torch.Generator().manual_seed(0))
+    text[:, 1, :16] = text[:, 0, :16]
+    assert packing.pack(text, torch.zeros(2, 3))[2].lengths == [3, 3]
 
 
 @pytest.mark.parametrize("gamma", [7.14, 50.0])
