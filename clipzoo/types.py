@@ -206,10 +206,7 @@ class Scores(ABC):
 
     @abstractmethod
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
-        """Return 1/b sum_ij -log sigmoid(y_ij (scale * score_ij + bias)), [], y = 1 for the positive, else -1.
-
-        Its mean over ranks is that of the global batch; which of the pairs a rank sums is up to the scores.
-        """
+        """Return 1/b sum_ij -log sigmoid(y_ij (scale * score_ij + bias)), []: its mean over ranks is the global one."""
 
     @abstractmethod
     def squared_distance(self, other: Scores) -> Tensor:

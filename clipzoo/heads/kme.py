@@ -50,7 +50,7 @@ class KmeHead(Head[PointSet]):
         self.text = TokenPoints(text_width, embed_width, "head.text_points", None, padding=self.needs_padding)
         # The inverse of softplus.
         self.raw_gamma = nn.Parameter(torch.tensor(gamma + math.log(-math.expm1(-gamma))))
-        self._merge = merge
+        self.merge = merge
         self._spread: Tensor | None = None
 
     @property
@@ -60,9 +60,9 @@ class KmeHead(Head[PointSet]):
 
     def embed_image(self, features: Features) -> PointSet:
         points = _point_set(self.image, features)
-        if self._merge is None:
+        if self.merge is None:
             return points
-        points = merged(points, self._merge)
+        points = merged(points, self.merge)
         self._spread = spread(points.map(Tensor.detach))
         return points
 
