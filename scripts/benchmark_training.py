@@ -41,7 +41,7 @@ def main() -> None:
 def compare(options: argparse.Namespace, scratch: Path) -> dict:
     """Interleaved rounds of both programs -> medians, ranges and their ratio."""
     weights = scratch / "model"
-    _export_initial_weights(options, weights)
+    write_initial_weights(options, weights)
     readings: dict[str, list[float]] = {"clipzoo": [], "open_clip": []}
     for turn in range(options.rounds):
         for name, run in (("clipzoo", _clipzoo), ("open_clip", _open_clip)):
@@ -62,17 +62,17 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict:
     }
 
 
-def _export_initial_weights(options: argparse.Namespace, folder: Path) -> None:
+def write_initial_weights(options: argparse.Namespace, folder: Path) -> None:
     """The model that both train, as open_clip reads it."""
     import clipzoo
     from clipzoo.api.build import build_model
     from clipzoo.config.compose import compose
 
-    plain = compose(_overrides(options, Path("unused")))
+    plain = compose(our_overrides(options, Path("unused")))
     clipzoo.export(clipzoo.LoadedModel(build_model(plain), plain), folder)
 
 
-def _overrides(options: argparse.Namespace, folder: Path) -> list[str]:
+def our_overrides(options: argparse.Namespace, folder: Path) -> list[str]:
     return [
         f"encoder={options.encoder}", "head=clip", "objective=infonce", f"data.shards='{options.shards}'",
         "data.crop_scale=[0.9,1.0]", f"data.workers={options.workers}", f"trainer.global_batch={options.batch}",
@@ -83,7 +83,7 @@ def _overrides(options: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def _clipzoo(options: argparse.Namespace, folder: Path, weights: Path) -> float:
-    command = [sys.executable, str(ROOT / "train.py"), *_overrides(options, folder)]
+    command = [sys.executable, str(ROOT / "train.py"), *our_overrides(options, folder)]
     _run(command, options, {})
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     shutil.rmtree(folder)
@@ -91,7 +91,16 @@ def _clipzoo(options: argparse.Namespace, folder: Path, weights: Path) -> float:
 
 
 def _open_clip(options: argparse.Namespace, folder: Path, weights: Path) -> float:
-    command = [
+    output = _run(open_clip_command(options, folder, weights), options, {"PYTHONPATH": str(PEER)})
+    seconds = [float(number) for number in re.findall(r"Batch \(t\): ([0-9.]+)", output)]
+    if len(seconds) < 3:
+        raise SystemExit(f"open_clip's training printed no readings:\n{output[-3000:]}")
+    return statistics.median([options.batch / reading for reading in seconds[1:]])
+
+
+def open_clip_command(options: argparse.Namespace, folder: Path, weights: Path) -> list[str]:
+    """Return the command line of open_clip's own training program."""
+    return [
         sys.executable, "-m", "open_clip_train.main", "--model", f"local-dir:{weights}", "--train-data", options.shards,
         "--dataset-type", "webdataset", "--train-num-samples", str(options.steps * options.batch),
         "--batch-size", str(options.batch), "--workers", str(options.workers), "--precision", "fp32", "--epochs", "1",
@@ -99,11 +108,6 @@ def _open_clip(options: argparse.Namespace, folder: Path, weights: Path) -> floa
         "--log-every-n-steps", "5", "--logs", str(folder), "--name", "run", "--save-frequency", "0",
         "--dataset-resampled",
     ]  # fmt: skip
-    output = _run(command, options, {"PYTHONPATH": str(PEER)})
-    seconds = [float(number) for number in re.findall(r"Batch \(t\): ([0-9.]+)", output)]
-    if len(seconds) < 3:
-        raise SystemExit(f"open_clip's training printed no readings:\n{output[-3000:]}")
-    return statistics.median([options.batch / reading for reading in seconds[1:]])
 
 
 def _run(command: list[str], options: argparse.Namespace, environment: dict[str, str]) -> str:

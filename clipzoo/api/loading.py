@@ -42,12 +42,10 @@ class LoadedModel(Model):
         self.config = config
         self.folder = folder
         self.tokenizer = model.encoder.tokenizer
-        size, evaluation = config["encoder"]["image_size"], config.get("eval", config["data"])
-        interpolation, resize_mode = (
-            evaluation.get("interpolation", "bicubic"),
-            evaluation.get("resize_mode", "shortest"),
-        )
-        self.transform = Transform(size, size, interpolation, resize_mode)
+        encoder, evaluation = config["encoder"], config.get("eval", config["data"])
+        size, interpolation = encoder["image_size"], evaluation.get("interpolation", "bicubic")
+        mode: Any = evaluation.get("resize_mode") or encoder.get("resize_mode") or "shortest"
+        self.transform = Transform(size, size, interpolation, mode)
 
     def pair_logits(self, image: Embedding, text: Embedding) -> Tensor:
         """n image and k text embeddings -> [n, k] logits of the probability that an image and a caption form a pair.

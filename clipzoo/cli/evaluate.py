@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 PLACEHOLDERS = {
     "image_size": 224,
+    "interpolation": "bicubic",
+    "resize_mode": "shortest",
     "tokenizer": {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": 77},
 }
 """Encoder settings with which the overrides are checked before the model is loaded."""
@@ -83,8 +85,9 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
 
 
 def _composed(overrides: list[str], encoder: Mapping[str, Any]) -> dict[str, Any]:
-    """Compose eval.yaml; its image size and tokenizer are those of the encoder."""
-    return with_variables(compose(overrides, "eval", nodes={"encoder": {key: encoder[key] for key in PLACEHOLDERS}}))
+    """Compose eval.yaml; its image size, tokenizer and resizing are those of the encoder."""
+    node = {key: encoder.get(key, value) for key, value in PLACEHOLDERS.items()}
+    return with_variables(compose(overrides, "eval", nodes={"encoder": node}))
 
 
 def _check(plain: Mapping[str, Any]) -> None:

@@ -76,11 +76,14 @@ class ImageTower(Tower):
     """Base class of image towers: float images [b, 3, H, W] -> Features.
 
     input_size: H and W of the images. mean, std: normalisation of [0, 1] images that the model is made for.
+    interpolation, resize_mode: of images in evaluations, see `clipzoo.evaluation.transform.Transform`.
     """
 
     input_size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    interpolation: str = "bicubic"
+    resize_mode: str = "shortest"
 
 
 class TextTower(Tower):

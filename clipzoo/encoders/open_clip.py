@@ -59,6 +59,7 @@ class OpenClipImage(ImageTower):
             built.set_grad_checkpointing()
         self.width = remove_projection(built)
         self.mean, self.std = described.mean, described.std
+        self.interpolation, self.resize_mode = described.interpolation, described.resize_mode
         self.name, self.checkpoint = name, checkpoint
         self.is_resnet, self.is_timm = isinstance(built, ModifiedResNet), isinstance(built, TimmModel)
         self.trunk = built.trunk if self.is_timm else built

@@ -20,17 +20,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Description:
-    """A model of open_clip: its configuration (embed_dim, vision_cfg, text_cfg, ...) and its pixel normalization."""
+    """A model of open_clip: its configuration (embed_dim, vision_cfg, text_cfg, ...), its pixel normalization, and how
+    it resizes images in evaluations."""
 
     model: Mapping[str, Any]
     mean: Triple
     std: Triple
+    interpolation: str
+    resize_mode: str
 
 
 def describe(name: str) -> Description:
     """Return open_clip's model `name`, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
 
-    Models of the registry have the mean and deviation of their weights; where tags differ, those of CLIP.
+    Models of the registry have the preprocessing of their weights; where tags differ, CLIP's.
 
     Raises:
         ConfigError: there is no such model.
@@ -53,7 +56,24 @@ def describe(name: str) -> Description:
     preprocessing = content.get("preprocess_cfg") or {}
     mean = preprocessing.get("mean") or OPENAI_DATASET_MEAN
     std = preprocessing.get("std") or OPENAI_DATASET_STD
-    return Description(content["model_cfg"], _triple(mean, name), _triple(std, name))
+    interpolation, mode = resizing(preprocessing, name)
+    return Description(content["model_cfg"], _triple(mean, name), _triple(std, name), interpolation, mode)
+
+
+def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Return interpolation and `resize_mode` of open_clip's preprocessing; bicubic and the shortest side by default.
+
+    Raises:
+        ConfigError: they are none of open_clip's, or borders have another color than black.
+    """
+    interpolation = preprocessing.get("interpolation") or "bicubic"
+    resize = preprocessing.get("resize_mode") or "shortest"
+    if interpolation not in ("bicubic", "bilinear") or resize not in ("shortest", "squash", "longest"):
+        raise ConfigError(f"{name}: its preprocess_cfg has interpolation={interpolation}, resize_mode={resize}; known "
+                          "are bicubic and bilinear, and shortest, squash and longest")  # fmt: skip
+    if resize == "longest" and preprocessing.get("fill_color"):
+        raise ConfigError(f"{name}: its preprocess_cfg has fill_color={preprocessing['fill_color']}, known is 0")
+    return interpolation, resize
 
 
 def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[str, Any], key: str) -> T:
@@ -98,15 +118,15 @@ def _from_hub(name: str) -> Mapping[str, Any]:
 
 
 def _preprocessing(name: str) -> dict[str, Any]:
-    """Return the mean and the deviation on which all weights of a model agree."""
+    """Return the settings of the preprocessing on which all weights of a model agree."""
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
     tags = [get_pretrained_cfg(name, tag) for tag in list_pretrained_tags_by_model(name)]
     agreed = {}
-    for key in ("mean", "std"):
-        values = {tuple(tag.get(key) or ()) for tag in tags}
-        if len(values) == 1:
-            agreed[key] = values.pop()
+    for key in ("mean", "std", "interpolation", "resize_mode"):
+        values = [tag.get(key) for tag in tags]
+        if values and all(value == values[0] for value in values):
+            agreed[key] = values[0]
     return agreed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +102,8 @@ class Towers(TwoTowers):
         tokenizer: Callable[[list[str]], Tensor] | None = None,
         mean: tuple[Probability, Probability, Probability] | None = None,
         std: tuple[Scale, Scale, Scale] | None = None,
+        interpolation: Literal["bicubic", "bilinear"] | None = None,
+        resize_mode: Literal["shortest", "squash", "longest"] | None = None,
     ) -> None:
         nn.Module.__init__(self)
         found = {
@@ -117,6 +119,7 @@ class Towers(TwoTowers):
         self.needs_padding = text.needs_padding
         self._given_tokenizer, self.tokenizer = tokenizer, tokenizer or _no_tokenizer
         self.mean, self.std = tuple(mean or image.mean), tuple(std or image.std)
+        self.interpolation, self.resize_mode = interpolation or image.interpolation, resize_mode or image.resize_mode
         self._set_normalisation(self.mean, self.std)
 
     def facts(self) -> Mapping[str, Any]:
@@ -124,6 +127,7 @@ class Towers(TwoTowers):
         return {
             "image_width": self.image_width, "text_width": self.text_width, "image_size": self.image_size,
             "context_length": self.context_length, "mean": list(self.mean), "std": list(self.std),
+            "interpolation": self.interpolation, "resize_mode": self.resize_mode,
             "tokenizer": dict(text.tokenizer), "end_token": text.find_end_token(self._given_tokenizer),
         }  # fmt: skip
 

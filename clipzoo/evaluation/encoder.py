@@ -22,7 +22,7 @@ from clipzoo.distributed.world import World
 from clipzoo.evaluation.datasets.dataset import LabelledImages
 from clipzoo.evaluation.draws import embed_draws
 from clipzoo.evaluation.ranking import exact_products
-from clipzoo.evaluation.transform import Interpolation, Transform
+from clipzoo.evaluation.transform import Interpolation, ResizeMode, Transform
 from clipzoo.model import Model
 from clipzoo.types import Embedding, Features, PointSet, concatenate, gather_embedding, map_embedding
 
@@ -37,9 +37,9 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
 class BatchEncoder:
     """Encodes images and captions in batches; every rank encodes its share and gets all results.
 
-    tokenizer, image_size: of the model's encoder. interpolation: of resized images. batch_size: images or captions per
-    batch on one rank. workers: processes per rank that decode images. precision: of the encoders; heads and scores
-    compute in the precision of the parameters.
+    tokenizer, image_size: of the model's encoder. interpolation, resize_mode: of images, see `Transform`. batch_size: images
+    or captions per batch on one rank. workers: processes per rank that decode images. precision: of the encoders; heads
+    and scores compute in the precision of the parameters.
     """
 
     tokenizer: Tokenizer
@@ -48,23 +48,24 @@ class BatchEncoder:
     batch_size: int
     workers: int
     precision: Precision
+    resize_mode: ResizeMode = "shortest"
     world: World = World()
 
     def images(
         self,
         model: Model,
         images: LabelledImages,
-        resize: int,
+        size: int,
         compute: Callable[[Features, Tensor], list[Embedding]],
         name: str,
     ) -> Iterator[list[Embedding]]:
         """Yield `compute(features, labels)` for each batch, on every rank and in the order of the images.
 
-        resize: shorter side in pixels before the central crop. compute: returns tensors or point sets with one row per
-        image. name: of the work, for progress messages.
+        size: side in pixels to which `resize_mode` brings images before the central crop. compute: returns tensors or point
+        sets with one row per image. name: of the work, for progress messages.
         """
         batches = _own_batches(len(images), self.batch_size, self.world)
-        dataset = _ImageBatches(images, Transform(self.image_size, resize, self.interpolation), batches)
+        dataset = _ImageBatches(images, Transform(self.image_size, size, self.interpolation, self.resize_mode), batches)
         workers = min(self.workers, len(batches))
         loaded = iterate(dataset, range(len(batches)), workers, PREFETCH, self.world.timeout, "eval.workers")
 

@@ -41,7 +41,7 @@ class Suite(Part):
         root: folder of the datasets.
         zero_shot, linear_probe, retrieval: names of the datasets for each task.
         tokenizer, image_size: of the model's encoder.
-        interpolation: of resized images.
+        interpolation, resize_mode: of images, see `Transform`.
         prompts: whose class names and templates: "slip", "clip" or the dataset's own, see datasets/benchmarks.py.
         missing: raise an error for missing datasets, or report them.
         probe_resize: shorter side before the probe's central crop, as a multiple of image_size (other tasks: 1).
@@ -79,10 +79,11 @@ class Suite(Part):
         seed: Seed,
         keep_features: bool,
         at_start: bool = False,
+        resize_mode: Literal["shortest", "squash", "longest"] = "shortest",
     ) -> None:
         self._root = Path(root)
         self._names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
-        self._encoder = BatchEncoder(tokenizer, image_size, interpolation, batch_size, workers, precision)
+        self._encoder = BatchEncoder(tokenizer, image_size, interpolation, batch_size, workers, precision, resize_mode)
         self._probe = LinearProbe(round(probe_resize * image_size), probe_validation, seed, keep_features)
         self._draws, self._paired = draws, paired
         self._every_epochs, self._at_start = every_epochs, at_start
@@ -90,7 +91,8 @@ class Suite(Part):
         self._missing_is_error = missing == "error"
         # Settings that affect a result; their order is part of the cache key.
         crop = probe_resize, probe_validation
-        self._settings = (root, image_size, interpolation, prompts, crop, precision, draws, paired, seed)
+        own = () if resize_mode == "shortest" else (resize_mode,)
+        self._settings = (root, image_size, interpolation, prompts, crop, precision, draws, paired, seed, *own)
         self._datasets: dict[str, EvaluationDataset] = {}
         self._missing: dict[str, str] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from PIL.Image import Image
 from torch import Tensor
@@ -10,25 +10,29 @@ from torch import Tensor
 from clipzoo.data.images.decoding import to_rgb
 
 Interpolation = Literal["bicubic", "bilinear"]
-ResizeMode = Literal["shortest", "squash"]
+ResizeMode = Literal["shortest", "squash", "longest"]
 
 
 class Transform:
-    """PIL image of any mode -> uint8 [3, S, S]: convert to RGB as training does, resize the shorter side to `resize`,
-    then crop the central square of side S. The encoder normalises.
+    """PIL image of any mode -> uint8 [3, S, S]: convert to RGB as training does, resize to `size`, then crop the
+    central square of side S. The encoder normalises.
 
-    resize_mode: "squash" resizes both sides instead, as Google prepares images for SigLIP.
+    resize_mode: as in open_clip. "shortest" resizes the shorter side to `size`; "squash" both sides, which changes
+    the aspect ratio; "longest" the longer side, with black borders beside the image.
     """
 
-    def __init__(
-        self, image_size: int, resize: int, interpolation: Interpolation, resize_mode: ResizeMode = "shortest"
-    ) -> None:
+    def __init__(self, image_size: int, size: int, interpolation: Interpolation, resize_mode: ResizeMode = "shortest") -> None:
         from torchvision.transforms import InterpolationMode, v2  # takes a second to import
 
         self.interpolation, self.resize_mode = interpolation, resize_mode
         mode = InterpolationMode(interpolation)
-        sides = [resize, resize] if resize_mode == "squash" else resize
-        self._steps = v2.Compose([v2.Resize(sides, mode), v2.CenterCrop(image_size), v2.PILToTensor()])
+        if resize_mode == "longest":
+            from open_clip.transform import CenterCropOrPad, ResizeKeepRatio
+
+            steps: list[Any] = [ResizeKeepRatio(size, longest=1, interpolation=mode), CenterCropOrPad(image_size)]
+        else:
+            steps = [v2.Resize(size if resize_mode == "shortest" else (size, size), mode), v2.CenterCrop(image_size)]
+        self._steps = v2.Compose([*steps, v2.PILToTensor()])
 
     def __call__(self, image: Image) -> Tensor:
         return self._steps(to_rgb(image))

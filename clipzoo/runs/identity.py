@@ -15,7 +15,7 @@ from clipzoo.runs import renamed
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
     "data.cache_folder", "data.cache_gigabytes", "encoder.image_tower.checkpoint", "encoder.text_tower.checkpoint",
-    "encoder.image.checkpoint", "encoder.text.checkpoint",
+    "encoder.image.checkpoint", "encoder.text.checkpoint", "encoder.interpolation", "encoder.resize_mode",
     "trainer.log_every", "trainer.save_every", "trainer.keep", "trainer.micro_batch", "trainer.device",
     "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.group_captions", "trainer.loss_limit",
     "trainer.best_metric", "trainer.save_in_background", "trainer.head_products", "init._target_", "init.weights",

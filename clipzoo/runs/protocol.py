@@ -9,9 +9,9 @@ from clipzoo.runs.metric_key import MetricKey
 Setting = str | int | float | bool | None
 
 SETTINGS = {
-    "zero_shot": ("prompts", "interpolation"),
-    "linear_probe": ("interpolation", "probe_resize", "probe_validation"),
-    "retrieval": ("interpolation",),
+    "zero_shot": ("prompts", "interpolation", "resize_mode"),
+    "linear_probe": ("interpolation", "resize_mode", "probe_resize", "probe_validation"),
+    "retrieval": ("interpolation", "resize_mode"),
 }
 TWO_LISTS = ("imagenet", "imagenet_v2", "imagenet_r")
 """Datasets for which eval.prompts=slip and eval.prompts=clip are different prompts."""
@@ -32,6 +32,8 @@ def protocol(evaluation: Mapping[str, Setting], metrics: Iterable[MetricKey]) ->
 def settings(evaluation: Mapping[str, Setting], task: str, dataset: str) -> dict[str, Setting]:
     """Settings of `eval` that the numbers of one task on one dataset depend on."""
     values = {name: evaluation[name] for name in SETTINGS.get(task, ()) if name in evaluation}
+    if values.get("resize_mode") == "shortest":  # the only one of earlier versions
+        del values["resize_mode"]
     if values.get("prompts") == "clip" and dataset not in TWO_LISTS:
         values["prompts"] = "slip"
     return values

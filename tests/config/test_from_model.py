@@ -43,6 +43,21 @@ def test_a_given_size_reaches_the_tower_the_loader_and_the_evaluation():
     ]
 
 
+@pytest.mark.medium
+def test_evaluations_resize_images_as_the_model_does_unless_they_say_otherwise():
+    model = ["data.shards=x.tar", "encoder=open_clip", "encoder.name=ViT-M-32-alt"]
+    siglip = [*model, "encoder.resize_mode=squash", "encoder.interpolation=bilinear"]
+    for changes, expected in (
+        (model, ("bicubic", "shortest")),
+        (siglip, ("bilinear", "squash")),
+        ([*siglip, "eval.resize_mode=shortest"], ("bilinear", "shortest")),
+        (["data.shards=x.tar", "encoder=tiny"], ("bicubic", "shortest")),
+    ):
+        plain = compose(changes)
+        evaluation = filled(plain, found_in_model(plain))["eval"]
+        assert (evaluation["interpolation"], evaluation["resize_mode"]) == expected
+
+
 def test_a_missing_name_is_one_message():
     with pytest.raises(ConfigError, match="^encoder.name has no value: give encoder.name=...$"):
         compose(MODEL[:2])

@@ -19,14 +19,24 @@ from clipzoo.api.open_clip.tensors import (
 )
 from clipzoo.config.from_model import PREFIX, filled
 from clipzoo.encoders.open_clip_projection import projection_path
-from clipzoo.encoders.open_clip_registry import describe
+from clipzoo.encoders.open_clip_registry import describe, resizing
 from clipzoo.errors import ConfigError, one_message
 from clipzoo.model import Model
 
 IMAGE_TOWER, TEXT_TOWER = "clipzoo.encoders.open_clip.OpenClipImage", "clipzoo.encoders.open_clip.OpenClipText"
 FACTS = {
     key: f"{PREFIX}{key}"
-    for key in ("image_width", "text_width", "image_size", "context_length", "tokenizer", "mean", "std")
+    for key in (
+        "image_width",
+        "text_width",
+        "image_size",
+        "context_length",
+        "tokenizer",
+        "mean",
+        "std",
+        "interpolation",
+        "resize_mode",
+    )
 }
 """Values of the encoder that are found in the model."""
 
@@ -124,13 +134,9 @@ def _configuration(name: str, peer: Any) -> dict[str, Any]:
         "text_width": FACTS["text_width"], "embed_width": 1, "temperature": 0.07,
         "max_scale": max(100.0, scale), "learnable_temperature": True, "bias": False,
     }  # fmt: skip
-    preprocessing = getattr(peer.visual, "preprocess_cfg", None) or {}
-    interpolation = preprocessing.get("interpolation")
-    interpolation = interpolation if interpolation in ("bicubic", "bilinear") else "bicubic"
-    data = {"interpolation": interpolation}
-    if preprocessing.get("resize_mode") == "squash":
-        data["resize_mode"] = "squash"
-    return {"seed": 0, "encoder": encoder, "head": head, "data": data}
+    interpolation, mode = resizing(getattr(peer.visual, "preprocess_cfg", None) or {}, name)
+    preprocessing = {"interpolation": interpolation, "resize_mode": mode}
+    return {"seed": 0, "encoder": encoder | preprocessing, "head": head, "data": preprocessing}
 
 
 def _number(tensor: Tensor) -> float:
