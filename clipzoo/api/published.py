@@ -11,7 +11,8 @@ from torch import Tensor
 
 from clipzoo import io
 from clipzoo.config.trust import require_trusted
-from clipzoo.errors import ConfigError, one_message
+from clipzoo.errors import ConfigError
+from clipzoo.io.hub import from_hub
 from clipzoo.runs.renamed import current
 
 CONFIG, WEIGHTS = "clipzoo.json", "model.safetensors"
@@ -41,7 +42,7 @@ def downloaded(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     repository, _, revision = name.removeprefix(HUB).partition("@")
-    with one_message(f"{name} cannot be downloaded"):
+    with from_hub(name, f"{name} cannot be downloaded"):
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES)))
 
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.text import end_positions
-from clipzoo.errors import ConfigError, one_message
+from clipzoo.errors import ConfigError
+from clipzoo.io.hub import from_hub
 from clipzoo.types import Features, NonNegativeCount, Part, Range
 
 
@@ -74,7 +75,7 @@ class DistilBertTokenizer(Part):
 
 def _loaded(kind: Any, name: str, key: str, **options: Any) -> Any:
     """Call kind.from_pretrained. Raises ConfigError that names `key`."""
-    with one_message(f"{key}={name} is no such folder, and cannot be loaded from the Hugging Face hub"):
+    with from_hub(name, f"{key}={name} is no such folder, and cannot be loaded from the Hugging Face hub"):
         return kind.from_pretrained(name, **options)
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from clipzoo.encoders.base import TextTower
 from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer, require_transformers
 from clipzoo.encoders.text import end_positions
-from clipzoo.errors import ConfigError, nearest, one_message
+from clipzoo.errors import ConfigError, nearest
+from clipzoo.io.hub import from_hub
 from clipzoo.types import Count, Features, NonNegativeCount, checked
 
 LONGEST = 512
@@ -114,9 +115,10 @@ def _configuration(name: str, options: dict[str, Any]) -> Any:
     if name in CONFIG_MAPPING and not Path(name).exists():
         config = AutoConfig.for_model(name)
     else:
-        with one_message(
+        with from_hub(
+            name,
             f"encoder.text.name={name}: there is no folder {name} with a config.json, transformers has no such kind of "
-            f"model{nearest(name, list(CONFIG_MAPPING), most=3)}, and the Hugging Face hub does not give it"
+            f"model{nearest(name, list(CONFIG_MAPPING), most=3)}, and the Hugging Face hub does not give it",
         ):
             config = AutoConfig.from_pretrained(name)
     config = getattr(config, "text_config", config)

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from clipzoo.errors import ConfigError, one_message
+from clipzoo.errors import ConfigError
+from clipzoo.io.hub import from_hub
 from clipzoo.types import Part, Range
 
 Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
@@ -83,9 +84,10 @@ class HuggingFaceTokenizer(Part):
         if self._tokenizer is not None:
             return
         transformers = require_transformers("encoder.tokenizer")
-        with one_message(
+        with from_hub(
+            self.name,
             f"encoder.tokenizer.name={self.name} is no folder with a tokenizer, and cannot be loaded from the Hugging "
-            "Face hub"
+            "Face hub",
         ):
             tokenizer = transformers.AutoTokenizer.from_pretrained(self.name, split_special_tokens=True)
         if self.clean != "none":

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import read_json, require_fields
+from clipzoo.io.hub import from_hub
 
 FOLDER, HUB = "local-dir:", "hf-hub:"
 FILE = "open_clip_config.json"
@@ -110,7 +111,7 @@ def tokenizer_of(name: str, described: Mapping[str, Any], context_length: int) -
 def _from_hub(name: str) -> Mapping[str, Any]:
     from open_clip.factory import _get_hf_config
 
-    with one_message(f"{name} cannot be read from the Hugging Face hub"):
+    with from_hub(name, f"{name} cannot be read from the Hugging Face hub"):
         content = _get_hf_config(name.removeprefix(HUB))
     if not isinstance(model := content.get("model_cfg"), Mapping) or not model.keys() >= MODEL_FIELDS.keys():
         raise ConfigError(f"{name} is no model of open_clip: its {FILE} has no model_cfg of two towers")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.base import ImageTower
 from clipzoo.errors import ConfigError, nearest, one_message
+from clipzoo.io.hub import from_hub
 
 STAGES = ("blocks", "stages", "layers", "levels", "features", "network", "s")
 """Names that timm's trunks give to their sequence of blocks, or of stages of blocks."""
@@ -32,7 +33,8 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
         raise ConfigError(f"name={name}: timm has no such model{nearest(name, timm.list_models(), most=3)}")
     given = f"name={name}, image_size={image_size}, pretrained={pretrained}, options={options}"
     remedy = "Without a network, give pretrained=false" if pretrained else ""
-    with one_message(f"timm cannot build the image tower {given}", remedy):
+    message = f"timm cannot build the image tower {given}", remedy
+    with from_hub(name, *message) if pretrained or ":" in name else one_message(*message):
         known = None if ":" in name else timm.get_pretrained_cfg(name)
         settings = known.to_dict() if known else {}
         size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}

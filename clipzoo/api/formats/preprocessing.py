@@ -18,7 +18,9 @@ def image_settings(model: LoadedModel) -> dict[str, Any]:
     torchvision's transforms of PIL images, as clipzoo and open_clip do.
     """
     size, encoder = model.encoder.image_size, model.config["encoder"]
-    mode = {"shortest": "center", "squash": "squash"}[model.transform.resize_mode]
+    mode = {"shortest": "center", "squash": "squash"}.get(model.transform.resize_mode)
+    if mode is None:
+        raise ConfigError(f"transformers has no resize_mode={model.transform.resize_mode}: export to another format")
     transform = {
         "input_size": [3, size, size], "interpolation": model.transform.interpolation, "crop_pct": 1.0,
         "crop_mode": mode, "mean": list(encoder["mean"]), "std": list(encoder["std"]),

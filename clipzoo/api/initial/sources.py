@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from clipzoo.api import open_clip
 from clipzoo.api.loading import load
-from clipzoo.errors import ConfigError, one_message
+from clipzoo.errors import ConfigError
+from clipzoo.io.hub import from_hub
 from clipzoo.io.weights import FORMS_ON_DISK, registry_of, weights_file
 from clipzoo.training import checkpoint
 
@@ -36,7 +37,8 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
     try:
         if registry_of(name) is None:
             return _from_disk(name, key, trust)
-        with one_message(f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
+        place = name.partition(":")[2].removeprefix("local-dir:") or name
+        with from_hub(place, f"{key}={name} cannot be loaded", f"Without a network, give {FORMS_ON_DISK}"):
             return _from_registry(name, key, tower)
     except ConfigError as error:
         raise ConfigError(str(error) if f"{key}=" in str(error) else f"{key}={name}: {error}") from error

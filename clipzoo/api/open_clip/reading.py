@@ -19,8 +19,9 @@ from clipzoo.api.open_clip.tensors import (
 )
 from clipzoo.config.from_model import PREFIX, filled
 from clipzoo.encoders.open_clip_projection import projection_path
-from clipzoo.encoders.open_clip_registry import describe, resizing
+from clipzoo.encoders.open_clip_registry import FOLDER, describe, resizing
 from clipzoo.errors import ConfigError, one_message
+from clipzoo.io.hub import from_hub
 from clipzoo.model import Model
 
 IMAGE_TOWER, TEXT_TOWER = "clipzoo.encoders.open_clip.OpenClipImage", "clipzoo.encoders.open_clip.OpenClipText"
@@ -83,7 +84,8 @@ def _peer(name: str, pretrained: str | None) -> Any:
     elif pretrained is not None:
         what = f"the weights {pretrained} of open_clip's {name} cannot be downloaded"
         remedy = "Without a network, give a file of these weights in place of the tag"
-    with one_message(what, remedy):
+    place = pretrained or name.removeprefix(FOLDER)
+    with from_hub(place, what, remedy) if weights else one_message(what, remedy):
         # A folder without weights would give a model with random ones.
         return open_clip.create_model(
             name, pretrained=pretrained, load_weights=weights, pretrained_text=False, require_pretrained=weights
