@@ -37,8 +37,8 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
 class BatchEncoder:
     """Encodes images and captions in batches; every rank encodes its share and gets all results.
 
-    tokenizer, image_size: of the model's encoder. interpolation, resize_mode: of images, see `Transform`. batch_size: images
-    or captions per batch on one rank. workers: processes per rank that decode images. precision: of the encoders; heads
+    tokenizer, image_size: of the model's encoder. interpolation, resize_mode: see `Transform`. batch_size: images or
+    captions per batch on one rank. workers: processes per rank that decode images. precision: of the encoders; heads
     and scores compute in the precision of the parameters.
     """
 
@@ -61,7 +61,7 @@ class BatchEncoder:
     ) -> Iterator[list[Embedding]]:
         """Yield `compute(features, labels)` for each batch, on every rank and in the order of the images.
 
-        size: side in pixels to which `resize_mode` brings images before the central crop. compute: returns tensors or point
+        size: side in pixels to which images are resized before the central crop. compute: returns tensors or point
         sets with one row per image. name: of the work, for progress messages.
         """
         batches = _own_batches(len(images), self.batch_size, self.world)

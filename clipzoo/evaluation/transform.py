@@ -21,7 +21,9 @@ class Transform:
     the aspect ratio; "longest" the longer side, with black borders beside the image.
     """
 
-    def __init__(self, image_size: int, size: int, interpolation: Interpolation, resize_mode: ResizeMode = "shortest") -> None:
+    def __init__(
+        self, image_size: int, size: int, interpolation: Interpolation, resize_mode: ResizeMode = "shortest"
+    ) -> None:
         from torchvision.transforms import InterpolationMode, v2  # takes a second to import
 
         self.interpolation, self.resize_mode = interpolation, resize_mode
