@@ -63,7 +63,7 @@ def whole_batch() -> Batch:
     text[torch.arange(SAMPLES), lengths - 1] = END
     text[torch.arange(CONTEXT) >= lengths[:, None]] = 0
     image = torch.randn(SAMPLES, 3, 2, 2, dtype=torch.float64, generator=generator)
-    return Batch(image, text, torch.arange(SAMPLES), lengths)
+    return Batch(image, text, torch.arange(SAMPLES), text_length=lengths)
 
 
 def gradients(head: str, micro_batch: int | None, grouped: bool = True, dropout: float = 0.0):
