@@ -1,7 +1,7 @@
 """Prove and measure clipzoo on one GPU, within nine minutes and without a network: `make bench-gpu`.
 
     python scripts/benchmark_gpu.py                            # all parts, into docs/benchmarks/gpu
-    python scripts/benchmark_gpu.py --parts kme probe --output /tmp/probe
+    python scripts/benchmark_gpu.py --parts kernels probe --output /tmp/probe
     python scripts/benchmark_gpu.py --device cpu --small       # a rehearsal: every part at small sizes
 
 Every part runs in a process of its own with a time limit; after each, the folder holds report.md, results.json and
@@ -19,10 +19,11 @@ import signal
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from bench.children import GRACE, Outcome, end_with_parent, python, run_part
+from bench.children import GRACE, Outcome, end_with_parent, merged, python, run_part
 from bench.parts import PARTS
 from bench.recording import Recorder, Settings
 from bench.report import FILES, write_report
@@ -49,7 +50,8 @@ def main() -> int:
         options.output.mkdir(parents=True, exist_ok=True)
         for file in _results(options.output):
             file.unlink()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # The process then ends at once, and the kernel ends its children.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     outcomes = _run_all(options)
     failed = [name for name, outcome in outcomes.items() if not outcome.succeeded]
     _say(f"{options.output / 'report.md'}: {len(outcomes) - len(failed)} of {len(outcomes)} parts succeeded")
@@ -75,26 +77,38 @@ def _run_all(options: argparse.Namespace) -> dict[str, Outcome]:
             if seconds < SHORTEST:
                 outcomes[name] = Outcome("left out", 0.0, [], [], f"the {options.minutes:g} minutes were used up")
             else:
-                settings = Settings(options.device, options.small, seconds, str(Path(folder) / name))
-                command = python(Path(__file__).resolve(), "--child", name)
-                outcomes[name] = run_part(command, settings, _environment(name, options), log, _say)
+                outcomes[name] = _run(name, options, seconds, Path(folder), log)
             outcome = outcomes[name]
             _say(f"== {name}: {outcome.status} after {outcome.seconds:.0f} s {outcome.reason}".rstrip())
             write_report(options.output, _facts(options, time.monotonic() - begin), outcomes)
     return outcomes
 
 
-def _run_child(name: str, settings: str) -> int:
-    end_with_parent()
-    PARTS[name].measure(Recorder(Settings(**json.loads(settings))))
-    return 0
-
-
-def _environment(name: str, options: argparse.Namespace) -> dict[str, str]:
-    if options.device == "cpu":
-        return {"CUDA_VISIBLE_DEVICES": "", **dict(PARTS[name].on_cpu)}
+def _run(name: str, options: argparse.Namespace, seconds: float, folder: Path, log: IO[str]) -> Outcome:
+    """Run the processes of a part, as many at a time as there are cores."""
+    part, cores = PARTS[name], len(os.sched_getaffinity(0))
+    together = min(cores, len(part.runs))
     # Models are initialised on the host; `make` gives one thread.
-    return {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // together))}
+    if options.device == "cpu":
+        environment = {"CUDA_VISIBLE_DEVICES": "", **dict(part.on_cpu)}
+    end = time.monotonic() + seconds
+
+    def run(number: int) -> Outcome:
+        left = max(SHORTEST, end - time.monotonic())
+        settings = Settings(options.device, options.small, left, str(folder / f"{name}{number}"))
+        command = python(Path(__file__).resolve(), "--child", str(os.getpid()), name, str(number))
+        return run_part(command, settings, environment, log, _say)
+
+    with ThreadPoolExecutor(together) as pool:
+        return merged(list(pool.map(run, range(len(part.runs)))))
+
+
+def _run_child(parent: str, name: str, number: str, settings: str) -> int:
+    end_with_parent(int(parent))
+    part = PARTS[name]
+    part.measure(Recorder(Settings(**json.loads(settings))), *part.runs[int(number)])
+    return 0
 
 
 def _facts(options: argparse.Namespace, seconds: float) -> dict[str, Any]:
@@ -136,7 +150,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=number_in(Positive), default=9.0, help="for all parts together")
     parser.add_argument("--output", type=Path, help="folder of the report; default: docs/benchmarks/gpu")
     parser.add_argument("--overwrite", action="store_true", help="replace the results in the folder")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.output = options.output or (REHEARSAL if options.small else OUTPUT)
     return options

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -24,13 +24,14 @@ LINES = 15
 GRACE = 8.0
 """Seconds between the time of a part, after which it leaves rows out, and the end of its process."""
 PR_SET_PDEATHSIG = 1
+Status = Literal["done", "failed", "stopped", "left out"]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a part ended. lines: the last ones of its output, empty if it succeeded."""
 
-    status: Literal["done", "failed", "stopped", "left out"]
+    status: Status
     seconds: float
     rows: list[Row]
     lines: list[str]
@@ -72,7 +73,7 @@ def run_part(
     try:
         code = child.wait(settings.seconds + GRACE)
         reason = "" if code == 0 else _ended_by(code)
-        status: Literal["done", "failed", "stopped"] = "failed" if code else "done"
+        status: Status = "failed" if code else "done"
     except subprocess.TimeoutExpired:
         status, reason = "stopped", f"stopped after {settings.seconds + GRACE:.0f} s"
     finally:
@@ -82,9 +83,22 @@ def run_part(
     return Outcome(status, time.monotonic() - begin, rows, [] if status == "done" else list(last), reason)
 
 
-def end_with_parent() -> None:
-    """Call in a child: the kernel kills it when its parent ends."""
+def merged(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of a part from those of its processes, which ran at the same time."""
+    return Outcome(
+        next((outcome.status for outcome in outcomes if outcome.status != "done"), "done"),
+        max(outcome.seconds for outcome in outcomes),
+        [row for outcome in outcomes for row in outcome.rows],
+        [line for outcome in outcomes for line in outcome.lines],
+        "; ".join(outcome.reason for outcome in outcomes if outcome.reason),
+    )
+
+
+def end_with_parent(parent: int) -> None:
+    """Call in a child: the kernel kills it when its parent, of this process id, ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent ended before the line above
 
 
 def _end(child: subprocess.Popen[str]) -> None:

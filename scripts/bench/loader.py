@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +49,7 @@ def measure(recorder: Recorder) -> None:
             recorder.measure("loader", name, partial(_row, recorder, name, run, warm_up, steps, size, seconds))
         if device.type == "cuda":
             recorder.measure("loader", "copy of a pinned batch to the device", partial(_copy, resident, device, steps))
+        batches.close()
     if len(seconds) == len(parts):
         alone, loading, both = seconds.values()
         hidden = (alone + loading - both) / min(alone, loading)
@@ -56,12 +57,12 @@ def measure(recorder: Recorder) -> None:
         recorder.add("overlap", "hidden share of the shorter of the two", facts)
 
 
-def _batches(shards: str, encoder: dict, batch: int, workers: int) -> Iterator[Batch]:
+def _batches(shards: str, encoder: dict, batch: int, workers: int) -> Generator[Batch, None, None]:
     options = SimpleNamespace(
         shards=shards, image_size=encoder["image_size"], crop_scale=[0.5, 1.0], decode="exact", workers=workers
     )
     data = our_data(options, ClipTokenizer(encoder["context_length"]))
-    return data.batches(seed=0, global_batch=batch, world=World(), start_step=0, stop_step=MANY, trim_text=True)
+    yield from data.batches(seed=0, global_batch=batch, world=World(), start_step=0, stop_step=MANY, trim_text=True)
 
 
 def _row(

@@ -141,6 +141,12 @@ def test_a_part_that_fails_shows_its_last_lines_and_keeps_its_rows(tmp_path):
     assert run(program, tmp_path).succeeded
 
 
+def test_a_part_of_several_processes_fails_with_one_of_them():
+    row = {"table": "a", "name": "b"}
+    both = bench("children").merged([outcome(row), outcome(row, status="stopped", lines=("last",), reason="after 9 s")])
+    assert (both.status, both.reason, both.lines, both.rows) == ("stopped", "after 9 s", ["last"], [row, row])
+
+
 @pytest.mark.slow
 def test_a_part_that_hangs_is_stopped_with_the_processes_that_it_started(tmp_path, monkeypatch):
     monkeypatch.setattr(bench("children"), "GRACE", 0.0)
