@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Generic
+from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
@@ -69,10 +69,14 @@ class Head(nn.Module, Generic[EmbeddingKind]):
         """
         return None
 
-    def search_factors(self, image: EmbeddingKind, text: EmbeddingKind) -> tuple[Tensor, Tensor]:
+    def search_basis(self, images: EmbeddingKind) -> Any:
+        """Return what `search_factors` needs to know of the images of an index; None if it needs nothing."""
+        return None
+
+    def search_factors(self, image: EmbeddingKind, text: EmbeddingKind, basis: Any = None) -> tuple[Tensor, Tensor]:
         """n images and k texts -> [n, f] and [k, f], whose inner products find the images with the highest scores.
 
-        Where `is_inner_product` is False, images are found by these products and then scored.
+        Where `is_inner_product` is False, images are found by these products and then scored. basis: of the index.
         """
         raise ConfigError(f"{type(self).__name__} defines no search_factors: search without candidates")
 

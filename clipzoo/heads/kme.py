@@ -16,6 +16,9 @@ from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.ops.kme import kme_score
 from clipzoo.types import Count, Features, PointSet, Range, checked
 
+LANDMARKS, SAMPLED, JITTER = 1024, 20_000, 1e-6
+"""Of the search: landmarks, images whose points they are drawn from, and what is added to the kernel's diagonal."""
+
 
 @checked
 class KmeHead(Head[PointSet]):
@@ -72,14 +75,37 @@ class KmeHead(Head[PointSet]):
     def score(self, image: PointSet, text: PointSet) -> Tensor:
         return kme_score(image.points, image.log_weights, text.points, text.log_weights, self.gamma)
 
-    def search_factors(self, image: PointSet, text: PointSet) -> tuple[Tensor, Tensor]:
-        """Factors of log W W' + 2 gamma (v.u - 1), W the sum of the weights and v, u the weighted mean points.
+    def search_basis(self, images: PointSet) -> tuple[Tensor, Tensor]:
+        """Return LANDMARKS points z of the images [l, d], drawn by weight, and R^-1 [l, l], where k(z, z) = R^T R."""
+        some = images[torch.linspace(0, len(images) - 1, min(len(images), SAMPLED)).long()]
+        weights = some.log_weights.flatten().exp().cpu()
+        count = min(LANDMARKS, int(weights.count_nonzero()))
+        drawn = weights.multinomial(count, generator=torch.Generator().manual_seed(0))
+        points = some.points.flatten(0, 1)[drawn.to(some.points.device)]
+        kernel = self._kernel(points.double(), points.double())
+        kernel.diagonal().add_(JITTER)
+        root, identity = torch.linalg.cholesky(kernel, upper=True), torch.eye(count).to(kernel)
+        return points, torch.linalg.solve_triangular(root, identity, upper=True).to(points.dtype)
 
-        Jensen's inequality makes it a lower bound of the score, equal to it for single points.
+    def search_factors(
+        self, image: PointSet, text: PointSet, basis: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Kernel mean embeddings, projected to the span of the landmarks (Nystroem): products approximate exp(score).
+
+        basis: None takes the points of `image` as landmarks, so that the products are exact.
         """
-        (means, totals), (text_means, text_totals) = _mean_points(image), _mean_points(text)
-        left = torch.cat([2 * self.gamma * means, totals - 2 * self.gamma, torch.ones_like(totals)], dim=1)
-        return left, torch.cat([text_means, torch.ones_like(text_totals), text_totals], dim=1)
+        points, inverse = self.search_basis(image) if basis is None else basis
+
+        def embedded(sets: PointSet) -> Tensor:
+            kernel = self._kernel(sets.points, points)  # [b, M, l]
+            return weighted_sum(sets.log_weights.exp(), kernel) @ inverse
+
+        return embedded(image), embedded(text)
+
+    def _kernel(self, left: Tensor, right: Tensor) -> Tensor:
+        """[..., d] and [l, d] -> [..., l]."""
+        squares = left.square().sum(-1, keepdim=True) + right.square().sum(-1)
+        return torch.exp(self.gamma * (2 * left @ right.mT - squares))
 
     def ensemble(self, prompts: PointSet) -> PointSet:
         """[p, M, d] -> [1, p M, d], the mean of the mean embeddings; scores become the log-mean-exp of p scores."""
@@ -107,14 +133,6 @@ def _point_set(side: TokenPoints, features: Features) -> PointSet:
     tokens, present = side.select(features)
     log_weights = log_softplus(side.raw_weights(tokens)).masked_fill(~present, -math.inf)
     return PointSet(side.points(tokens), log_weights)
-
-
-def _mean_points(points: PointSet) -> tuple[Tensor, Tensor]:
-    """[b, M, d] -> the weighted means [b, d] and the logarithms of the sums of the weights [b, 1]."""
-    return (
-        weighted_sum(points.log_weights.softmax(dim=1), points.points),
-        points.log_weights.logsumexp(dim=1, keepdim=True),
-    )
 
 
 def log_softplus(raw: Tensor) -> Tensor:

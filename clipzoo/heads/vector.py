@@ -26,7 +26,7 @@ class VectorHead(Head[Tensor]):
 
     is_inner_product = True
 
-    def search_factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+    def search_factors(self, image: Tensor, text: Tensor, basis: None = None) -> tuple[Tensor, Tensor]:
         return self.factors(image, text)
 
     def score(self, image: Tensor, text: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
-from clipzoo.api.formats.model_card import PICTURE, model_card, retrieval_picture
+from clipzoo.api.formats.card_results import PICTURE, retrieval_picture
+from clipzoo.api.formats.model_card import model_card
 from clipzoo.api.formats.preprocessing import tokenizer_faults, write_preprocessing
 from clipzoo.api.formats.weights import save_weights
 from clipzoo.api.loading import PAIR, LoadedModel
@@ -68,7 +69,9 @@ def upload(folder: Path, repository: str) -> str:
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload by clipzoo")
     # A refused name, token or connection ends in errors of many types.
     except Exception as error:
-        raise ConfigError(f"{HUB}{repository}: the upload failed: {' '.join(str(error).split())[:300]}") from error
+        reason = " ".join(str(error).split())[:300]
+        remedy = f"Upload the directory with: hf upload {repository} {folder}"
+        raise ConfigError(f"{HUB}{repository}: the upload failed: {reason}. {remedy}") from error
     return address
 
 

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import yaml
 
+from clipzoo.api.formats.card_results import measured, results
 from clipzoo.api.formats.citations import citations
 from clipzoo.api.loading import LoadedModel
 from clipzoo.errors import masked
 from clipzoo.io.escaping import markdown_code, markdown_text
-from clipzoo.runs.metric_key import MetricKey
 from clipzoo.runs.record import FILE, RunRecord
 
-PICTURE = "retrieval.png"
 RECIPE = {
     "head": ("head", "_target_"), "objective": ("objective", "_target_"), "optimizer": ("optim", "_target_"),
     "global batch": ("trainer", "global_batch"), "epochs": ("trainer", "epochs"), "steps": ("trainer", "steps"),
     "precision": ("trainer", "precision"), "seed": ("seed",),
 }  # fmt: skip
 """Row of the recipe -> keys of the configuration."""
-Z = 1.96
-"""Deviations on both sides of a 95% interval."""
 
 
 def model_card(model: LoadedModel, licence: str | None, data_licence: str | None) -> str:
@@ -41,7 +35,7 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
         f"Image-text model trained by clipzoo: {' and '.join(map(markdown_code, short))}.",
         _use(model),
         _training(config, record),
-        _results(folder, record),
+        results(folder, record),
         _limits(),
         _licences(licence, data_licence),
         _papers(head, objective),
@@ -55,15 +49,15 @@ def _front_matter(name: str, licence: str | None, tags: list[str], record: RunRe
     if licence is not None:
         facts["license"] = licence
     by_place: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for key, value in _metrics(record):
-        measured = {"type": key.metric, "name": str(key), "value": round(value, 2)}
-        by_place.setdefault((key.task, key.dataset), []).append(measured)
-    results = [
+    for key, value in measured(record):
+        number = {"type": key.metric, "name": str(key), "value": round(value, 2)}
+        by_place.setdefault((key.task, key.dataset), []).append(number)
+    index = [
         {"task": {"type": task}, "dataset": {"type": dataset, "name": dataset}, "metrics": metrics}
         for (task, dataset), metrics in by_place.items()
     ]
-    if results:
-        facts["model-index"] = [{"name": name, "results": results}]
+    if index:
+        facts["model-index"] = [{"name": name, "results": index}]
     return f"---\n{yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)}---"
 
 
@@ -97,7 +91,13 @@ def _training(config: Mapping[str, Any], record: RunRecord | None) -> str:
             rows.append(
                 (name, markdown_code(str(value).rpartition(".")[2] if "_target_" in keys else str(value), True))
             )
-    lines = ["## Training", "", "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)]
+    lines = [
+        "## Training",
+        "",
+        "| setting | value |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in rows),
+    ]
     if record is not None:
         command = " ".join(["clipzoo train", *record.overrides])
         lines += ["", "Command:", "", *(f"    {line}" for line in command.splitlines())]
@@ -108,30 +108,6 @@ def _training(config: Mapping[str, Any], record: RunRecord | None) -> str:
             facts.insert(0, f"{cost['steps']} steps")
         lines += ["", markdown_text(", ".join(facts)) + "."] if facts else []
     return "\n".join(map(str, lines))
-
-
-def _results(folder: Path | None, record: RunRecord | None) -> str:
-    rows = list(_metrics(record))
-    if folder is None or record is None or not rows:
-        return "## Results\n\nThis model has not been evaluated."
-    lines = ["## Results", "", "Percent, with 95% intervals for the number of test samples (Wilson).", ""]
-    lines += ["| task | dataset | metric | value | interval | protocol |", "| --- | --- | --- | ---: | --- | --- |"]
-    for key, value in rows:
-        settings = record.protocol.get(f"{key.task}/{key.dataset}", {})
-        protocol = ", ".join(f"{name} {setting}" for name, setting in settings.items())
-        metric = " ".join(part for part in (key.protocol, key.metric) if part).replace("_", " ")
-        cells = (
-            key.task.replace("_", " "),
-            key.dataset,
-            metric,
-            f"{value:.2f}",
-            _interval(folder, key, value),
-            protocol,
-        )
-        lines.append("| " + " | ".join(map(str, map(markdown_text, cells))) + " |")
-    if retrieval_picture(folder) is not None:
-        lines += ["", f"![captions with the images retrieved for them]({PICTURE})"]
-    return "\n".join(lines)
 
 
 def _limits() -> str:
@@ -145,7 +121,7 @@ not been tested for any use that affects people, and must not be used to identif
 def _licences(licence: str | None, data_licence: str | None) -> str:
     return f"""## Licence
 
-| | |
+| of | licence |
 | --- | --- |
 | model | {markdown_text(licence or "not stated")} |
 | training data | {markdown_text(data_licence or "not stated")} |"""
@@ -154,41 +130,3 @@ def _licences(licence: str | None, data_licence: str | None) -> str:
 def _papers(*targets: str) -> str:
     papers = citations(*targets)
     return f"## Citation\n\n```bibtex\n{papers}\n```" if papers else ""
-
-
-def _metrics(record: RunRecord | None) -> Iterator[tuple[MetricKey, float]]:
-    if record is not None:
-        yield from ((key, value) for key, value in record.metrics.items() if key.task != "training")
-
-
-def _interval(folder: Path, key: MetricKey, value: float) -> str:
-    """Return the 95% interval of a share of samples; the deviation over draws is a row of its own."""
-    count = _samples(folder, key)
-    if count is None or not (key.metric == "top1" or key.metric.startswith("recall_at_")):
-        return ""
-    low, high = wilson(value / 100, count)
-    return f"{100 * low:.1f} to {100 * high:.1f}"
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return the 95% interval of a share of `count` independent samples (Wilson 1927)."""
-    center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
-    return max(0.0, center - half), min(1.0, center + half)
-
-
-def _samples(folder: Path, key: MetricKey) -> int | None:
-    """Return the number of samples behind a metric, None if the run has no file that says it."""
-    path = folder / "evaluation" / key.task / f"{key.dataset}.npz"
-    if not path.exists():
-        return None
-    with np.load(path, allow_pickle=False) as arrays:
-        if key.task == "zero_shot":
-            return len(arrays["all_labels"])
-        return int(arrays["gallery"]) if "image_to_text" in key.protocol else len(arrays["all_places"])
-
-
-def retrieval_picture(folder: Path | None) -> Path | None:
-    """Return the picture of the report with captions and the images retrieved for them, None if there is none."""
-    pictures = sorted((folder / "report").glob("retrieval_*.png")) if folder is not None else []
-    return pictures[0] if pictures else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 from safetensors.torch import save_file
 
 import clipzoo
-from clipzoo.api.formats.model_card import wilson
+from clipzoo.api.formats.card_results import wilson
 from clipzoo.errors import ConfigError
 from tests.support.exported import assert_equal_states, captions, loaded, logits, pictures
 
@@ -88,6 +89,7 @@ def test_the_card_of_a_run_has_its_command_its_results_and_their_intervals(undis
     clipzoo.export(clipzoo.load(undisturbed / "run"), tmp_path / "out", "hub")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "clipzoo train " in card and "| global batch | `16` |" in card and "InfoNCE" in card
+    assert "### Zero-shot classification" in card and re.search(r"\| \d+\.\d \(\d+\.\d to \d+\.\d\) \|", card)
 
 
 def test_wilsons_interval_is_the_textbooks():
