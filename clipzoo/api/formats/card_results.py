@@ -65,7 +65,7 @@ def _table(folder: Path, record: RunRecord, task: str) -> Iterator[str]:
     yield f"|{' --- |' * len(heads)}{' ---: |' * len(metrics)}"
     for dataset, protocol in rows:
         place = f"{protocol} projection" if task == "linear_probe" else _words(protocol)
-        cells = [markdown_text(dataset), *([markdown_text(place)] if has_protocol else [])]
+        cells: list[str] = [markdown_text(dataset), *([markdown_text(place)] if has_protocol else [])]
         for metric in metrics:
             key = MetricKey(task, dataset, protocol, metric)
             cells.append(_cell(folder, key, values) if key in values else "")

@@ -30,6 +30,7 @@ def config(model: LoadedModel) -> dict[str, Any]:
     """Return the content of config.json."""
     encoder: Any = model.encoder
     image, text = encoder.image_tower.trunk, encoder.text_tower.trunk
+    end, vocabulary = encoder.text_tower.end_token, len(text.token_embedding.weight)
     projected = {"projection_dim": model.head.get_parameter("image_projection").shape[1]}
     return {
         "architectures": ["CLIPModel"],
@@ -42,9 +43,10 @@ def config(model: LoadedModel) -> dict[str, Any]:
         },
         "text_config": {
             "model_type": "clip_text_model", "max_position_embeddings": len(text.positional_embedding),
-            "vocab_size": len(text.token_embedding.weight), "hidden_size": encoder.text_width,
+            "vocab_size": vocabulary, "hidden_size": encoder.text_width,
             **open_clip_blocks(text), "bos_token_id": ClipTokenizer.start_token,
-            "eos_token_id": encoder.text_tower.end_token, "pad_token_id": 0, **projected,
+            # CLIPModel pools at the largest id if this is 2.
+            "eos_token_id": end if end < vocabulary else 2, "pad_token_id": 0, **projected,
         },
     }  # fmt: skip
 
@@ -71,5 +73,5 @@ def _text_faults(tower: Any) -> list[str]:
     if isinstance(tower, ClipTextTower) and tower.first_pad is not None:
         return ["encoder.text_tower.distinct_pads is true"]
     if tower.end_token is None or isinstance(tower, OpenClipText) and tower.needs_padding:
-        return [f"its text tower is not causal, or pools at the {trunk.pool_type} position and not at the end of text"]
+        return ["its text tower is not causal, or does not pool at the end of text"]
     return trunk_faults("its text tower", trunk, trunk.transformer.resblocks[0].mlp.gelu)

@@ -123,7 +123,8 @@ def _model_config(model: LoadedModel) -> dict[str, Any]:
     if text_config.get("proj_type") == "none" and not is_identity(model, "text"):
         text_config |= {"proj_type": "linear", "proj_bias": has_bias(model, "text")}
     # A text tower of its own, under the prefix "text.".
-    if text_config.get("hf_model_name") or text_config.get("embed_cls") or text_config.get("proj_bias"):
+    named = describe(text["name"]).model if TEXT_TOWERS[text["_target_"]] == "open_clip" else {}
+    if named.get("custom_text") or any(map(text_config.get, ("hf_model_name", "embed_cls", "proj_bias"))):
         described["custom_text"] = True
     return described | {"vision_cfg": vision_config, "text_cfg": text_config}
 

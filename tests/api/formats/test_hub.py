@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
 
 import clipzoo
-from clipzoo.api.formats.card_results import wilson
+from clipzoo.api.formats.card_results import results, wilson
 from clipzoo.errors import ConfigError
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.record import RunRecord
 from tests.support.exported import assert_equal_states, captions, loaded, logits, pictures
 
 HEADS = ("clip", "kme", "wpse")
@@ -89,7 +91,22 @@ def test_the_card_of_a_run_has_its_command_its_results_and_their_intervals(undis
     clipzoo.export(clipzoo.load(undisturbed / "run"), tmp_path / "out", "hub")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "clipzoo train " in card and "| global batch | `16` |" in card and "InfoNCE" in card
-    assert "### Zero-shot classification" in card and re.search(r"\| \d+\.\d \(\d+\.\d to \d+\.\d\) \|", card)
+
+
+def test_results_of_a_card_are_a_table_for_each_task_with_intervals_and_protocol(tmp_path):
+    metrics = {"zero_shot/shapes/top1": 81 / 2.63, "zero_shot/shapes/top5": 100.0, "zero_shot/dots/top1": 50.0,
+               "zero_shot/dots/top1_std": 1.5, "retrieval/scenes/image_to_text/recall_at_1": 7.0}  # fmt: skip
+    settings = {"zero_shot/shapes": {"prompts": "slip"}, "zero_shot/dots": {"prompts": "plain"}}
+    (tmp_path / "evaluation" / "zero_shot").mkdir(parents=True)
+    np.savez(tmp_path / "evaluation" / "zero_shot" / "shapes.npz", all_labels=np.zeros(263))
+    record = RunRecord(protocol=settings, metrics={MetricKey.parse(key): value for key, value in metrics.items()})
+    text = results(tmp_path, record)
+    for line in (
+        "### Zero-shot classification", "| dataset | top1 | top5 |", "| dots | 50.0 ± 1.5 |  |",
+        "| shapes | 30.8 (25.5 to 36.6) | 100.0 (98.6 to 100.0) |", "Protocol of shapes: prompts slip.",
+        "| scenes | image to text | 7.0 |",
+    ):  # fmt: skip
+        assert line in text.splitlines(), text
 
 
 def test_wilsons_interval_is_the_textbooks():

@@ -13,6 +13,7 @@ import clipzoo
 from clipzoo.api.search import index as indices
 from clipzoo.api.search.candidates import Candidates
 from clipzoo.api.search.gallery import read_gallery
+from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.exported import captions, loaded, logits, pictures
 from tests.support.heads import build_head, image_features, text_features
@@ -125,8 +126,10 @@ def test_an_interrupted_index_is_completed_and_equals_an_undisturbed_one(gallery
     assert torch.equal(part.images, whole.images)
 
 
-def _build_on_rank(world, source, images, folder):
+def _build_on_rank(source, images, folder):
     lines: list[str] = []
+    indices.BLOCK = 16  # of this process
+    world = World.from_process_group()
     index = clipzoo.build_index(clipzoo.load(source), source, images, folder, world, report=lines.append)
     return None if index is None else index.images, lines
 
