@@ -15,6 +15,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset
 from clipzoo.io.line_breaks import shorten
+from clipzoo.report.comparison.labels import distinct
 from clipzoo.report.comparison.scales import ComparedRow
 from clipzoo.report.drawing import DPI, RIGHT, WRONG
 from clipzoo.report.paper_tables.collect import Run
@@ -50,6 +51,10 @@ class Disagreement:
     def only_second(self) -> np.ndarray:
         """Samples that only the second run classifies correctly."""
         return ((self.second == self.labels) & (self.first != self.labels)).nonzero()[0]
+
+    @property
+    def run_names(self) -> list[str]:
+        return distinct([run.folder.name for run in self.runs])
 
     @property
     def p_value(self) -> float:
@@ -99,7 +104,7 @@ def disagreement_table(compared: Sequence[Disagreement]) -> Table:
         right = (pair.first == pair.labels) & (pair.second == pair.labels)
         both, one, two = int(right.sum()), len(pair.only_first), len(pair.only_second)
         counts = [f"{count:,}" for count in (both, one, two, len(pair.labels) - both - one - two)]
-        rows.append([pair.title, *(run.folder.name for run in pair.runs), *counts, f"{pair.p_value:.2g}"])
+        rows.append([pair.title, *pair.run_names, *counts, f"{pair.p_value:.2g}"])
     labels = ["dataset", "first run", "second run", "both right", "only first", "only second", "both wrong", "p"]
     return text_table(labels, rows, left=3, title="Samples that one run classifies correctly and the other does not")
 
@@ -113,8 +118,8 @@ def figure(pair: Disagreement) -> Figure | None:
         return None
     drawn = Figure(figsize=(1.5 * columns + 0.4, 2 * 2.15), dpi=DPI, layout="constrained")
     strips = drawn.subfigures(2, 1, squeeze=False).flatten()
-    for strip, run, indices in zip(strips, pair.runs, chosen, strict=True):
-        strip.suptitle(f"only {run.folder.name} is right", fontsize=9)
+    for strip, run, name, indices in zip(strips, pair.runs, pair.run_names, chosen, strict=True):
+        strip.suptitle(f"only {name} is right", fontsize=9)
         for panel in (panels := strip.subplots(1, columns, squeeze=False)[0]):
             panel.axis("off")
         for panel, index in zip(panels, indices, strict=False):

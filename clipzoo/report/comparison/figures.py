@@ -134,6 +134,7 @@ def _bars(panel: Axes, rows: Sequence[ComparedRow], columns: Sequence[PaperColum
 def _curve(panel: Axes, points: Points, number: int, name: str | None, marker: str = "") -> None:
     if points:
         x, y = zip(*points, strict=True)
+        marker = marker or ("o" if len(points) == 1 else "")  # a line through one point is invisible
         panel.plot(x, y, color=colour(number), marker=marker, markersize=3.5, linewidth=1.5, label=name)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.config.flat import flat
+from clipzoo.report.comparison.labels import distinct
 from clipzoo.report.comparison.scales import ComparedRow, Comparison, chance, columns
 from clipzoo.report.paper_tables.collect import Match, Run, shortened
 from clipzoo.report.paper_tables.filled import SeedGroup
@@ -63,10 +64,10 @@ def settings_table(compared: Comparison) -> Table:
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Directory of the first run of each group, without the folders that all runs share, and the number of seeds."""
+    """What tells the directories of the first runs of all groups apart, and the number of seeds of each."""
     folders = [Path(group[0].folder).resolve() for group in groups]
     common = Path(os.path.commonpath([folder.parent for folder in folders]))
-    names = [str(folder.relative_to(common)) for folder in folders]
+    names = distinct([str(folder.relative_to(common)) for folder in folders])
     return [
         f"{name} ({len(group)} seeds)" if len(group) > 1 else name for name, group in zip(names, groups, strict=True)
     ]
