@@ -101,6 +101,41 @@ def kme_contenders(
     return {"clipzoo": contender(kme_score), "naive": contender(_naive_kme), "compiled": contender(compiled)}
 
 
+def _kme_points(samples: int, image_points: int, width: int, kept: int) -> dict[str, Contender]:
+    """KME of captions with 77 points, images exact and merged to `kept` points (`head.merge`).
+
+    With all points kept: captions of 12 tokens, whose 65 other positions are one point, beside 65 different ones.
+    """
+    from clipzoo.heads.merging import merged
+    from clipzoo.ops.kme import kme_score
+    from clipzoo.types import PointSet
+
+    generator = torch.Generator().manual_seed(0)
+    image, text = (
+        functional.normalize(torch.randn(samples, points, width, generator=generator), dim=-1)
+        for points in (image_points, 77)
+    )
+    image_weights, text_weights = (torch.randn(samples, points, generator=generator) for points in (image_points, 77))
+    padded = text.clone()
+    padded[:, 12:] = text[:1, 12:13]
+    target, gamma = torch.arange(samples), torch.tensor(7.14).requires_grad_()
+
+    def contender(text: Tensor, merge: bool) -> Contender:
+        leaves = [leaf.clone().requires_grad_() for leaf in (image, image_weights, text, text_weights)]
+
+        def run() -> object:
+            images = PointSet(*leaves[:2])
+            images = merged(images, kept) if merge else images
+            scores = kme_score(images.points, images.log_weights, leaves[2], leaves[3], gamma)
+            return torch.autograd.grad(functional.cross_entropy(scores, target), (*leaves, gamma))
+
+        return run
+
+    if kept < image_points:
+        return {"merged": contender(text, True), "exact": contender(text, False)}
+    return {"identical": contender(padded, False), "different": contender(text, False)}
+
+
 def _naive_kme(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
     cosines = torch.einsum("bid,cjd->bcij", points, points2)
     weights = log_weights[:, None, :, None] + log_weights2[None, :, None, :]
@@ -249,6 +284,8 @@ CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "kme-256": lambda options: measure(kme_contenders(256, 50, 32, 128, 32, 7.14), options),
     "kme-captions": lambda options: measure(kme_contenders(128, 50, 77, 128, 12, 7.14), options),
     "kme-full": lambda options: measure(kme_contenders(16, 197, 77, 512, 77, 7.14), options),
+    "kme-padding": lambda options: measure(_kme_points(128, 50, 128, 50), options),
+    "kme-merged": lambda options: measure(_kme_points(64, 197, 512, 50), options),
     "waves-64": lambda options: measure(wave_contenders(64, 197, 512, 1024), options),
     "vectors-8192": lambda options: measure(vector_contenders(8192, 512), options),
     "siglip-8192": lambda options: measure(siglip_contenders(8192, 512), options),

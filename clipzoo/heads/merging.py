@@ -18,19 +18,30 @@ def merged(points: PointSet, count: int) -> PointSet:
     Differentiable in points and weights; the choice of the groups has no gradient. A round merges at most half of the
     points (bipartite matching as in ToMe, Bolya et al. 2023).
     """
-    vectors, log_weights = points.points, points.log_weights
-    while vectors.shape[1] > count:
-        members = _groups(vectors.detach(), log_weights.detach(), min(vectors.shape[1] - count, vectors.shape[1] // 2))
-        joint = log_weights[:, None].masked_fill(~members, -torch.inf)  # [b, groups, M]
-        # The bound is for groups without present points: -inf minus -inf would be NaN.
-        largest = joint.detach().amax(dim=2, keepdim=True).clamp(min=torch.finfo(joint.dtype).min)
-        weights = (joint - largest).exp()
-        totals = weights.sum(dim=2, keepdim=True)
-        present = totals > 0
-        totals = totals.where(present, 1.0)
-        vectors = (weights / totals) @ vectors
-        log_weights = (totals.log() + largest).masked_fill(~present, -torch.inf).squeeze(2)
-    return PointSet(vectors, log_weights)
+    if points.points.shape[1] <= count:
+        return points
+    exact = points.points.detach(), points.log_weights.detach()
+    vectors, log_weights = exact
+    owner = torch.arange(vectors.shape[1], device=vectors.device).expand_as(log_weights)
+    while True:
+        groups = max(count, vectors.shape[1] - vectors.shape[1] // 2)
+        owner = _groups(vectors, log_weights, vectors.shape[1] - groups).gather(1, owner)
+        if groups == count:
+            return PointSet(*_joined(points.points, points.log_weights, owner, count))
+        vectors, log_weights = _joined(*exact, owner, groups)
+
+
+def _joined(vectors: Tensor, log_weights: Tensor, owner: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Points of the groups: weighted means and log total weights. owner: [b, M], the group of each point."""
+    members = owner.unsqueeze(1) == torch.arange(groups, device=owner.device)[:, None]
+    joint = log_weights[:, None].masked_fill(~members, -torch.inf)  # [b, groups, M]
+    # The bound is for groups without present points: -inf minus -inf would be NaN.
+    largest = joint.detach().amax(dim=2, keepdim=True).clamp(min=torch.finfo(joint.dtype).min)
+    weights = (joint - largest).exp()
+    totals = weights.sum(dim=2, keepdim=True)
+    present = totals > 0
+    totals = totals.where(present, 1.0)
+    return (weights / totals) @ vectors, (totals.log() + largest).masked_fill(~present, -torch.inf).squeeze(2)
 
 
 def spread(points: PointSet) -> Tensor:
@@ -40,7 +51,7 @@ def spread(points: PointSet) -> Tensor:
 
 
 def _groups(vectors: Tensor, log_weights: Tensor, count: int) -> Tensor:
-    """[b, M, d], [b, M] -> members [b, M - count, M]: `count` even points join the odd point of the highest cosine."""
+    """[b, M, d], [b, M] -> groups [b, M], 0 to M - count - 1: `count` even points join their nearest odd one."""
     units = torch.nn.functional.normalize(vectors, dim=-1)
     cosines = units[:, ::2] @ units[:, 1::2].mT
     absent = log_weights == -torch.inf
@@ -54,4 +65,4 @@ def _groups(vectors: Tensor, log_weights: Tensor, count: int) -> Tensor:
     group.scatter_(1, kept, torch.arange(odds, odds + evens - count, device=order.device).expand_as(kept))
     owner = torch.empty_like(absent, dtype=torch.int64)
     owner[:, ::2], owner[:, 1::2] = group, torch.arange(odds, device=order.device)
-    return owner.unsqueeze(1) == torch.arange(odds + evens - count, device=order.device)[:, None]
+    return owner

@@ -1,0 +1,76 @@
+"""Accuracy of a trained KME-CLIP model whose image points are merged: the table of docs/benchmarks.md.
+
+    python scripts/merging_table.py runs/kme --root data/demo/downstream --counts 50 32 16 8 4 1
+
+Every row has the same weights and head.merge=k. Error: of the scores of all captions with 250 images of `scenes`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import clipzoo
+from clipzoo.api.build import part
+from clipzoo.api.loading import LoadedModel
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count
+from clipzoo.evaluation.datasets.benchmarks import open_benchmark
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
+from clipzoo.evaluation.encoder import BatchEncoder
+from clipzoo.evaluation.retrieval import retrieval
+from clipzoo.evaluation.zero_shot import zero_shot
+from clipzoo.heads.kme import KmeHead
+from clipzoo.report.render import markdown
+from clipzoo.report.table import text_table
+
+IMAGES = 250
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--root", type=Path, default=Path("data/demo/downstream"), help="evaluation datasets")
+    parser.add_argument("--counts", type=number_in(Count), nargs="+", default=[50, 32, 16, 8, 4, 1])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = clipzoo.load(options.run)
+    scenes = open_benchmark("scenes", options.root, "slip")
+    assert isinstance(scenes, RetrievalDataset)
+    pixels = torch.stack([model.transform(scenes.images[index]) for index in range(IMAGES)])
+    text = model.encode_text(model.tokenizer(list(scenes.captions)))
+    head = model.head
+    assert isinstance(head, KmeHead)
+    head.merge = None
+    everything = head.embed_image(model.image_features(pixels[:1])).points.shape[1]
+    exact = model.similarity(model.encode_image(pixels), text)
+    rows = []
+    for count in (None, *(count for count in options.counts if count < everything)):
+        head.merge = count
+        error = exact - model.similarity(model.encode_image(pixels), text)
+        bound = float(head.logs().get("merge_error", torch.zeros(())))
+        numbers = [f"{float(error.mean()):.4f}", f"{float(error.max()):.4f}", f"{bound:.4f}"]
+        name = f"{everything}, exact" if count is None else str(count)
+        rows.append([name, *numbers, *(f"{value:.1f}" for value in _accuracy(model, options.root, scenes))])
+    header = ["points", "mean error", "largest", "merge_error", "shapes", "colours", "image to text @1", "to image @1"]
+    print(markdown(text_table(header, rows, left=1)), flush=True)
+    print(f"exact scores: standard deviation {float(exact.std()):.2f}; gamma {float(head.gamma):.2f}")
+
+
+def _accuracy(model: LoadedModel, root: Path, scenes: RetrievalDataset) -> list[float]:
+    size = model.config["encoder"]["image_size"]
+    encoder = BatchEncoder(part(model.config["eval"]["tokenizer"]), size, "bicubic", 256, 0, "float32")
+    results = []
+    for name in ("shapes", "colours"):
+        dataset = open_benchmark(name, root, "slip")
+        assert isinstance(dataset, ClassificationDataset)
+        results.append(zero_shot(model, dataset, "test", encoder, size, 1).metrics["top1"])
+    found = retrieval(model, scenes, encoder, 1, False).metrics
+    return [*results, found["image_to_text"]["recall_at_1"], found["text_to_image"]["recall_at_1"]]
+
+
+if __name__ == "__main__":
+    run_main(main)
