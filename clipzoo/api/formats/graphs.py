@@ -62,7 +62,7 @@ def graphs(model: Model) -> list[Graph]:
     return [
         Graph("image", _Embed(model, "encode_image"), {"pixels": pixels}, image_names,
               dict.fromkeys(("pixels", *image_names), "images")),
-        Graph("text", _Embed(model, "encode_text"), {"tokens": tokens}, text_names,
+        Graph("text", _EmbedText(model), {"tokens": tokens}, text_names,
               dict.fromkeys(("tokens", *text_names), "captions")),
         Graph("score", _Score(model.head, len(image)), pairs, ("logits",), {**score_rows, "logits": "images"}),
     ]  # fmt: skip
@@ -84,6 +84,18 @@ class _Embed(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(_tensors(getattr(self.model, self.method)(*inputs)))
+
+
+class _EmbedText(nn.Module):
+    """Token ids to the tensors of an embedding, in one batch: groups of captions of one length depend on the ids."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        features = self.model.encoder.text(tokens).map(lambda tensor: tensor.to(self.model.dtype))
+        return tuple(_tensors(self.model.head.embed_text(features)))
 
 
 class _Score(nn.Module):
