@@ -45,7 +45,7 @@ def test_trimming_padding_changes_no_pooled_feature():
 
 @pytest.mark.parametrize("changes", [{}, {"distinct_pads": True}, {"checkpoint": True, "quick_gelu": True}])
 def test_pooled_features_without_tokens_are_those_beside_the_tokens_with_their_gradient(changes):
-    tower, ids = text_tower(**changes), open_clip.tokenize(CAPTIONS)[:, :16]
+    tower, ids = text_tower(**changes), open_clip.tokenize([*CAPTIONS, "a", "b c d e f g h i j"])[:, :16]
     pooled = tower.pooled(ids), tower(ids).pooled
     torch.testing.assert_close(*pooled, rtol=0, atol=1e-12)
     direction = torch.randn_like(pooled[0])
