@@ -93,8 +93,8 @@ class _EmbedText(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        features = self.model.encoder.text(tokens).map(lambda tensor: tensor.to(self.model.dtype))
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        features = self.model.encoder.text(inputs[0]).map(lambda tensor: tensor.to(self.model.dtype))
         return tuple(_tensors(self.model.head.embed_text(features)))
 
 
