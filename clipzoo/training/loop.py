@@ -21,7 +21,7 @@ from clipzoo.types import Batch, Progress
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """Trains from the newest checkpoint to the last step."""
+    """Trains from the newest checkpoint to the last step. group_captions: see `Computation`."""
 
     step: TrainStep
     parts: Parts
@@ -31,8 +31,9 @@ class TrainingLoop:
     world: World
     global_batch: int
     total_steps: int
+    group_captions: bool = True
 
-    def run(self, group_captions: bool = True) -> tuple[dict[str, Any], dict[str, float]]:
+    def run(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Train and evaluate; return the cost of the training and the metrics.
 
         When a stop has been requested, this saves the state and ends the process instead.
@@ -48,7 +49,7 @@ class TrainingLoop:
             for done, batch in enumerate(self.step.throughput.timed(self._batches(start)), start=start + 1):
                 self._set_status(done - 1, "computing")
                 batch = batch.to(self.world.device)
-                if not group_captions:
+                if not self.group_captions:
                     batch = replace(batch, text_length=None)
                 if done == start + 1:
                     self.step.count_flops(batch)

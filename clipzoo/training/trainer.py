@@ -139,8 +139,10 @@ def fit(
         head_steps=tuned.head_steps,
     )
     with float32_matmul_precision(computation, world):
-        loop = TrainingLoop(step, parts, state, saving, preemption, world, length.global_batch, total_steps)
-        cost, metrics = loop.run(computation.group_captions)
+        loop = TrainingLoop(
+            step, parts, state, saving, preemption, world, length.global_batch, total_steps, computation.group_captions
+        )
+        cost, metrics = loop.run()
     world.run_on_first(tuned.remove_caches)
     return {**cost, PRECISION: computation.precision}, metrics
 
