@@ -47,9 +47,9 @@ def encode_by_length(
 
 
 def caption_groups(text: Tensor, lengths: Tensor | None) -> list[tuple[int, int]]:
-    """Return rows and width of the groups in which `encode_by_length` encodes these captions."""
+    """Return rows and width of the groups in which `encode_by_length` encodes these captions, or any other view."""
     if lengths is None:
-        return [(len(text), text.shape[1])]
+        return [(len(text), text.shape[-1])]
     overhead = CPU_OVERHEAD if text.device.type == "cpu" else GPU_OVERHEAD
     return group_shapes(sorted(lengths.tolist()), text.shape[1], overhead)
 

@@ -32,7 +32,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
     flops, image = _count(model.encoder, model.encoder.image, sample.image, size)
     for rows, width in caption_groups(batch.text, batch.text_length):
-        count, text = _count(model.encoder, model.text_read_by_head, sample.text[:, :width], rows)
+        count, text = _count(model.encoder, model.text_read_by_head, sample.text[..., :width], rows)
         flops += count
     with torch.no_grad(), FlopCounterMode(display=False) as head:
         similarity = model.compare(_repeat(image, size), _repeat(text, size), world, tile)

@@ -44,7 +44,7 @@ def imported() -> set[str]:
                 modules |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 modules.add(node.module.split(".")[0])
-    own = {"clipzoo", "scripts", *(file.stem for file in (ROOT / "scripts").glob("*.py"))}
+    own = {"clipzoo", "scripts", *(path.stem for path in (ROOT / "scripts").iterdir())}
     return {PROVIDED.get(module, module) for module in modules - own - sys.stdlib_module_names}
 
 

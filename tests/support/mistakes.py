@@ -351,6 +351,7 @@ def _forked(line: Line, stem: Path) -> int:
         for descriptor, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(stem.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         sys.argv = [line.script, *line.arguments]
+        sys.path.insert(0, str((ROOT / line.script).parent))
         runpy.run_path(str(ROOT / line.script), run_name="__main__")
         code = 0
     except SystemExit as ended:

@@ -35,8 +35,13 @@ PAIRS = [
     *(("cosine", name) for name in ("infoloob", "dcl", "cyclip", "siglip", "sogclr", "isogclr", "nuclr")),
 ]
 """Every head and every objective."""
-# Numbers of points set the sizes of later tensors; gamma selects the way in which a tile is computed.
-KME_WAITS = {"ops/packing.py pack", "ops/kme_cpu.py forward", "ops/kme_cpu.py backward"}
+# Numbers of points, and of identical ones, set the sizes of later tensors; gamma selects the way to compute a tile.
+KME_WAITS = {
+    "ops/packing.py pack",
+    "ops/packing.py _without_duplicates",
+    "ops/kme_cpu.py forward",
+    "ops/kme_cpu.py backward",
+}
 # Wrong or repeated sample ids must not reach the state.
 STATE_WAITS = {"objectives/per_sample.py global_ids"}
 # Length of the longest caption of all ranks, and number of different tokens.
