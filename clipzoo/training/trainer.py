@@ -139,9 +139,8 @@ def fit(
         head_steps=tuned.head_steps,
     )
     with float32_matmul_precision(computation, world):
-        loop = TrainingLoop(
-            step, parts, state, saving, preemption, world, length.global_batch, total_steps, computation.group_captions
-        )
+        grouped = computation.group_captions
+        loop = TrainingLoop(step, parts, state, saving, preemption, world, length.global_batch, total_steps, grouped)
         cost, metrics = loop.run()
     world.run_on_first(tuned.remove_caches)
     return {**cost, PRECISION: computation.precision}, metrics

@@ -124,9 +124,9 @@ def test_a_named_pipe_in_the_place_of_an_indexed_shard_does_not_wait_for_a_write
 def test_a_command_without_output_is_ended_with_its_processes(monkeypatch):
     monkeypatch.setattr(commands, "SILENCE", 0.3)
     before = children(os.getpid())
-    with pytest.raises(TrainingError, match="'echo x; sleep 600 | cat' has written nothing for 0.3 seconds"):
-        commands.copy_output("echo x; sleep 600 | cat", io.BytesIO())
-    assert children(os.getpid()) == before and not sleeping(600)
+    with pytest.raises(TrainingError, match="'echo x; sleep 602 | cat' has written nothing for 0.3 seconds"):
+        commands.copy_output("echo x; sleep 602 | cat", io.BytesIO())
+    assert children(os.getpid()) == before and wait_until_gone(sleeping(602), 5)
 
 
 @pytest.mark.medium
