@@ -94,7 +94,7 @@ def fit(
     objective.to(world.device, computation.parameter_dtype)
     objective.allocate(dataset.samples)
     objective.to(world.device)
-    total_steps = length.total_steps(dataset.samples)
+    total_steps, grouped = length.total_steps(dataset.samples), computation.group_captions
     throughput = Throughput(total_steps, length.global_batch, world)
     tuned = TunedModel(model, objective, parts.tuning, parts.seed)
     optimizer = parts.optimizer.build(model, objective)
@@ -139,7 +139,6 @@ def fit(
         head_steps=tuned.head_steps,
     )
     with float32_matmul_precision(computation, world):
-        grouped = computation.group_captions
         loop = TrainingLoop(step, parts, state, saving, preemption, world, length.global_batch, total_steps, grouped)
         cost, metrics = loop.run()
     world.run_on_first(tuned.remove_caches)
