@@ -1,7 +1,7 @@
 """Prove and measure clipzoo on one GPU, within nine minutes and without a network: `make bench-gpu`.
 
     python scripts/benchmark_gpu.py                            # all parts, into docs/benchmarks/gpu
-    python scripts/benchmark_gpu.py --parts kernels probe --output /tmp/probe
+    python scripts/benchmark_gpu.py --parts kernels probe --output runs/gpu_probe
     python scripts/benchmark_gpu.py --device cpu --small       # a rehearsal: every part at small sizes
 
 Every part runs in a process of its own with a time limit; after each, the folder holds report.md, results.json and

@@ -17,7 +17,7 @@ from clipzoo.ops.kme import kme_score
 from clipzoo.types import Count, Features, PointSet, Range, checked
 
 LANDMARKS, SAMPLED, JITTER = 1024, 20_000, 1e-6
-"""Of the search: landmarks, images whose points they are drawn from, and what is added to the kernel's diagonal."""
+"""Landmarks of a search, images whose points they are drawn from, and the number added to the kernel's diagonal."""
 
 
 @checked

@@ -33,7 +33,7 @@ class _SigmoidLoss(torch.autograd.Function):
         differentiated = any(context.needs_input_grad)
         loss, *gradients = kernels.forward(left, right, scale, bias, first, tile, differentiated)
         if differentiated:
-            # Of the logits: summed over the columns times right, over the rows times left, and alone.
+            # Gradients of the logits, summed over the columns times right, over the rows times left, and over all.
             d_left, d_right, d_bias = gradients
             d_scale = torch.dot(left.reshape(-1), d_left.reshape(-1))
             context.save_for_backward(d_left, d_right, scale, d_scale, d_bias)

@@ -1,1 +1,1 @@
-"""What the benchmarks share, and the parts of the benchmark of a GPU."""
+"""Measurements that several benchmarks use, and the parts of the benchmark of a GPU."""

@@ -19,7 +19,7 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "
 TIMM, WHOLE, OPEN_CLIP = "vit_base_patch16_siglip_224", "vit_so400m_patch14_siglip_384", "ViT-B-16-SigLIP"
 """Models whose sizes the options replace. WHOLE: for images whose side is no multiple of the patches."""
 EPSILON = 1e-6
-"""Of timm's layer norms."""
+"""The epsilon of timm's layer norms."""
 
 
 def ties(image_layers: int, text_layers: int) -> Ties:

@@ -64,7 +64,7 @@ def settings_table(compared: Comparison) -> Table:
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """What tells the directories of the first runs of all groups apart, and the number of seeds of each."""
+    """Return short labels of the groups: the parts of their directories' names that differ, and the number of seeds."""
     folders = [Path(group[0].folder).resolve() for group in groups]
     common = Path(os.path.commonpath([folder.parent for folder in folders]))
     names = distinct([str(folder.relative_to(common)) for folder in folders])
