@@ -20,7 +20,7 @@ from clipzoo.cli.evaluate import evaluate
 from clipzoo.errors import ConfigError
 from clipzoo.report.run_page.page import write_report
 from clipzoo.runs.directory import check_configuration
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from clipzoo.types import Part
 from tests.support.evaluation_sets import config_of, model_of
 from tests.support.processes import run_script

@@ -11,7 +11,7 @@ from torch import Tensor
 from clipzoo import io
 from clipzoo.encoders.tuning.lora import adapters_of
 from clipzoo.errors import ConfigError
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.tuning.frozen_part import read_frozen
 
 TOWERS = ("image", "text")

@@ -21,7 +21,7 @@ from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.directory import config_of
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.tuning.frozen_part import read_frozen
 from clipzoo.types import Embedding
 

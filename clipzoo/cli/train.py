@@ -211,7 +211,7 @@ def initialise(
         return []
     from clipzoo.api.build import part
     from clipzoo.api.initial.weights import InitialWeights
-    from clipzoo.training import checkpoint
+    from clipzoo.training.checkpoints import checkpoint
 
     if world.run_on_first(lambda: checkpoint.newest(folder / "checkpoints")) is not None:
         return []

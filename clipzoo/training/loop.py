@@ -12,9 +12,9 @@ from torch import Tensor
 
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
+from clipzoo.training.checkpoints.state import TrainingState
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import Saving
-from clipzoo.training.state import TrainingState
 from clipzoo.training.step import StepResult, TrainStep
 from clipzoo.types import Batch, Progress
 

@@ -13,7 +13,7 @@ from clipzoo.distributed.device import bf16_slowdown, is_fast_in_bf16
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.heads.similarity.tiled import automatic_tile
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from clipzoo.types import Count, Epochs, Positive, Range, checked, decimal
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from clipzoo.api.interpolation import interpolate
 from clipzoo.api.loading import LoadedModel
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.errors import ConfigError
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from tests.support import tuned
 from tests.support.evaluation_sets import config_of, write_sets
 

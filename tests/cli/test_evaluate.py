@@ -16,7 +16,7 @@ from clipzoo.api.build import part
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from tests.support.evaluation_sets import config_of, model_of, write_sets
 from tests.support.processes import start_script
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from tests.support.paths import ROOT
 from tests.support.processes import children, wait_until_gone
 from tests.support.runs import overrides

@@ -13,7 +13,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.runs.dataset import FILE
 from clipzoo.runs.directory import claim, find_run
 from clipzoo.runs.lock import RunLock
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from tests.support import damage
 from tests.support.evaluation_sets import config_of
 from tests.support.processes import start_script

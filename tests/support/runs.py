@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from tests.support.processes import Process, start_script
 
 STEPS = 9

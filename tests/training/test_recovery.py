@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from tests.support.disks import fill, small_disk
 from tests.support.runs import STEPS, assert_close, assert_equal, log_of_end, start, train, weights
 

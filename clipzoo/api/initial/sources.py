@@ -15,7 +15,7 @@ from clipzoo.api.loading import load
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
 from clipzoo.io.weights import FORMS_ON_DISK, registry_of, weights_file
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 
 FILE = "frozen.pt"
 KEY = "frozen"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.divergence import require_finite_weights
 from clipzoo.training.parts import Dataset
 from clipzoo.training.throughput import Throughput

@@ -16,7 +16,7 @@ import torch
 
 from clipzoo.errors import TrainingError
 from clipzoo.io import DamagedFileError
-from clipzoo.training import checkpoint
+from clipzoo.training.checkpoints import checkpoint
 from tests.support import damage
 
 
