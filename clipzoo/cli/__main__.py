@@ -8,9 +8,10 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 
-from clipzoo.cli import datasets, emoji, report, shards, world
+from clipzoo.cli import report
 from clipzoo.cli.arguments import Parser, own_paths, with_config_folder
 from clipzoo.cli.completion import complete_if_asked, override_completer
+from clipzoo.cli.data import datasets, emoji, shards, world
 from clipzoo.cli.models import export, index, search
 from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.distributed.stop_signals import handle_until_the_run_begins

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
-from clipzoo.cli.mixing import evaluate_mixes
+from clipzoo.cli.data.mixing import evaluate_mixes
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.variables import with_variables

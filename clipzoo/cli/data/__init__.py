@@ -1,0 +1,1 @@
+"""Commands on datasets: shards, benchmark datasets, the generated dataset and emoji."""
