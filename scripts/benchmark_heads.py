@@ -33,8 +33,8 @@ from clipzoo.api.build import build_model, build_objective, part
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
-from clipzoo.training.flops import flops_per_step
 from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.inspection.flops import flops_per_step
 from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision
 from clipzoo.types import PointSet
 

@@ -159,7 +159,7 @@ def train(config: DictConfig) -> None:
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
-    from clipzoo.training.loggers import quiet_libraries
+    from clipzoo.training.loggers.terminal import quiet_libraries
     from clipzoo.training.parts import Parts
 
     watchdog = Watchdog()
@@ -260,7 +260,7 @@ def write_outputs(
     again after the last checkpoint, with the cached evaluation.
     """
     from clipzoo.report.run_page.page import write_report
-    from clipzoo.training import diagnostics
+    from clipzoo.training.inspection import diagnostics
 
     folder = training.folder
     assert folder is not None

@@ -19,7 +19,7 @@ from clipzoo.distributed.world import World
 from clipzoo.encoders.caption_groups import encode_by_length
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.training import diagnostics
+from clipzoo.training.inspection import diagnostics
 from clipzoo.training.tuning.feature_cache import FeatureCache
 from clipzoo.types import Batch, Features, Loss, Progress
 

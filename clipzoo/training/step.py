@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
-from clipzoo.training.divergence import DivergenceCheck
-from clipzoo.training.flops import flops_per_step, peak_flops
 from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.inspection.divergence import DivergenceCheck
+from clipzoo.training.inspection.flops import flops_per_step, peak_flops
+from clipzoo.training.inspection.throughput import Throughput
 from clipzoo.training.parts import Optimizer
-from clipzoo.training.throughput import Throughput
 from clipzoo.training.tuning.rates import scale_rates
 from clipzoo.types import Batch, Loss, Progress
 

@@ -13,13 +13,13 @@ import torch
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
 from clipzoo.training.checkpoints.state import TrainingState
-from clipzoo.training.divergence import DivergenceCheck
 from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.inspection.divergence import DivergenceCheck
+from clipzoo.training.inspection.throughput import Throughput
 from clipzoo.training.loop import TrainingLoop
 from clipzoo.training.parts import Dataset, Parts
 from clipzoo.training.settings import MATMUL_PRECISIONS, PRECISION, Computation, Length, Saving
 from clipzoo.training.step import TrainStep
-from clipzoo.training.throughput import Throughput
 from clipzoo.training.tuning.rates import split_groups
 from clipzoo.training.tuning.tuned_model import TunedModel
 from clipzoo.types import Count, Epochs, Part, Range, Seconds

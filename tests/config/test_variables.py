@@ -18,7 +18,7 @@ from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, masked
 from clipzoo.runs.identity import identity
 from clipzoo.runs.names import run_folder
-from clipzoo.training.loggers import _MaskingFormatter
+from clipzoo.training.loggers.terminal import MaskingFormatter
 from tests.support.processes import Process, run_script
 from tests.support.runs import overrides
 
@@ -111,7 +111,7 @@ def test_bad_samples_terminal_and_log_show_no_password(tmp_path, capsys):
     log.write_to(tmp_path / "bad.jsonl")
     log.record(100, [Fault(3, url, "key", "shard_missing", f"no {url}", f"{url} other")])
     say(f"opening {url}")
-    formatter = _MaskingFormatter("%(message)s")
+    formatter = MaskingFormatter("%(message)s")
     text = formatter.format(logging.LogRecord("clipzoo", logging.WARNING, "", 0, "shard %s", (url,), None))
     shown = (tmp_path / "bad.jsonl").read_text() + capsys.readouterr().err + text
     assert shown.count("https://u:***@host/0.tar?token=***") == 5 and "hunter" not in shown

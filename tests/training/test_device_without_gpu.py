@@ -98,10 +98,11 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         _, metrics = trainer.fit(parts, world, Preemption(Watchdog(), signals=()))
     assert all(isinstance(tensor, OnCuda) for tensor in (*model.state_dict().values(), *objective.buffers()))
     assert {"zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_1"} <= set(metrics)
-    moving, logging = {"training/trainer.py fit"}, {"training/loop.py _log", "training/diagnostics.py _uniformity"}
+    moving = {"training/trainer.py fit"}
+    logging = {"training/loop.py _log", "training/inspection/diagnostics.py _uniformity"}
     outside_of_steps = (
         "training/checkpoints/checkpoint.py",
-        "training/divergence.py require_finite_weights",
+        "training/inspection/divergence.py require_finite_weights",
         "evaluation/",
     )
     saving_and_judging = {wait for wait in waits if wait.startswith(outside_of_steps)}

@@ -26,7 +26,7 @@ class Sample(TypedDict):
 
 
 class Statistic(TypedDict):
-    """A per-sample statistic as `clipzoo.training.diagnostics.summarise_samples` writes it; edges: of the histogram."""
+    """A per-sample statistic as `inspection.diagnostics.summarise_samples` writes it; edges: of the histogram."""
 
     seen: int
     mean: float
@@ -61,7 +61,7 @@ def sample_histograms(summary: Mapping[str, Statistic]) -> Figure:
 def extreme_samples(statistic: Statistic, folder: Path, count: int = 8) -> Figure:
     """The samples with the highest values (first row) and the lowest.
 
-    folder: images by sample id, and captions.json, as `clipzoo.training.diagnostics.write_examples` leaves them.
+    folder: images by sample id, and captions.json, as `inspection.diagnostics.write_examples` leaves them.
 
     Raises:
         DamagedFileError: an image or the captions cannot be read.

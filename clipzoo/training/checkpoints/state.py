@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.training.checkpoints import checkpoint
-from clipzoo.training.divergence import require_finite_weights
+from clipzoo.training.inspection.divergence import require_finite_weights
+from clipzoo.training.inspection.throughput import Throughput
 from clipzoo.training.parts import Dataset
-from clipzoo.training.throughput import Throughput
 from clipzoo.training.tuning.frozen_part import FrozenPart
 
 

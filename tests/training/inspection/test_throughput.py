@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from clipzoo.distributed.world import World
-from clipzoo.training.throughput import Throughput
+from clipzoo.training.inspection.throughput import Throughput
 
 BATCH = 10
 
@@ -23,7 +23,7 @@ def test_the_seconds_of_a_resumed_run_go_on_from_those_of_its_checkpoint():
 def test_the_first_reading_of_a_run_and_of_a_resume_leaves_out_the_start_up(monkeypatch, start):
     now = 0.0
     clock = SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr("clipzoo.training.throughput.time", clock)
+    monkeypatch.setattr("clipzoo.training.inspection.throughput.time", clock)
     throughput = Throughput(100, BATCH, World())
     throughput.resume(start, {"seconds": 7.0, "steps": start})
     now = 1000.0
@@ -52,7 +52,7 @@ def test_the_first_reading_of_a_run_and_of_a_resume_leaves_out_the_start_up(monk
 
 def test_a_reading_of_the_first_step_alone_leaves_out_the_wait_for_its_batch(monkeypatch):
     now = 0.0
-    monkeypatch.setattr("clipzoo.training.throughput.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("clipzoo.training.inspection.throughput.time", SimpleNamespace(perf_counter=lambda: now))
     throughput = Throughput(100, BATCH, World())
 
     def batches() -> Iterator[None]:

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clipzoo import io
-from clipzoo.distributed import environment
 from clipzoo.errors import ConfigError, masked
 from clipzoo.runs.record import revision
 from clipzoo.types import Part
@@ -176,21 +174,3 @@ def _masked_arguments() -> Iterator[None]:
         yield
     finally:
         sys.argv = arguments
-
-
-class _MaskingFormatter(logging.Formatter):
-    """Masks the passwords of URLs in log messages."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return masked(super().format(record))
-
-
-def quiet_libraries() -> None:
-    """Show messages of this package on the terminal, and only warnings of other libraries."""
-    rank = environment.read().rank
-    handler = logging.StreamHandler()
-    handler.setFormatter(_MaskingFormatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
-    logging.basicConfig(force=True, handlers=[handler])
-    # torch's own deprecations, of names that the oldest supported torch still needs.
-    warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
-    logging.getLogger("clipzoo").setLevel(logging.INFO if rank == 0 else logging.ERROR)

@@ -1,0 +1,1 @@
+"""What a training shows of itself: throughput, diagnostics, divergence."""

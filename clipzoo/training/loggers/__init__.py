@@ -1,0 +1,5 @@
+"""Loggers of a training."""
+
+from clipzoo.training.loggers.run_logger import Logger
+
+__all__ = ["Logger"]
