@@ -10,16 +10,20 @@ RENAMED = {
     "clipzoo.kernels.GaussianKernel": "clipzoo.heads.kernels.GaussianKernel",
     "clipzoo.kernels.InverseMultiquadricKernel": "clipzoo.heads.kernels.InverseMultiquadricKernel",
     "clipzoo.logger.Logger": "clipzoo.training.loggers.Logger",
-    "clipzoo.optim.AdamW": "clipzoo.training.optimizers.AdamW",
-    "clipzoo.optim.Cosine": "clipzoo.training.schedules.Cosine",
+    "clipzoo.optim.AdamW": "clipzoo.training.optimization.optimizers.AdamW",
+    "clipzoo.optim.Cosine": "clipzoo.training.optimization.schedules.Cosine",
     "clipzoo.studies.gaussian_plane.GaussianPlane": "clipzoo.studies.gaussian.plane.GaussianPlane",
     "clipzoo.studies.gaussian_process.GaussianProcess": "clipzoo.studies.gaussian.process.GaussianProcess",
     "clipzoo.studies.gaussian_theorems.GaussianTheorems": "clipzoo.studies.gaussian.theorems.GaussianTheorems",
     "clipzoo.trainer.Trainer": "clipzoo.training.trainer.Trainer",
+    "clipzoo.training.optimizers.AdamW": "clipzoo.training.optimization.optimizers.AdamW",
+    "clipzoo.training.schedules.Cosine": "clipzoo.training.optimization.schedules.Cosine",
 }
-"""`_target_` in configurations of earlier versions -> the name of the class today."""
+"""`_target_` in configurations of earlier versions -> the name of the class today. The first name of a class comes first."""
 
-FIRST_NAMES = {new: old for old, new in RENAMED.items()}
+_FIRST_NAMES_OF_TODAYS = {new: old for old, new in reversed(RENAMED.items())}
+FIRST_NAMES = {name: _FIRST_NAMES_OF_TODAYS[new] for old, new in RENAMED.items() for name in (old, new)}
+"""Any name of a class that has moved -> its first name."""
 
 
 def current(config: Any) -> Any:

@@ -10,8 +10,8 @@ from torch import nn
 
 from clipzoo.errors import ConfigError
 from clipzoo.training.callback import CallbackEvaluator
-from clipzoo.training.optimizers import AdamW
-from clipzoo.training.schedules import Cosine
+from clipzoo.training.optimization.optimizers import AdamW
+from clipzoo.training.optimization.schedules import Cosine
 from clipzoo.training.settings import Length
 from clipzoo.types import Progress
 from scripts.compatibility import build_head, build_objective, config_names
