@@ -19,8 +19,8 @@ from clipzoo.objectives.base import Objective
 from clipzoo.training.callback import CallbackEvaluator, HistoryLogger
 from clipzoo.training.loggers import Logger
 from clipzoo.training.optimization.optimizers import AdamW
-from clipzoo.training.parts import Dataset, Optimizer, Parts
 from clipzoo.training.optimization.schedules import Cosine
+from clipzoo.training.parts import Dataset, Optimizer, Parts
 from clipzoo.training.settings import Computation, Length, Saving
 from clipzoo.training.trainer import fit
 

@@ -19,7 +19,7 @@ RENAMED = {
     "clipzoo.training.optimizers.AdamW": "clipzoo.training.optimization.optimizers.AdamW",
     "clipzoo.training.schedules.Cosine": "clipzoo.training.optimization.schedules.Cosine",
 }
-"""`_target_` in configurations of earlier versions -> the name of the class today. The first name of a class comes first."""
+"""`_target_` in configurations of earlier versions -> the name of the class today, in the order of the versions."""
 
 _FIRST_NAMES_OF_TODAYS = {new: old for old, new in reversed(RENAMED.items())}
 FIRST_NAMES = {name: _FIRST_NAMES_OF_TODAYS[new] for old, new in RENAMED.items() for name in (old, new)}
