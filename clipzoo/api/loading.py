@@ -13,7 +13,7 @@ from torch import Tensor
 from clipzoo.api import open_clip, published, transformers
 from clipzoo.api.build import build_model
 from clipzoo.config.trust import require_trusted
-from clipzoo.config.variables import RESOLVER, uses_variables, with_variables
+from clipzoo.config.variables import RESOLVER
 from clipzoo.encoders.tuning.lora import merged
 from clipzoo.errors import ConfigError, cause
 from clipzoo.evaluation.transform import Transform
@@ -21,6 +21,7 @@ from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.directory import config_of
+from clipzoo.runs.variables import uses_variables, with_variables
 from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.tuning.frozen_part import read_frozen
 from clipzoo.types import Embedding

@@ -17,7 +17,6 @@ from clipzoo import io
 from clipzoo.cli.data.mixing import evaluate_mixes
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
-from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.reporting import same_on_all_ranks
 from clipzoo.distributed.stop_signals import SIGNALS
@@ -27,6 +26,7 @@ from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import parsed
 from clipzoo.runs.record import RunRecord, results
+from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
     from clipzoo.api.loading import LoadedModel

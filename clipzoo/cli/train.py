@@ -24,7 +24,6 @@ from clipzoo.config.from_model import filled
 from clipzoo.config.groups import CONF, own_folder
 from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.config.trust import trusted_names
-from clipzoo.config.variables import with_variables
 from clipzoo.distributed import environment, submitit
 from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked
@@ -33,11 +32,9 @@ from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, ha
 from clipzoo.runs.extension import length_hint
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import RunLock
+from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
-    from clipzoo.distributed.world import World
-    from clipzoo.encoders.weights.matching import Row
-    from clipzoo.model import Model
     from clipzoo.training.parts import Parts
 
 
@@ -145,16 +142,14 @@ def train(config: DictConfig) -> None:
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
     if has_ended(folder, plain):
-        if not (folder / "report.md").exists() and environment.read().rank == 0:
-            from clipzoo.report.run_page.page import write_report
-
-            write_report(folder)
-        environment.say(record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain))
+        result = record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain)
+        environment.say(result)
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
     from clipzoo.api.build import build_model, build_parts
     from clipzoo.api.formats.open_clip import export_note
+    from clipzoo.api.initial.start import initialise, report_initial_weights
     from clipzoo.distributed.device import described, set_threads
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
@@ -179,7 +174,8 @@ def train(config: DictConfig) -> None:
             precision = trainer.choose_precision(folder, world)
             evaluator.open()
             evaluator.require(trainer.saving.best_metric)
-        world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, rows, given))
+        world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, given))
+        world.run_on_first(lambda: report_initial_weights(rows, folder))
         environment.say(
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks, "
             f"{precision} on {described(world.device, plain['data'].get('workers'))}{export_note(plain)}"
@@ -203,37 +199,11 @@ def complete(
     return filled(plain, found), filled(values, found)
 
 
-def initialise(
-    model: Model, folder: Path, values: Mapping[str, Any], trust: Collection[str], world: World
-) -> list[Row]:
-    """Fill the model with the weights of `init`; return what became of each tensor. Empty if the run will resume."""
-    if "digests" not in values["init"]:
-        return []
-    from clipzoo.api.build import part
-    from clipzoo.api.initial.weights import InitialWeights
-    from clipzoo.training.checkpoints import checkpoint
-
-    if world.run_on_first(lambda: checkpoint.newest(folder / "checkpoints")) is not None:
-        return []
-    return part(values["init"], trust, InitialWeights).load(model, values, trust)
-
-
-def begin(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, rows: list[Row], given: Mapping[str, Any]) -> None:
-    """Claim the run directory, and report what the run starts from. On the first rank. given: see `claim`."""
+def begin(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, given: Mapping[str, Any]) -> None:
+    """Claim the run directory, on the first rank. given: see `claim`."""
     kept = claim(lock, plain, fingerprint, given)
     if kept is not None:
         environment.say(f"{lock.folder} goes on, with the schedules of the whole length; earlier results: {kept}")
-    report_initial_weights(rows, lock.folder)
-
-
-def report_initial_weights(rows: list[Row], folder: Path) -> None:
-    """Write the table of the initial weights, if there are any, and one line on the terminal."""
-    if not rows:
-        return
-    from clipzoo.api.initial.weights import TABLE, summary, write_table
-
-    write_table(rows, folder)
-    environment.say(f"{summary(rows)} ({folder / TABLE})")
 
 
 def fingerprint(data: Mapping[str, Any], run: Path) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import hydra
@@ -16,7 +16,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo.config import relations, schema
 from clipzoo.config.annotations import kind_of
-from clipzoo.config.flat import flat
 from clipzoo.config.groups import CONF, groups, is_group, search_path
 from clipzoo.config.overrides import read
 from clipzoo.config.suggestions import group_not_chosen, unknown_key, unknown_option
@@ -152,23 +151,24 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
         for mapping in (key[1], key[1].rpartition(".")[0]):
             if values.get(mapping) == {}:
                 return f"{mapping} takes any keys, which are added with a plus: +{mapping}={{KEY: VALUE}}"
-        return unknown_key(key[1], _known_keys(values))
+        return unknown_key(key[1], groups() + sorted(values))
     return _first_line(error)
 
 
 def _of_choices(lines: list[str], name: str) -> dict[str, Any]:
-    """Return the flat configuration with only the group choices of these overrides."""
+    """Return the configuration with only the group choices of these overrides: its values by dotted key."""
     choices = [line for line in lines if is_group(read(line).key_or_group)]
     try:
-        return flat(OmegaConf.to_container(_compose(choices, name), resolve=False))
+        return dict(_nodes(OmegaConf.to_container(_compose(choices, name), resolve=False)))
     except (HydraException, OmegaConfBaseException):
         return {}
 
 
-def _known_keys(keys: Mapping[str, Any]) -> list[str]:
-    """Return all groups, and the keys of a flat configuration with their prefixes."""
-    prefixes = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
-    return groups() + sorted({*keys, *prefixes})
+def _nodes(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all values in nested mappings, the mappings among them, with their dotted keys."""
+    for name, inner in plain.items() if isinstance(plain, Mapping) else ():
+        yield f"{prefix}{name}", inner
+        yield from _nodes(inner, f"{prefix}{name}.")
 
 
 def _first_line(error: Exception) -> str:

@@ -47,16 +47,6 @@ def filled(plain: Any, facts: Mapping[str, Any]) -> Any:
     return _replaced(plain, value_of)
 
 
-def same_but_open(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> bool:
-    """Return True if two flat configurations differ in a key only because one holds values that the other leaves open.
-
-    A value may be a node: `tokenizer` is open in one, the other has `tokenizer.name`.
-    """
-    parts = key.split(".")
-    prefixes = [".".join(parts[: length + 1]) for length in range(len(parts))]
-    return any(is_open(config.get(prefix)) for config in (before, now) for prefix in prefixes)
-
-
 def _replaced(plain: Any, value_of: Any) -> Any:
     if isinstance(plain, Mapping):
         return {key: _replaced(value, value_of) for key, value in plain.items()}

@@ -7,16 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from clipzoo.config.annotations import Kind, UncheckableError, kind_of
 from clipzoo.config.constructors import constructor_arguments
 from clipzoo.config.trust import OWN, is_within
-from clipzoo.errors import ConfigError
 
 RESOLVER = "oc.env"
-_MARK = "${" + RESOLVER + ":"
+MARK = "${" + RESOLVER + ":"
+"""Beginning of an environment variable in a configuration."""
 
 
 def without_variables(config: DictConfig) -> Any:
@@ -27,30 +26,7 @@ def without_variables(config: DictConfig) -> Any:
     """
     with _kept_as_text():
         text = OmegaConf.to_container(config, resolve=True)
-    return _merged(OmegaConf.to_container(config, resolve=True), text) if _MARK in repr(text) else text
-
-
-def with_variables(plain: Any) -> Any:
-    """Return plain values with the environment variables in them resolved.
-
-    Raises:
-        ConfigError: a variable is not set.
-    """
-    if isinstance(plain, Mapping):
-        return {key: with_variables(value) for key, value in plain.items()}
-    if isinstance(plain, list):
-        return [with_variables(value) for value in plain]
-    if not isinstance(plain, str) or _MARK not in plain:
-        return plain
-    try:
-        return OmegaConf.to_container(OmegaConf.create([plain]), resolve=True)[0]  # type: ignore[index]
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{plain} cannot be resolved: {str(error).splitlines()[0]}") from None
-
-
-def uses_variables(plain: Any) -> bool:
-    """Return True if any text in plain values contains an environment variable."""
-    return _MARK in repr(plain)
+    return _merged(OmegaConf.to_container(config, resolve=True), text) if MARK in repr(text) else text
 
 
 @contextmanager
@@ -66,11 +42,11 @@ def _kept_as_text() -> Iterator[None]:
 
 def _variable(name: str, *default: str | None) -> str:
     quoted = ["null" if value is None else "'" + str(value).replace("'", "\\'") + "'" for value in default]
-    return _MARK + ",".join([name, *quoted]) + "}"
+    return MARK + ",".join([name, *quoted]) + "}"
 
 
 def _decoded(text: str | None, _parent_: Any, _node_: Any) -> Any:
-    if text is not None and _MARK in text:
+    if text is not None and MARK in text:
         return "${oc.decode:" + text + "}"
     return oc.decode(text, _parent_, _node_)
 

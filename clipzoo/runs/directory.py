@@ -12,8 +12,6 @@ from typing import Any, Protocol
 import yaml
 
 from clipzoo import io
-from clipzoo.config.flat import flat
-from clipzoo.config.variables import with_variables
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.runs import extension, renamed
 from clipzoo.runs.dataset import (
@@ -24,9 +22,11 @@ from clipzoo.runs.dataset import (
     run_on_moved_dataset,
     unknown_fingerprint,
 )
+from clipzoo.runs.flat import flat
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.names import run_folder
+from clipzoo.runs.variables import with_variables
 
 CONFIG = "config.yaml"
 PARTS = ("encoder", "head", "objective", "data", "optim", "trainer")

@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from clipzoo.config.flat import flat
-from clipzoo.config.from_model import same_but_open
+from clipzoo.config.from_model import is_open
 from clipzoo.errors import masked
 from clipzoo.runs import renamed
+from clipzoo.runs.flat import flat
 
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
@@ -48,7 +48,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     A value that is to be found in the model (`from_model:...`) differs from none: a run's config.yaml holds the value.
     """
     keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-    return [key for key in keys if not same_but_open(before, now, key)]
+    return [key for key in keys if not _same_but_open(before, now, key)]
 
 
 def is_harmless(key: str) -> bool:
@@ -59,3 +59,13 @@ def is_harmless(key: str) -> bool:
 def digest(plain: Mapping[str, Any]) -> str:
     """Return eight characters that stand for the identity of a configuration."""
     return hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _same_but_open(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> bool:
+    """Return True if two flat configurations differ in a key only because one holds values that the other leaves open.
+
+    A value may be a node: `tokenizer` is open in one, the other has `tokenizer.name`.
+    """
+    parts = key.split(".")
+    prefixes = [".".join(parts[: length + 1]) for length in range(len(parts))]
+    return any(is_open(config.get(prefix)) for config in (before, now) for prefix in prefixes)

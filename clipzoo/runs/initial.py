@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from clipzoo import io
-from clipzoo.config.variables import with_variables
 from clipzoo.errors import ConfigError
 from clipzoo.io.weights import weights_digest
 from clipzoo.runs.names import run_folder
+from clipzoo.runs.variables import with_variables
 
 NAMES = ("weights", "image", "text", "head")
 """Keys of `init` that name weights."""

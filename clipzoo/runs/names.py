@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.config.overrides import read
-from clipzoo.config.variables import with_variables
 from clipzoo.errors import masked
 from clipzoo.io.names import folder_name
 from clipzoo.runs.identity import digest, is_harmless
+from clipzoo.runs.variables import with_variables
 
 LONGEST_DESCRIPTION = 80
 """Largest number of characters before the digest in the name of a run."""
@@ -31,9 +31,10 @@ def run_folder(plain: Mapping[str, Any], overrides: Sequence[str]) -> Path:
     Raises:
         ConfigError: no folder may have the configured name.
     """
-    runs = Path(with_variables(plain["runs"]))
-    if plain["name"]:
-        return runs / folder_name(with_variables(plain["name"]), "name")
+    values = with_variables({key: plain[key] for key in ("runs", "name")})
+    runs = Path(values["runs"])
+    if values["name"]:
+        return runs / folder_name(values["name"], "name")
     suffix = f"-{digest(plain)}"
     new = runs / f"{description(overrides)}{suffix}"
     existing = sorted(runs.glob(f"*{suffix}"))

@@ -164,8 +164,8 @@ def summary(folder: Path) -> str:
     record = RunRecord.read(folder)
     lines = [f"{folder} is finished after {record.training.get('steps', 'all')} steps; pass name=NEW to train again."]
     lines += [f"  {key:<52} {value:8.2f}" for key, value in written(record.metrics).items()]
-    if (folder / "report.md").exists():
-        lines.append(f"report: {folder / 'report.md'}")
+    page = folder / "report.md"
+    lines.append(f"report: {page}" if page.exists() else f"report: none; clipzoo report {folder} writes it")
     return "\n".join(lines)
 
 

@@ -22,11 +22,11 @@ from typing import Any
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.trust import trusted_names
-from clipzoo.config.variables import with_variables
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.errors import ConfigError
 from clipzoo.io.names import folder_name
+from clipzoo.runs.variables import with_variables
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

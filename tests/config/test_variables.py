@@ -11,13 +11,13 @@ import yaml
 
 import clipzoo
 from clipzoo.config.compose import compose
-from clipzoo.config.variables import with_variables
 from clipzoo.data.faults import Fault, FaultLog
 from clipzoo.data.shards.index import relative_names
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, masked
 from clipzoo.runs.identity import identity
 from clipzoo.runs.names import run_folder
+from clipzoo.runs.variables import with_variables
 from clipzoo.training.loggers.terminal import MaskingFormatter
 from tests.support.processes import Process, run_script
 from tests.support.runs import overrides

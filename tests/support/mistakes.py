@@ -20,8 +20,8 @@ from typing import Any
 
 from clipzoo.cli.__main__ import _parser
 from clipzoo.config.compose import compose
-from clipzoo.config.flat import flat
 from clipzoo.config.groups import groups, options
+from clipzoo.runs.flat import flat
 from tests.support.paths import ROOT
 
 SECONDS = 120

@@ -78,11 +78,13 @@ def test_a_kill_while_the_results_are_written_leaves_a_run_that_the_next_start_c
     runs.assert_equal(runs.weights(tmp_path), runs.weights(undisturbed))
 
 
-def test_a_finished_run_without_a_report_gets_it_at_the_next_start(tiny_shards, undisturbed, tmp_path):
+def test_the_next_start_of_a_finished_run_without_a_report_names_the_command_that_writes_it(
+    tiny_shards, undisturbed, tmp_path
+):
     shutil.copytree(undisturbed / "run", tmp_path / "run")
     (tmp_path / "run" / "report.md").unlink()
-    assert "is finished after" in runs.train(tiny_shards, tmp_path)
-    assert (tmp_path / "run" / "report.md").exists()
+    output = runs.train(tiny_shards, tmp_path)
+    assert "is finished after" in output and f"clipzoo report {tmp_path / 'run'} writes it" in output
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from clipzoo.api.formats.preprocessing import tokenizer_faults, write_preprocess
 from clipzoo.api.formats.weights import save_weights
 from clipzoo.api.loading import PAIR, LoadedModel
 from clipzoo.api.published import CONFIG, HERE, HUB, VERSION, WEIGHTS, value_faults
-from clipzoo.config.variables import uses_variables
 from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer
 from clipzoo.errors import ConfigError
+from clipzoo.runs.variables import uses_variables
 
 
 def faults(model: LoadedModel) -> list[str]:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipzoo.config.flat import flat
 from clipzoo.report.comparison.labels import distinct
 from clipzoo.report.comparison.scales import ComparedRow, Comparison, chance, columns
 from clipzoo.report.paper_tables.collect import Match, Run, shortened
 from clipzoo.report.paper_tables.filled import SeedGroup
 from clipzoo.report.table import Cell, Heading, Row, Table
+from clipzoo.runs.flat import flat
 from clipzoo.runs.identity import identity
 
 IGNORED = ("name", "runs", "seed", "row", "logger", "about", "data.workers", "data.prefetch", "trainer.device")

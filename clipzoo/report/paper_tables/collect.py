@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
-from clipzoo.config.flat import flat
 from clipzoo.config.groups import options
 from clipzoo.errors import ConfigError
 from clipzoo.report.paper_tables.experiments import (
@@ -22,6 +21,7 @@ from clipzoo.report.paper_tables.experiments import (
 )
 from clipzoo.report.paper_tables.published import Metrics, search_of
 from clipzoo.runs.directory import config_of, is_finished
+from clipzoo.runs.flat import flat
 from clipzoo.runs.metric_key import MetricKey
 from clipzoo.runs.record import RunRecord
 from clipzoo.runs.training_log import TrainingLog
