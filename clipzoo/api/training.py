@@ -21,7 +21,7 @@ from clipzoo.training.loggers import Logger
 from clipzoo.training.optimization.optimizers import AdamW
 from clipzoo.training.optimization.schedules import Cosine
 from clipzoo.training.parts import Dataset, Optimizer, Parts
-from clipzoo.training.settings import Computation, Length, Saving
+from clipzoo.training.settings import Computation, Inspection, Length, Saving
 from clipzoo.training.trainer import fit
 
 
@@ -51,6 +51,7 @@ def train(
     evaluate: Callable[[Model], Mapping[str, float]] | None = None,
     evaluate_every: float | None = 1.0,
     computation: Computation | None = None,
+    inspection: Inspection | None = None,
     tuning: Tuning | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     world: World | None = None,
@@ -65,8 +66,8 @@ def train(
     batch: samples of a step, over all ranks. epochs or steps: the length; the other is None.
     learning_rate: peak of AdamW's cosine schedule without warmup; `optimizer` replaces both.
     evaluate: called with the model every `evaluate_every` epochs and at the end; returns metrics by name.
-    computation: precision, micro-batches, gradient clipping; None for fp32 without them. tuning: what of the encoder
-    trains; None for all of it.
+    computation: precision, micro-batches, gradient clipping; None for fp32 without them. inspection: a profile, and
+    what follows spikes of the loss. tuning: what of the encoder trains; None for all of it.
     world: `World.join(...)` for several ranks; None for a single process on `device`. seed: of all randomness.
     folder: run directory for checkpoints and metrics.jsonl; the same call resumes from it. None: nothing is written.
     log_every, save_every: steps. quiet: print no progress.
@@ -81,6 +82,8 @@ def train(
     dataset.open(folder, world)
     dataset.check(seed, batch)
     length.check(dataset.samples, world)
+    if inspection is not None:
+        inspection.check(length.total_steps(dataset.samples))
     optimizer = optimizer or adam(learning_rate)
     logger = HistoryLogger(Logger("off", "clipzoo", None, None, tensorboard=False))
     parts = Parts(
@@ -91,7 +94,7 @@ def train(
     # A program's own signal handlers stay as they are.
     own, saving = Preemption(Watchdog(), signals=()), Saving(log_every, save_every)
     computation = (computation or Computation()).resolved(folder, world)
-    cost, metrics = fit(parts, length, computation, saving, world, own)
+    cost, metrics = fit(parts, length, computation, saving, world, own, inspection)
     logger.close()
     return TrainingResult(model.eval(), metrics, cost, logger.history)
 

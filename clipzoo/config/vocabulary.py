@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,11 @@ Layers = Annotated[int, Range(at_least=1, at_most=1000)]
 Workers = Annotated[int, Range(at_least=0, at_most=256)]
 """Number of processes."""
 Processes = Annotated[int, Range(at_least=1, at_most=256)]
+StepRange = Annotated[tuple[Count, Count], Ascending()]
+"""First and last step, counted from 1."""
+SpikeWindow = Annotated[int, Range(at_least=4, at_most=100_000)]
+SpikePolicy = Literal["report", "stop", "skip", "rewind"]
+"""What follows a spike of the loss; see `clipzoo.training.settings.Inspection`."""
 Seed = Annotated[int, Range(at_least=0, at_most=2**63 - 1)]
 
 OrderedPair = Annotated[tuple[float, float], Ascending()]

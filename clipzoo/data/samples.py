@@ -58,9 +58,7 @@ class SampleReader:
 
         Raises ConfigError if none of the candidates is usable.
         """
-        source = int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
-        index = self._indexes[source]
-        wanted = index.locate(sample_id - int(self._first_ids[source]))
+        index, *wanted = self._locate(sample_id)
         failure: BadSampleError | None = None
         for shard, position in _candidates(index, *wanted):
             try:
@@ -81,6 +79,16 @@ class SampleReader:
             f"{' '.join(_name(index, *wanted))} cannot be used ({failure.reason}), nor any of the samples that follow "
             "it: check data.shards and data.caption_key"
         )
+
+    def name(self, sample_id: int) -> str:
+        """Shard and key of a sample."""
+        return " ".join(_name(*self._locate(sample_id)))
+
+    def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
+        """Return the index that holds a sample, its shard and its position there."""
+        source = int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
+        index = self._indexes[source]
+        return index, *index.locate(sample_id - int(self._first_ids[source]))
 
     def _load(
         self, index: ShardIndex, shard: int, position: int, sample_id: int, epoch: int, stored_key: int | None

@@ -171,6 +171,11 @@ class ShardDataset(Part):
         samples = [reader.read(sample_id, epoch=0) for sample_id in sample_ids]
         return [(sample.image, sample.caption) for sample in samples if sample.image is not None]
 
+    def names(self, sample_ids: Sequence[int]) -> list[str]:
+        """Shard and key of each sample, such as "00003.tar 000031415"."""
+        reader = self._reader(seed=0)
+        return [reader.name(sample_id) for sample_id in sample_ids]
+
     def _plan(self, seed: int, global_batch: int) -> Plan:
         counts = [index.counts.tolist() for index in self._indexes]
         return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)

@@ -82,7 +82,7 @@ class GradientCache:
         caches: Mapping[View, FeatureCache] | None = None,
     ) -> None:
         self.tile, self.autocast = tile, autocast
-        self._model, self._objective, self._world = model, objective, world
+        self._model, self.objective, self._world = model, objective, world
         self._micro_batch = micro_batch
         self._encoder = PairEncoder(model, autocast, compile)
         self._caches = caches or {}
@@ -151,7 +151,7 @@ class GradientCache:
 
     def _loss(self, features: FeaturePair, batch: Batch, progress: Progress, diagnose: bool) -> Loss:
         similarity = self._model.compare(*features, self._world, self.tile)
-        loss = self._objective(similarity, batch, progress)
+        loss = self.objective(similarity, batch, progress)
         if not diagnose:
             return loss
         with torch.no_grad():

@@ -42,7 +42,10 @@ class TrainingLoop:
         if self.world.is_first:
             self.parts.logger.open(self.parts.folder, self.parts.config, start)
         self.step.model.train()
+        if (spikes := self.step.divergence.spikes) is not None and self.world.is_first:
+            spikes.forget_after(start)
         with self.preemption.deferred():
+            self._save_to_rewind(start)
             # The evaluation after the last saved step is made again, or for the first time.
             self._evaluate_if_due(start)
             self._set_status(start, "waiting for data")
@@ -54,9 +57,11 @@ class TrainingLoop:
                 if done == start + 1:
                     self.step.count_flops(batch)
                 result = self.step(batch, self._progress(done - 1), diagnose=done % self.saving.log_every == 0)
+                self._rewind_if_due(done)
                 self._after_step(done, result)
                 self._set_status(done, "waiting for data", bounded=done < self.total_steps)
             self.state.wait()
+            self.world.run_on_first(self.state.remove_rewind)
         return self.step.throughput.summary(self.total_steps), self._evaluate(self.total_steps)
 
     def _after_step(self, done: int, result: StepResult) -> None:
@@ -70,10 +75,32 @@ class TrainingLoop:
             self._log(done, result)
         if save:
             self._set_status(done, "saving", bounded=False)
+            self._save_to_rewind(done)
             self.state.save(done)
         if save and divergence.stop and not last:
             self._stop(done)
         self._evaluate_if_due(done)
+
+    def _rewind_if_due(self, done: int) -> None:
+        """Go back to the weights of the last regular checkpoint if this step is a spike and the policy says so."""
+        spikes = self.step.divergence.spikes
+        if spikes is None or spikes.policy != "rewind":
+            return
+        self.step.divergence.settle()
+        if spikes.rewind_due:
+            spikes.rewind_due = False
+            self.state.rewind(done)
+
+    def _save_to_rewind(self, done: int) -> None:
+        """Save the state that `_rewind_if_due` goes back to: at multiples of save_every, whatever interrupts the run.
+
+        It is written before the checkpoint of the same step: a run that resumes finds it.
+        """
+        spikes = self.step.divergence.spikes
+        if spikes is None or spikes.policy != "rewind" or done == self.total_steps:
+            return
+        if (done and done % self.saving.save_every == 0) or not self.state.can_rewind(done):
+            self.state.save_to_rewind(done)
 
     def _log(self, done: int, result: StepResult) -> None:
         """Log the step's values, averaged over ranks, and the throughput."""

@@ -14,7 +14,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.heads.similarity.tiled import automatic_tile
 from clipzoo.training.checkpoints import checkpoint
-from clipzoo.types import Count, Epochs, Positive, Range, checked, decimal
+from clipzoo.types import Count, Epochs, Positive, Range, SpikePolicy, SpikeWindow, StepRange, checked, decimal
 
 log = logging.getLogger(__name__)
 
@@ -137,3 +137,30 @@ class Saving:
     keep: Count = 1
     best_metric: str | None = None
     in_background: bool = False
+
+
+@checked
+@dataclass(frozen=True)
+class Inspection:
+    """Looking inside a training. None of it changes a step that is no spike.
+
+    profile: first and last step of a profile, counted from 1; None for none.
+    on_spike: what follows a step whose loss or gradient norm is far above those of the steps before: "report" lists its
+    samples; "stop" ends the run before the update; "skip" leaves the batch out; "rewind" also goes back to the weights
+    of the last checkpoint at a multiple of save_every. None judges no step.
+    spike_window: number of steps by which a step is judged; the first ones are not judged.
+    spike_threshold: a value above median + spike_threshold * median absolute deviation is a spike.
+    """
+
+    profile: StepRange | None = None
+    on_spike: SpikePolicy | None = None
+    spike_window: SpikeWindow = 100
+    spike_threshold: Positive = 20.0
+
+    def check(self, total_steps: int) -> None:
+        """Raise ConfigError if the training does not have the steps to profile."""
+        if self.profile is not None and self.profile[1] > total_steps:
+            raise ConfigError(
+                f"trainer.profile=[{self.profile[0]},{self.profile[1]}]: the training has {total_steps} steps; give "
+                "the first and the last step to profile, such as trainer.profile=[10,20]"
+            )

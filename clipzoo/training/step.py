@@ -31,6 +31,9 @@ class StepResult:
 class TrainStep:
     """Makes optimizer steps. A step that diverges on any rank leaves the weights unchanged.
 
+    A step that is left out (`Inspection.on_spike`) also leaves the buffers unchanged: running statistics of a batch
+    norm and the per-sample state of the objective.
+
     optimizer: of all trained parameters; `recipe` sets its learning rate. clip_gradient: largest norm of the gradient.
     scaler: loss scaling for fp16, else disabled. seed: of all random numbers, together with step and rank.
     head_steps: number of first steps in which the encoder does not train.
@@ -62,16 +65,19 @@ class TrainStep:
         torch.manual_seed(mixed_seed(self.seed, progress.step, self.world.rank))
         self.model.head.resample(progress.step)
         self.optimizer.zero_grad(set_to_none=True)
+        buffers = [buffer.clone() for buffer in self._buffers()] if self.divergence.leaves_out else []
         loss = self.gradients(batch, progress, self._loss_scale(), self.throughput.mark, diagnose, train_encoder)
         self.scaler.unscale_(self.optimizer)
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = nn.utils.get_total_norm([parameter.grad for parameter in trained])
         # With loss scaling infinite gradients are ordinary: the scaler skips their steps.
         scaled = self.scaler.is_enabled()
-        diverged = self.divergence.check(progress.step, batch.sample_id, loss.total, norm, check_gradient=not scaled)
+        skip = self.divergence.check(progress.step, batch.sample_id, loss.total, norm, check_gradient=not scaled)
         if self.clip_gradient is not None:
             nn.utils.clip_grads_with_norm_(trained, self.clip_gradient, norm)
-        self._update(diverged)
+        self._update(skip)
+        for before, buffer in zip(buffers, self._buffers() if buffers else (), strict=True):
+            buffer.copy_(torch.where(skip, before, buffer))
         self.model.head.clamp_()
         self.throughput.mark("optimizer")
         return StepResult(loss, norm, learning_rate)
@@ -82,16 +88,21 @@ class TrainStep:
         dtype = self.gradients.autocast or self.model.dtype
         self.throughput.peak_flops = self.world.run_on_first(lambda: peak_flops(self.world.device, dtype))
 
-    def _update(self, diverged: Tensor) -> None:
-        """Make the optimizer's step, unless the training has diverged. diverged: 0-d bool."""
+    def _buffers(self) -> list[Tensor]:
+        """The buffers of the model and the objective."""
+        return [*self.model.buffers(), *self.gradients.objective.buffers()]
+
+    def _update(self, skip: Tensor) -> None:
+        """Make the optimizer's step, unless the step is left out. skip: 0-d bool."""
         if self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
+            if self.divergence.spikes is None or not skip:  # waits for the device
+                self.scaler.step(self.optimizer)
             self.scaler.update()
         elif getattr(self.optimizer, "_step_supports_amp_scaling", False):
             # As a scaler does: a fused optimizer reads this on the device and skips its step when it is 1.
-            self.optimizer.found_inf = diverged.float()  # type: ignore[attr-defined]
+            self.optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
             self.optimizer.step()
-        elif not diverged:  # waits for the device
+        elif not skip:  # waits for the device
             self.optimizer.step()
 
     def _loss_scale(self) -> float | Tensor:

@@ -12,17 +12,26 @@ import torch
 
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError
 from clipzoo.training.checkpoints.state import TrainingState
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.inspection.divergence import DivergenceCheck
+from clipzoo.training.inspection.spikes import SpikeDetector, Spikes
 from clipzoo.training.inspection.throughput import Throughput
 from clipzoo.training.loop import TrainingLoop
 from clipzoo.training.parts import Dataset, Parts
-from clipzoo.training.settings import MATMUL_PRECISIONS, PRECISION, Computation, Length, Saving
+from clipzoo.training.settings import (
+    MATMUL_PRECISIONS,
+    PRECISION,
+    Computation,
+    Inspection,
+    Length,
+    Saving,
+)
 from clipzoo.training.step import TrainStep
 from clipzoo.training.tuning.rates import split_groups
 from clipzoo.training.tuning.tuned_model import TunedModel
-from clipzoo.types import Count, Epochs, Part, Range, Seconds
+from clipzoo.types import Count, Epochs, Part, Positive, Range, Seconds, SpikePolicy, SpikeWindow, StepRange
 
 
 class Trainer(Part):
@@ -31,7 +40,7 @@ class Trainer(Part):
     global_batch: samples of a step, over all ranks. epochs or steps: the length; the other is null.
     device: "auto", "cpu" or "cuda". timeout: seconds without a step, a batch or an answer of other ranks
     after which the run ends.
-    save_in_background: see Saving.in_background. The other arguments: see Computation and Saving.
+    save_in_background: see Saving.in_background. The other arguments: see Computation, Saving and Inspection.
     """
 
     relations = {"(epochs is None) != (steps is None)": "give one of the two, and null for the other"}
@@ -57,18 +66,24 @@ class Trainer(Part):
         best_metric: str | None,
         save_in_background: bool,
         timeout: Seconds,
+        profile: StepRange | None = None,
+        on_spike: SpikePolicy | None = None,
+        spike_window: SpikeWindow = 100,
+        spike_threshold: Positive = 20.0,
     ) -> None:
         self.length = Length(global_batch, epochs, steps)
         self.computation = Computation(
             precision, head_products, micro_batch, tile, clip_gradient, loss_limit, compile, gather, group_captions
         )
         self.saving = Saving(log_every, save_every, keep, best_metric, save_in_background)
+        self.inspection = Inspection(profile, on_spike, spike_window, spike_threshold)
         self.device, self.timeout = device, timeout
 
     def check(self, dataset: Dataset, seed: int, world: World) -> None:
         """Raise ConfigError if the dataset cannot supply this batch size or length, or ranks cannot share a batch."""
         dataset.check(seed, self.length.global_batch)
         self.length.check(dataset.samples, world)
+        self.inspection.check(self.length.total_steps(dataset.samples))
 
     def choose_precision(self, folder: Path, world: World) -> str:
         """Resolve precision=auto for this run and device; return the precision. Collective."""
@@ -80,11 +95,17 @@ class Trainer(Part):
 
         When a stop has been requested, this saves the state and ends the process instead.
         """
-        return fit(parts, self.length, self.computation, self.saving, world, preemption)
+        return fit(parts, self.length, self.computation, self.saving, world, preemption, self.inspection)
 
 
 def fit(
-    parts: Parts, length: Length, computation: Computation, saving: Saving, world: World, preemption: Preemption
+    parts: Parts,
+    length: Length,
+    computation: Computation,
+    saving: Saving,
+    world: World,
+    preemption: Preemption,
+    inspection: Inspection | None = None,
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Train the model to the last step and evaluate it; see Trainer.fit."""
     model, objective, dataset = parts.model, parts.objective, parts.dataset
@@ -102,6 +123,7 @@ def fit(
     if line := tuned.summary():
         parts.report(line)
     scaler = torch.amp.GradScaler(world.device.type, enabled=computation.precision == "fp16")
+    divergence = _divergence_check(parts, computation, inspection or Inspection(), world, preemption)
     state = TrainingState(
         parts.folder,
         {"model": model, "objective": objective},
@@ -114,6 +136,7 @@ def fit(
         parts.report,
         tuned.frozen,
         {PRECISION: computation.precision},
+        divergence.history(),
     )
     preemption.watchdog.before_exit(state.wait_alone)
     step = TrainStep(
@@ -121,17 +144,8 @@ def fit(
         recipe=parts.optimizer,
         optimizer=optimizer,
         scaler=scaler,
-        gradients=GradientCache(
-            model,
-            objective,
-            world,
-            computation.micro_batch,
-            computation.tile_size(length.global_batch, world),
-            computation.autocast_dtype,
-            computation.compile,
-            tuned.caches(dataset, parts.folder, parts.report),
-        ),
-        divergence=DivergenceCheck(parts.folder, computation.loss_limit, world, lambda: preemption.requested),
+        gradients=_gradient_cache(parts, tuned, length, computation, world),
+        divergence=divergence,
         throughput=throughput,
         world=world,
         seed=parts.seed,
@@ -143,6 +157,38 @@ def fit(
         cost, metrics = loop.run()
     world.run_on_first(tuned.remove_caches)
     return {**cost, PRECISION: computation.precision}, metrics
+
+
+def _gradient_cache(
+    parts: Parts, tuned: TunedModel, length: Length, computation: Computation, world: World
+) -> GradientCache:
+    return GradientCache(
+        parts.model,
+        parts.objective,
+        world,
+        computation.micro_batch,
+        computation.tile_size(length.global_batch, world),
+        computation.autocast_dtype,
+        computation.compile,
+        tuned.caches(parts.dataset, parts.folder, parts.report),
+    )
+
+
+def _divergence_check(
+    parts: Parts, computation: Computation, inspection: Inspection, world: World, preemption: Preemption
+) -> DivergenceCheck:
+    """Return the check of every step, with what follows a spike if `inspection` asks for it."""
+    spikes = None if inspection.on_spike is None else _spikes(inspection, inspection.on_spike, parts, world)
+    return DivergenceCheck(parts.folder, computation.loss_limit, world, lambda: preemption.requested, spikes)
+
+
+def _spikes(inspection: Inspection, policy: SpikePolicy, parts: Parts, world: World) -> Spikes:
+    """Return what follows a spike."""
+    if policy == "rewind" and parts.folder is None:
+        raise ConfigError("on_spike=rewind goes back to a checkpoint: give folder=...")
+    detector = SpikeDetector(inspection.spike_window, inspection.spike_threshold, world)
+    names = getattr(parts.dataset, "names", None)
+    return Spikes(policy, detector, parts.folder, world, names, parts.logger.log)
 
 
 @contextmanager

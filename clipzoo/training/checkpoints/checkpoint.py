@@ -81,9 +81,14 @@ class CheckpointWriter:
             pending.result()
 
 
-def newest(folder: Path) -> Path | None:
-    """Return the newest valid checkpoint, None if there is none. Invalid ones are named in the log."""
+def newest(folder: Path, at_most: int | None = None) -> Path | None:
+    """Return the newest valid checkpoint, None if there is none. Invalid ones are named in the log.
+
+    at_most: largest number of steps.
+    """
     for path in sorted(folder.glob("step_*.pt"), reverse=True):
+        if at_most is not None and int(path.stem.removeprefix("step_")) > at_most:
+            continue
         reason = _fault(path)
         if reason is None:
             return path

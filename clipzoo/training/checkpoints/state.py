@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,9 @@ from clipzoo.training.inspection.divergence import require_finite_weights
 from clipzoo.training.inspection.throughput import Throughput
 from clipzoo.training.parts import Dataset
 from clipzoo.training.tuning.frozen_part import FrozenPart
+
+REWIND = "rewind"
+"""Folder of the states that a training goes back to after a spike."""
 
 
 class Stateful(Protocol):
@@ -40,6 +44,7 @@ class TrainingState:
     report: called with one line for the terminal.
     frozen: tensors of the model that training does not change. They are written once, to <folder>/frozen.pt, and are in
     no checkpoint. facts: small values that `checkpoint.recorded` returns before a checkpoint is loaded.
+    history: parts that look back on the training: a rewind leaves them as they are, and earlier checkpoints lack them.
     """
 
     def __init__(
@@ -55,10 +60,11 @@ class TrainingState:
         report: Callable[[str], None],
         frozen: Mapping[str, Tensor] | None = None,
         facts: Mapping[str, Any] | None = None,
+        history: Mapping[str, Stateful] | None = None,
     ) -> None:
         self._facts = facts or {}
         self._folder, self._keep, self._world, self._report = folder, keep, world, report
-        self._modules, self._parts = modules, {**modules, **parts}
+        self._modules, self._parts, self._history = modules, {**modules, **parts}, history or {}
         self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
         self.counters = Counters(dataset.counters)
         self._throughput = throughput
@@ -92,6 +98,36 @@ class TrainingState:
         if value is None or value < metrics[name]:
             self._write(best, step, {"metric": name, "value": metrics[name]}, keep=1)
             self._report(f"best so far: {name} {metrics[name]:.2f} after step {step}, saved in {best}")
+
+    def save_to_rewind(self, step: int) -> None:
+        """Save the state after `step` steps to <folder>/rewind, where the newest two are kept."""
+        if self._folder is not None:
+            self._write(self._folder / REWIND, step, {}, keep=2)
+
+    def can_rewind(self, step: int) -> bool:
+        """Return True if a state of at most `step` steps was saved to go back to. Collective."""
+        return self._saved_to_rewind(step) is not None
+
+    def rewind(self, step: int) -> None:
+        """Go back to the newest state before `step` steps that was saved for it. Collective."""
+        self.wait()
+        path = self._saved_to_rewind(step - 1)
+        assert path is not None, "save_to_rewind comes first"
+        state = checkpoint.read(path, "step", *self._parts)
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+        first = state["step"] + 1
+        batches = f"batch {step} is" if first == step else f"batches {first} to {step} are"
+        self._report(f"step {step}: back to the weights after step {state['step']}; {batches} left out")
+
+    def remove_rewind(self) -> None:
+        """Remove the states to go back to, when the training has ended. On the first rank."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder / REWIND, ignore_errors=True)
+
+    def _saved_to_rewind(self, step: int) -> Path | None:
+        folder = (self._folder or Path()) / REWIND
+        return self._world.run_on_first(lambda: checkpoint.newest(folder, at_most=step))
 
     def wait(self) -> None:
         """Wait until all checkpoints are on the disk. Collective."""
@@ -127,6 +163,9 @@ class TrainingState:
             self._frozen.restore(state)
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
+        for name, part in self._history.items():
+            if name in state:
+                part.load_state_dict(state[name])
         self._throughput.resume(state["step"], state["spent"])
         # Earlier versions saved no counters.
         self.counters.resume(state.get("counters", {}))
@@ -137,7 +176,7 @@ class TrainingState:
     def _write(self, folder: Path, step: int, facts: Mapping[str, Any], keep: int) -> None:
         def write() -> None:
             require_finite_weights(self._modules, step)
-            parts = {name: part.state_dict() for name, part in self._parts.items()}
+            parts = {name: part.state_dict() for name, part in {**self._parts, **self._history}.items()}
             spent, counters = self._throughput.state(step), self.counters.read()
             state = {"step": step, "data": self._data, "spent": spent, "counters": counters, **parts}
             if self._frozen is not None:

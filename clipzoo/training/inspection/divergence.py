@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from clipzoo.distributed.world import World
 from clipzoo.errors import TrainingError
 from clipzoo.io import write_whole
+from clipzoo.training.inspection.spikes import Spikes
 
 
 @dataclass
@@ -28,6 +29,7 @@ class _PendingStep:
     sample_id: Tensor
     loss: Tensor
     gradient_norm: Tensor
+    limits: Tensor | None
     result: _HostCopy
 
 
@@ -37,16 +39,32 @@ class DivergenceCheck:
     folder: run directory, where the samples of a diverged step are listed; None: no file is written.
     loss_limit: a larger absolute loss counts as divergence, as NaN does.
     stop_requested: returns True once this rank has been asked to stop. Its answer travels with the check.
+    spikes: what follows a spike; None judges no step.
     """
 
     stop = False
     """True once any rank had been asked to stop in a settled step; equal on all ranks."""
 
     def __init__(
-        self, folder: Path | None, loss_limit: float, world: World, stop_requested: Callable[[], bool] = lambda: False
+        self,
+        folder: Path | None,
+        loss_limit: float,
+        world: World,
+        stop_requested: Callable[[], bool] = lambda: False,
+        spikes: Spikes | None = None,
     ) -> None:
         self._folder, self._limit, self._world, self._stop_requested = folder, loss_limit, world, stop_requested
+        self.spikes = spikes
         self._pending: _PendingStep | None = None
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if training goes on without the batch of a step that has diverged or is a spike."""
+        return self.spikes is not None and self.spikes.leaves_out
+
+    def history(self) -> dict[str, Spikes]:
+        """Return what a checkpoint holds of earlier steps, by name."""
+        return {} if self.spikes is None else {"spikes": self.spikes}
 
     def check(self, step: int, sample_id: Tensor, loss: Tensor, gradient_norm: Tensor, check_gradient: bool) -> Tensor:
         """Settle the previous step and check this one.
@@ -54,7 +72,8 @@ class DivergenceCheck:
         sample_id: [b]. loss, gradient_norm: 0-d. check_gradient: an infinite gradient counts as divergence too.
 
         Returns:
-            0-d bool on the device, True if the step has diverged on any rank.
+            0-d bool on the device, True if the step has diverged on any rank, or is a spike, and must not change the
+            weights.
         """
         self.settle()
         loss, gradient_norm = loss.detach(), gradient_norm.detach()
@@ -62,22 +81,27 @@ class DivergenceCheck:
         if check_gradient:
             diverged = diverged | ~torch.isfinite(gradient_norm)
         stop = torch.full_like(diverged, self._stop_requested())
-        on_any_rank = self._world.maximum(torch.stack([diverged, stop]).int())
-        self._pending = _PendingStep(step, sample_id, loss, gradient_norm, _HostCopy(on_any_rank))
-        return on_any_rank[0] > 0
+        spike, limits = self.spikes.judge(loss, gradient_norm) if self.spikes else (torch.zeros_like(diverged), None)
+        on_any_rank = self._world.maximum(torch.stack([diverged, stop, spike]).int())
+        self._pending = _PendingStep(step, sample_id, loss, gradient_norm, limits, _HostCopy(on_any_rank))
+        updates = self.spikes is None or self.spikes.policy == "report"
+        return on_any_rank[0] > 0 if updates else (on_any_rank[0] + on_any_rank[2]) > 0
 
     def settle(self) -> None:
         """Wait for the result of the last step.
 
         Raises:
-            TrainingError: the step has diverged; on all ranks.
+            TrainingError: the step has diverged, or is a spike that stops the training; on all ranks.
         """
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        diverged, stop = pending.result.read()
-        if diverged:
+        diverged, stop, spike = pending.result.read()
+        if diverged and not self.leaves_out:
             self._raise(pending)
+        if self.spikes is not None and pending.limits is not None:
+            values = pending.loss, pending.gradient_norm
+            self.spikes.settle(pending.step + 1, bool(diverged or spike), pending.sample_id, values, pending.limits)
         self.stop = self.stop or bool(stop)
 
     def _raise(self, pending: _PendingStep) -> None:

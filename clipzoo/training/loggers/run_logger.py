@@ -162,7 +162,7 @@ class Logger(Part):
 def _is_before(row: Mapping[str, Any], step: int) -> bool:
     """Return True for a line of a step before `step` or of this one, but not for its evaluation, which is repeated."""
     number = row.get("step")
-    return isinstance(number, int) and (number < step or (number == step and "event" not in row))
+    return isinstance(number, int) and (number < step or (number == step and row.get("event") != "evaluation"))
 
 
 @contextmanager

@@ -1,0 +1,207 @@
+"""Spikes: how they are told from ordinary steps, and what a training does about them, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clipzoo
+from clipzoo.api.training import adam
+from clipzoo.distributed.world import World
+from clipzoo.encoders.base import Encoder
+from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.heads.clip import ClipHead
+from clipzoo.model import Model
+from clipzoo.objectives.sogclr import SogCLR
+from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training.inspection.spikes import MOST_IN_A_ROW, SpikeDetector
+from clipzoo.training.settings import Inspection
+from clipzoo.types import Batch, Features, SpikePolicy
+from tests.support.ranks import run_ranks
+from tests.support.runs import assert_equal
+
+SPIKE = 13
+STEPS = 20
+
+
+class Towers(Encoder):
+    """Two layers; a batch norm has running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image_layer = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
+        self.text_layer = nn.Linear(3, 6)
+
+    def image(self, image: Tensor) -> Features:
+        return Features(self.image_layer(image))
+
+    def text(self, text: Tensor) -> Features:
+        return Features(self.text_layer(text))
+
+
+class Poisoned(clipzoo.InMemoryDataset):
+    """Pairs of which the batches of some steps have huge captions. interrupted: step before which the run is killed."""
+
+    def __init__(
+        self, steps: tuple[int, ...] = (SPIKE,), factor: float = 100.0, interrupted: int | None = None
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        super().__init__(torch.randn(40, 4, generator=generator), torch.randn(40, 3, generator=generator))
+        self._steps, self._factor, self._interrupted = steps, factor, interrupted
+
+    def names(self, sample_ids: list[int]) -> list[str]:
+        return [f"pair {sample_id}" for sample_id in sample_ids]
+
+    def batches(self, *, start_step: int, **options) -> Iterator[Batch]:
+        for step, batch in enumerate(super().batches(start_step=start_step, **options), start_step + 1):
+            if step == self._interrupted:
+                raise KeyboardInterrupt
+            yield replace(batch, text=batch.text * self._factor) if step in self._steps else batch
+
+
+def train(policy: SpikePolicy | None, folder: Path | None, dataset: Poisoned, steps: int = STEPS, **changes):
+    """Train the head on images and captions whose largest element is the logit of every pair."""
+    torch.manual_seed(0)
+    model = Model(Towers(), UnboundedHead(6, 6, 4, temperature=1.0, max_scale=100.0, learnable_temperature=False))
+    inspection = Inspection(on_spike=policy, spike_window=8)
+    arguments = {"batch": 8, "log_every": 1, "device": "cpu", "quiet": True, "save_every": 5, **changes}
+    objective = SogCLR(temperature=1.0, gamma=0.9, positive_in_denominator=False)
+    return clipzoo.train(
+        model, objective, dataset, steps=steps, optimizer=adam(1e-3, 1e-3), folder=folder, inspection=inspection,
+        **arguments,
+    )  # fmt: skip
+
+
+class UnboundedHead(ClipHead):
+    """CLIP's head without the normalisation, so that huge captions have huge scores."""
+
+    def embed_text(self, text: Features) -> Tensor:
+        return text.pooled @ self.text_projection
+
+
+def state(folder: Path, step: int) -> dict[str, Tensor]:
+    """All tensors of the checkpoint after `step` steps that a step of the training changes."""
+    content = checkpoint.read(folder / "checkpoints" / f"step_{step:08d}.pt")
+    moments = {
+        f"optimizer.{number}.{name}": value
+        for number, values in content["optimizer"]["state"].items()
+        for name, value in values.items()
+    }
+    return {**content["model"], **content["objective"], **moments}
+
+
+def test_a_value_is_a_spike_above_median_plus_threshold_deviations_once_the_window_is_full():
+    generator = np.random.default_rng(0)
+    detector, window = SpikeDetector(9, 3.0, World()), np.empty((0, 2))
+    for _ in range(60):
+        values = generator.lognormal(size=2)
+        answer = bool(detector.judge(*map(torch.tensor, values)))
+        full = len(window) >= 9
+        median = np.median(window[-9:], axis=0) if full else np.inf
+        deviation = np.median(abs(window[-9:] - median), axis=0) if full else 0
+        assert answer == (full and bool((values > median + 3 * deviation).any()))
+        window = np.vstack([window, values])
+
+
+def test_equal_losses_have_a_deviation_of_one_percent_and_values_that_are_not_finite_are_not_added():
+    detector = SpikeDetector(4, 10.0, World())
+    for _ in range(4):
+        assert not detector.judge(torch.tensor(2.0), torch.tensor(1.0))
+    detector.judge(torch.tensor(torch.nan), torch.tensor(1.0))
+    detector.judge(torch.tensor(2.0), torch.tensor(torch.inf))
+    assert not detector.judge(torch.tensor(2.19), torch.tensor(1.0))
+    assert detector.judge(torch.tensor(2.21), torch.tensor(1.0))
+
+
+def test_a_skipped_step_changes_neither_weights_nor_moments_nor_statistics_nor_state_of_the_samples(tmp_path):
+    train("skip", tmp_path / "a", Poisoned(), steps=SPIKE)
+    train("skip", tmp_path / "b", Poisoned(), steps=SPIKE - 1)
+    assert_equal(state(tmp_path / "a", SPIKE), state(tmp_path / "b", SPIKE - 1))
+
+
+def test_a_rewind_returns_to_the_last_regular_checkpoint_and_leaves_out_the_batches_since(tmp_path):
+    train("rewind", tmp_path / "a", Poisoned(), steps=SPIKE)
+    train("rewind", tmp_path / "b", Poisoned(), steps=10)
+    assert_equal(state(tmp_path / "a", SPIKE), state(tmp_path / "b", 10))
+    assert not (tmp_path / "a" / "rewind").exists()
+
+
+def test_a_spike_is_reported_with_the_samples_of_its_batch_and_a_report_changes_nothing(tmp_path, caplog):
+    result = train("report", tmp_path / "a", Poisoned())
+    train(None, tmp_path / "b", Poisoned())
+    assert_equal(state(tmp_path / "a", STEPS), state(tmp_path / "b", STEPS))
+    (path, *_) = sorted((tmp_path / "a" / "spikes").iterdir())
+    spike = json.loads(path.read_text())
+    assert path.name == f"step_{SPIKE:08d}.json" and spike["loss"] > spike["largest_loss"]
+    plan = clipzoo.InMemoryDataset(torch.randn(40, 4), torch.randn(40, 3))
+    batch = next(
+        plan.batches(seed=0, global_batch=8, world=World(), start_step=SPIKE - 1, stop_step=SPIKE, trim_text=False)
+    )
+    assert spike["sample_ids"] == batch.sample_id.tolist()
+    assert spike["names"] == [f"pair {number}" for number in spike["sample_ids"]]
+    assert f"step {SPIKE} is a spike (loss" in caplog.text and str(path) in caplog.text
+    (event, *_) = [line for line in result.history if line.get("event") == "spike"]
+    assert event["step"] == SPIKE and event["spike/loss"] == spike["loss"]
+
+
+def test_a_run_that_stops_at_a_spike_goes_on_without_the_batch_as_if_it_had_skipped_it(tmp_path):
+    with pytest.raises(TrainingError, match=rf"step {SPIKE} is a spike .*on_spike=skip"):
+        train("stop", tmp_path / "a", Poisoned())
+    train("skip", tmp_path / "a", Poisoned())
+    train("skip", tmp_path / "b", Poisoned())
+    assert_equal(state(tmp_path / "a", STEPS), state(tmp_path / "b", STEPS))
+
+
+@pytest.mark.parametrize("policy", ["skip", "rewind"])
+@pytest.mark.parametrize("interrupted", [SPIKE + 1, SPIKE + 4])
+@pytest.mark.parametrize("factor", [100.0, torch.nan])
+def test_a_run_killed_after_a_spike_ends_as_an_undisturbed_one(tmp_path, policy, interrupted, factor):
+    train(policy, tmp_path / "undisturbed", Poisoned(factor=factor))
+    with pytest.raises(KeyboardInterrupt):
+        train(policy, tmp_path / "killed", Poisoned(factor=factor, interrupted=interrupted))
+    train(policy, tmp_path / "killed", Poisoned(factor=factor))
+    assert_equal(state(tmp_path / "killed", STEPS), state(tmp_path / "undisturbed", STEPS))
+    spikes = [
+        checkpoint.read(tmp_path / name / "checkpoints" / f"step_{STEPS:08d}.pt")["spikes"]
+        for name in ("killed", "undisturbed")
+    ]
+    assert torch.equal(spikes[0]["values"], spikes[1]["values"])
+
+
+def test_more_than_ten_skipped_steps_in_a_row_are_a_diverging_training(tmp_path):
+    with pytest.raises(TrainingError, match="number 11 in a row: the training diverges"):
+        train("skip", tmp_path, Poisoned(steps=tuple(range(9, 30)), factor=torch.nan), steps=9 + MOST_IN_A_ROW)
+
+
+def test_a_training_without_a_policy_has_no_window_in_its_checkpoint_and_a_later_one_starts_with_an_empty_window(
+    tmp_path,
+):
+    train(None, tmp_path, Poisoned(()), steps=10)
+    assert "spikes" not in checkpoint.read(tmp_path / "checkpoints" / "step_00000010.pt")
+    train("skip", tmp_path, Poisoned(), steps=STEPS)
+    assert not (tmp_path / "spikes").exists()
+
+
+def test_rewind_without_a_folder_is_one_clear_message():
+    with pytest.raises(ConfigError, match="on_spike=rewind goes back to a checkpoint: give folder="):
+        train("rewind", None, Poisoned())
+
+
+def judged(losses: list[float]) -> list[bool]:
+    """The judgement of each loss on this rank, which adds its rank to each."""
+    world = World.from_process_group()
+    detector = SpikeDetector(4, 3.0, world)
+    return [bool(detector.judge(torch.tensor(loss + world.rank), torch.tensor(1.0))) for loss in losses]
+
+
+@pytest.mark.medium
+def test_ranks_judge_the_mean_of_their_losses_and_agree():
+    first, second = run_ranks(2, judged, [1.0, 1.1, 1.2, 1.3, 1.25, 5.0, 1.2])
+    assert first == second == [False] * 5 + [True, False]
