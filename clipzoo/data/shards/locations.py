@@ -6,30 +6,23 @@ import hashlib
 import os
 import shutil
 import stat
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any
 
 from clipzoo.data.shards.commands import copy_output
-from clipzoo.errors import ConfigError, TrainingError
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
+from clipzoo.errors import ConfigError
+from clipzoo.io.stores.filesystem import RANGE, TruncatedError, is_url, open_filesystem, read_ranges, repeated
 
 State = tuple[int, int]
 """Size of a shard in bytes, and its modification time or a number made from its tag."""
 MISSING: State = (-1, 0)
-CONNECT_SECONDS, READ_SECONDS = 10.0, 15.0
-"""Longest silence of an HTTP server."""
-PATIENCE = 60.0
-"""Seconds for which a server may fail before a run gives up."""
+KEY = "data.shards"
 _THREADS = 16
-Result = TypeVar("Result")
 
 
 def is_remote(location: str) -> bool:
-    return location.startswith("pipe:") or "://" in location
+    return location.startswith("pipe:") or is_url(location)
 
 
 def states(locations: Sequence[str]) -> list[State | None]:
@@ -48,25 +41,22 @@ def copy(location: str, target: IO[bytes]) -> None:
     if location.startswith("pipe:"):
         copy_output(location.removeprefix("pipe:"), target)
         return
-    filesystem, path = open_filesystem(location)
+    filesystem, path = open_filesystem(location, KEY)
 
     def download() -> None:
         target.seek(0)
         target.truncate()
-        with filesystem.open(path, "rb") as source:
-            shutil.copyfileobj(source, target, 1 << 20)
+        facts = filesystem.info(path)
+        if facts.get("size") is None:
+            with filesystem.open(path, "rb") as source:
+                shutil.copyfileobj(source, target, 1 << 20)
+            return
+        for content in read_ranges(location, filesystem, path, int(facts["size"]), KEY):
+            target.write(content)
+        if int(facts["size"]) > RANGE and _version(filesystem.info(path)) != _version(facts):
+            raise TruncatedError("the shard has changed while it was read")
 
-    repeated(location, download)
-
-
-def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
-    """Return the fsspec filesystem of a URL and the path in it."""
-    import fsspec
-
-    try:
-        return fsspec.core.url_to_fs(url, **_options(url))
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"data.shards: {url} cannot be read: {error}") from error
+    repeated(location, download, KEY)
 
 
 def _state(location: str) -> State | None:
@@ -88,64 +78,19 @@ def _state(location: str) -> State | None:
 
 
 def _remote_state(url: str) -> State | None:
-    filesystem, path = open_filesystem(url)
-    facts = repeated(url, lambda: filesystem.info(path))
+    filesystem, path = open_filesystem(url, KEY)
+    facts = repeated(url, lambda: filesystem.info(path), KEY)
     if facts.get("size") is None:
         return None
+    return int(facts["size"]), int(hashlib.sha256(_version(facts).encode()).hexdigest()[:12], 16)
+
+
+def _version(facts: Mapping[str, Any]) -> str:
+    """Return what a store says of a file's version."""
     names = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
-    tags = "".join(str(facts[name]) for name in names if name in facts)
-    return int(facts["size"]), int(hashlib.sha256(tags.encode()).hexdigest()[:12], 16)
+    return "".join(str(facts[name]) for name in names if name in facts)
 
 
 def _kind(mode: int) -> str:
     kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
-
-
-def _options(url: str) -> dict[str, Any]:
-    """Return the options of fsspec's filesystem: deadlines for HTTP, whose own limit is five minutes a request."""
-    protocol = url.partition("://")[0]
-    if protocol not in ("http", "https"):
-        return {}
-    import aiohttp
-    import fsspec
-
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
-    configured = fsspec.config.conf.get(protocol, {}).get("client_kwargs", {})
-    return {"client_kwargs": {"timeout": timeout, **configured}}
-
-
-def repeated(url: str, action: Callable[[], Result]) -> Result:
-    """Return `action()`, repeated with growing pauses while its server times out, drops connections or fails (5xx).
-
-    Raises:
-        OSError: any other error, also those of fsspec's backends.
-        TrainingError: the server has not recovered within PATIENCE seconds.
-    """
-    begin, pause, tries = time.monotonic(), 0.25, 0
-    while True:
-        tries += 1
-        try:
-            return action()
-        except Exception as error:
-            # fsspec takes every failure of HTTP for a missing file.
-            cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
-            if not _is_transient(cause):
-                if isinstance(error, OSError):
-                    raise
-                raise OSError(f"{url}: {type(error).__name__}: {error}") from error
-            seconds = time.monotonic() - begin
-            if seconds + pause > PATIENCE:
-                raise TrainingError(
-                    f"data.shards: {url} cannot be read, {tries} tries in {seconds:.0f} seconds: "
-                    f"{type(cause).__name__} {cause}".rstrip()
-                ) from error
-        time.sleep(pause)
-        pause = min(2 * pause, 10.0)
-
-
-def _is_transient(error: BaseException) -> bool:
-    if status := getattr(error, "status", None):
-        return status >= 500 or status in (408, 429)
-    is_client_error = type(error).__module__.startswith("aiohttp") and not isinstance(error, ValueError)
-    return is_client_error or isinstance(error, ConnectionError | TimeoutError)

@@ -12,8 +12,9 @@ from typing import Annotated
 
 from clipzoo.config.annotations import kind_of_object
 from clipzoo.config.vocabulary import Range
-from clipzoo.data.shards.locations import is_remote, open_filesystem, repeated
+from clipzoo.data.shards.locations import KEY, is_remote
 from clipzoo.errors import ConfigError
+from clipzoo.io.stores.filesystem import open_filesystem, repeated
 
 MOST_SHARDS = 1_000_000
 """Largest number of shards of one pattern."""
@@ -131,10 +132,10 @@ def _local(path: str) -> list[str]:
 def _remote(url: str) -> list[str]:
     if not glob.has_magic(url) and not url.endswith("/"):
         return [url]
-    filesystem, path = open_filesystem(url)
+    filesystem, path = open_filesystem(url, KEY)
     pattern = path.rstrip("/") + "/*.tar" if url.endswith("/") else path
     try:
-        shards = sorted(repeated(url, lambda: filesystem.glob(pattern)))
+        shards = sorted(repeated(url, lambda: filesystem.glob(pattern), KEY))
     except OSError as error:
         raise ConfigError(f"data.shards: {url} cannot be listed: {error}") from error
     return _not_empty([filesystem.unstrip_protocol(shard) for shard in shards], url, "matches no file")

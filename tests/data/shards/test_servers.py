@@ -17,6 +17,7 @@ from clipzoo.data.shards import commands, locations
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index_builder import load_or_build
 from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.io.stores import filesystem
 from tests.support.processes import Process, children, is_alive, wait_until_gone
 
 CONTENT = bytes(range(256)) * 10
@@ -59,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch) -> Iterator[Server]:
     pytest.importorskip("aiohttp", reason="pip install aiohttp")
-    monkeypatch.setattr(locations, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(filesystem, "READ_SECONDS", 0.3)
     server = Server(("127.0.0.1", 0), Handler)
     server.faults = []
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -91,7 +92,7 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(server, fault):
 @pytest.mark.medium
 @pytest.mark.parametrize("fault", ["500", "stall"])
 def test_a_server_that_goes_on_failing_is_named_once_the_patience_is_over(server, monkeypatch, fault):
-    monkeypatch.setattr(locations, "PATIENCE", 0.5)
+    monkeypatch.setattr(filesystem, "PATIENCE", 0.5)
     server.faults = [fault] * 100
     begin = time.monotonic()
     for ask in (download, lambda server: locations.states([url(server)] * 40)):

@@ -1,0 +1,179 @@
+"""File systems of fsspec URLs: their deadlines, and requests that are repeated while a server fails."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clipzoo.errors import ConfigError, TrainingError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+CONNECT_SECONDS, READ_SECONDS = 10.0, 15.0
+"""Longest silence of a server."""
+PATIENCE = 60.0
+"""Seconds for which a server may fail before a command gives up."""
+LONGEST_PAUSE = 10.0
+RANGE = 2**24
+"""Bytes of one request."""
+PARALLEL_RANGES = 4
+PACKAGES = {
+    "s3": "clipzoo[s3]", "s3a": "clipzoo[s3]", "gs": "gcsfs", "gcs": "gcsfs", "hf": "clipzoo[hub]", "az": "adlfs",
+    "abfs": "adlfs", "http": "clipzoo[http]", "https": "clipzoo[http]", "sftp": "paramiko", "ssh": "paramiko",
+}  # fmt: skip
+"""What to install for a protocol."""
+_TRANSIENT_NUMBERS = (errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH)
+_TRANSIENT_NAMES = {"HTTPClientError", "ConnectionError", "TransportError", "ResponseParserError"}
+"""Base classes of failed connections in botocore, requests and httpx."""
+Result = TypeVar("Result")
+
+
+class TruncatedError(ConnectionError):
+    """A server has sent fewer bytes than it announced, or other ones than were stored."""
+
+
+def is_url(location: str) -> bool:
+    return "://" in location
+
+
+def protocol_of(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
+    """Return the fsspec file system of a URL and the path in it. key: of the configuration, for the message.
+
+    Raises:
+        ConfigError: there is no such file system, or its package is not installed.
+    """
+    import fsspec
+
+    try:
+        # A cached listing would hide the changes of other machines.
+        return fsspec.core.url_to_fs(url, use_listings_cache=False, **_options(protocol_of(url)))
+    except (ImportError, ValueError) as error:
+        package = PACKAGES.get(protocol_of(url))
+        remedy = f" (pip install '{package}')" if package and isinstance(error, ImportError) else ""
+        raise ConfigError(f"{key}: {url} cannot be read: {error}{remedy}") from error
+
+
+def read_ranges(url: str, filesystem: AbstractFileSystem, path: str, size: int, key: str) -> Iterator[bytes]:
+    """Yield the content of a file of `size` bytes in requests of at most RANGE bytes; each is repeated by itself.
+
+    A server without ranges answers the first request with the whole file.
+
+    Raises:
+        OSError: the file cannot be read.
+        TrainingError: its server has not recovered within PATIENCE seconds.
+    """
+
+    def read(start: int) -> bytes:
+        end = min(start + RANGE, size)
+        # A file of one range is asked for as a whole, which every server can do.
+        limits = {} if end - start == size else {"start": start, "end": end}
+        content: bytes = filesystem.cat_file(path, **limits)
+        if len(content) == size and start:
+            content = content[start:end]
+        if len(content) not in (end - start, size):
+            raise TruncatedError(f"{len(content)} bytes in place of {end - start}")
+        return content
+
+    starts = range(0, size, RANGE)
+    if len(starts) < 2:
+        yield repeated(url, lambda: read(0), key) if size else b""
+        return
+    first = repeated(url, lambda: read(0), key)
+    yield first
+    if len(first) == size:
+        return
+    with ThreadPoolExecutor(PARALLEL_RANGES) as pool:
+        # A window of requests: memory stays bounded where the reader is slower than the store.
+        pending = [pool.submit(repeated, url, lambda s=start: read(s), key) for start in starts[1 : 1 + PARALLEL_RANGES]]
+        for start in [*starts[1 + PARALLEL_RANGES :], *[-1] * len(pending)]:
+            yield pending.pop(0).result()
+            if start >= 0:
+                pending.append(pool.submit(repeated, url, lambda s=start: read(s), key))
+
+
+def repeated(url: str, action: Callable[[], Result], key: str, patience: float | None = None) -> Result:
+    """Return `action()`, repeated with growing pauses while its server times out, drops connections or fails (5xx).
+
+    key: of the configuration, for the message. patience: seconds; None for PATIENCE.
+
+    Raises:
+        OSError: any other error, also those of fsspec's backends.
+        TrainingError: the server has not recovered in time.
+    """
+    begin, pause, tries = time.monotonic(), 0.25, 0
+    while True:
+        tries += 1
+        try:
+            return action()
+        except (ConfigError, TrainingError):
+            raise
+        except Exception as error:
+            # fsspec takes every failure of HTTP for a missing file.
+            cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            if not is_transient(cause):
+                if isinstance(error, OSError):
+                    raise
+                raise OSError(f"{url}: {type(error).__name__}: {error}") from error
+            seconds = time.monotonic() - begin
+            if seconds + pause > (PATIENCE if patience is None else patience):
+                raise TrainingError(
+                    f"{key}: {url} cannot be read, {tries} tries in {seconds:.0f} seconds: "
+                    f"{type(cause).__name__} {cause}".rstrip()
+                ) from error
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True for an error that may pass: a lost connection, a timeout, an overloaded server."""
+    if status := _status(error):
+        return status >= 500 or status in (408, 429)
+    is_client_error = type(error).__module__.startswith("aiohttp") and not isinstance(error, ValueError)
+    return (
+        is_client_error
+        or isinstance(error, ConnectionError | TimeoutError)
+        or (isinstance(error, OSError) and error.errno in _TRANSIENT_NUMBERS)
+        or any(base.__name__ in _TRANSIENT_NAMES for base in type(error).__mro__)
+    )
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the HTTP status of an error of aiohttp, gcsfs, requests or httpx."""
+    response = getattr(error, "response", None)
+    for value in (getattr(error, "status", None), getattr(error, "code", None), getattr(response, "status_code", None)):
+        if str(value).isdigit():
+            return int(str(value))
+    return None
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    """Return the options of fsspec's file system: deadlines where its own limit is minutes a request.
+
+    What the user's fsspec configuration says has precedence.
+    """
+    options: dict[str, Any] = {}
+    if protocol in ("http", "https"):
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+        options = {"client_kwargs": {"timeout": timeout}}
+    elif protocol in ("s3", "s3a"):
+        limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"max_attempts": 1}}
+        options = {"config_kwargs": limits, "max_concurrency": PARALLEL_RANGES}
+    if not options:
+        return {}
+    import fsspec
+
+    configured: Mapping[str, Any] = fsspec.config.conf.get(protocol, {})
+    return {
+        name: {**value, **configured.get(name, {})} if isinstance(value, dict) else configured.get(name, value)
+        for name, value in options.items()
+    }
