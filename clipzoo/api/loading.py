@@ -21,6 +21,7 @@ from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.directory import config_of
+from clipzoo.runs.remote import local_copy
 from clipzoo.runs.variables import uses_variables, with_variables
 from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.tuning.frozen_part import read_frozen
@@ -62,7 +63,8 @@ class LoadedModel(Model):
 def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequence[str] = ()) -> LoadedModel:
     """Load a trained model.
 
-    path: a run directory (its newest valid checkpoint), one checkpoint file inside a run, a directory that
+    path: a run directory (its newest valid checkpoint), one checkpoint file inside a run, the URL of one of these in a
+        store ("s3://bucket/runs/demo", as text), a directory that
         `clipzoo.export(..., to="hub")` wrote, or "hf-hub:USER/NAME" for one on the Hugging Face hub.
 
     The configuration may name parts of this package, and classes of the packages in `trust`: "mypackage".
@@ -74,7 +76,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequ
     trust = (trust,) if isinstance(trust, str) else trust
     if str(path).startswith(published.HUB):
         path = published.downloaded(str(path))
-    path = Path(path)
+    path = local_copy(str(path), "path")
     if published.is_published(path):
         config, weights = published.read_published(path, trust)
         model = build_model(config, trust=trust)

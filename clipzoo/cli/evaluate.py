@@ -26,6 +26,7 @@ from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import parsed
 from clipzoo.runs.record import RunRecord, results
+from clipzoo.runs.remote import local_copy, write_back
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
     # A mistyped key is reported before torch is imported.
     with same_on_all_ranks():
         plain, trust = _composed(overrides, PLACEHOLDERS), trusted_names(overrides)
+        given = plain["run"]
+        local = {key: plain[key] and str(local_copy(plain[key], key)) for key in ("run", "mix_with")}
+        plain |= local
         _check(plain)
         if plain["run"] is not None:
             _stored_config(plain["run"])
@@ -72,7 +76,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
     Preemption(watchdog, signals)
     with watchdog.guard(world, plain["timeout"], folder):
         model = _load(plain, trust)
-        plain = _composed(overrides, model.config["encoder"])
+        plain = _composed(overrides, model.config["encoder"]) | local
         suite = part(plain["eval"], trust, Suite)
         suite.open()
         if plain["mix_with"] is not None:
@@ -80,6 +84,8 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         else:
             metrics = suite.run(model.to(world.device), folder / "evaluation", world)
             world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
+        if given is not None and plain["output"] is None:
+            world.run_on_first(lambda: write_back(given, "run"))
     world.leave()
     return metrics
 

@@ -14,10 +14,13 @@ import os
 from pathlib import Path
 
 from clipzoo.errors import ConfigError
+from clipzoo.runs.remote import local_copy, write_back
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", type=Path, nargs="*", help="run directories, or a folder of them", metavar="FOLDER")
+    parser.add_argument(
+        "folders", nargs="*", help="run directories, or a folder of them; URLs of a store too", metavar="FOLDER"
+    )
     parser.add_argument("--table", action="append", default=[], metavar="NAME", help="only this table; repeatable")
     parser.add_argument("--output", type=Path, help="folder for the page (default: <folder>/report, or comparison)")
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
@@ -32,20 +35,22 @@ def run(options: argparse.Namespace) -> None:
         from clipzoo.report.table import text_table
 
         print(terminal(text_table(["", ""], [[name, table(name).heading] for name in table_names()], left=2)))
-    elif not options.folders:
+        return
+    if not options.folders:
         raise ConfigError("give a run directory, or a folder of run directories: clipzoo report runs/demo")
-    elif len(options.folders) == 1 and _is_run(options.folders[0]) and not options.table:
+    given = options.folders
+    options.folders = [local_copy(place, "FOLDER", weights=False) for place in given]
+    if len(given) == 1 and _is_run(options.folders[0]) and not options.table:
         from clipzoo.report.run_page.page import write_report
 
         print(write_report(options.folders[0]))
     else:
         from clipzoo.report.tables_page import write_pages
 
-        print(
-            write_pages(
-                options.folders, options.table, options.output or _default_output(options.folders), options.note
-            )
-        )
+        output = options.output or _default_output(options.folders)
+        print(write_pages(options.folders, options.table, output, options.note))
+    if len(given) == 1 and options.output is None:
+        write_back(given[0], "FOLDER")
 
 
 def _default_output(folders: list[Path]) -> Path:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo.cli.arguments import Parser
+from clipzoo.cli.remote import kept_in_store, sweep_folder, upload_rest
 from clipzoo.config import overrides
 from clipzoo.config.compose import checked, compose
 from clipzoo.config.from_model import filled
@@ -75,16 +76,19 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
                               "choose them with KEY=VALUE, or add your own with --config-dir FOLDER")  # fmt: skip
     if (options.resolve or options.package is not None) and not options.cfg:
         raise ConfigError("--resolve and --package go with --cfg job")
+    folders: list[str] = []
     if not (options.version or options.shell_completion):
         read = [overrides.read(line) for line in lines]
         for override in read:
             overrides.require_values(override, options.multirun)
         shows = options.cfg or options.help or options.hydra_help or options.info
         for point in overrides.covering_points(read):
-            if (row := compose(point, complete=not shows)["row"]) is not None:
+            plain = compose(point, complete=not shows)
+            if (row := plain["row"]) is not None:
                 from clipzoo.report.paper_tables.published import require_row
 
                 require_row(row)
+            folders = sweep_folder(plain["runs"]) if options.multirun else []
         if options.multirun and not shows:
             sweep.points(lines)
     own = own_folder()
@@ -92,6 +96,7 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
         *(argument for argument in arguments if argument not in options.overrides),
         *(() if own is None else ("--config-dir", str(own))),
         *lines,
+        *folders,
     ]
 
 
@@ -142,8 +147,13 @@ def train(config: DictConfig) -> None:
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
     if has_ended(folder, plain):
-        result = record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain)
-        environment.say(result)
+        if not (folder / "report.md").exists() and environment.read().rank == 0:
+            from clipzoo.report.run_page.page import write_report
+
+            write_report(folder)
+        if environment.read().rank == 0:
+            upload_rest(plain, folder)
+        environment.say(record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain))
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
@@ -165,7 +175,11 @@ def train(config: DictConfig) -> None:
     trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
     world = World.join(trainer.device, trainer.timeout)
     set_threads(world.device)
-    with watchdog.guard(world, trainer.timeout, folder), RunLock(folder) as lock:
+    with (
+        watchdog.guard(world, trainer.timeout, folder),
+        RunLock(folder) as lock,
+        kept_in_store(plain, lock, world, preemption),
+    ):
         with created(folder, world):
             model = build_model(values, parts.head, trust)
             rows = initialise(model, folder, values, trust, world)

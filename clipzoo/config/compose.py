@@ -24,7 +24,10 @@ from clipzoo.config.variables import without_variables
 from clipzoo.errors import ConfigError
 
 TOP_LEVEL = {
-    "train": {"name": "str | None", "runs": "str", "seed": "Seed", "row": "str | None"},
+    "train": {
+        "name": "str | None", "runs": "str", "upload_patience": "Seconds", "upload_every": "Seconds", "seed": "Seed",
+        "row": "str | None",
+    },
     "eval": {
         "run": "str | None", "model": "str | None", "pretrained": "str | None", "row": "str | None",
         "output": "str | None", "device": "Literal['auto', 'cpu', 'cuda']", "timeout": "Seconds",

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from clipzoo.distributed.heartbeats import REPORT_WAIT
 from clipzoo.distributed.stop_signals import EXIT_CODE, SIGNALS, exit_before_the_run
-from clipzoo.distributed.watchdog import Watchdog
+from clipzoo.distributed.watchdog import FAILED, Watchdog
+from clipzoo.errors import TrainingError
 
 
 class Preemption:
@@ -24,6 +25,7 @@ class Preemption:
     def __init__(self, watchdog: Watchdog, signals: Sequence[int] = SIGNALS) -> None:
         self.watchdog = watchdog
         self._signal: int | None = None
+        self._error: TrainingError | None = None
         self._deferred = False
         self._launcher_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         for number in signals:
@@ -38,7 +40,11 @@ class Preemption:
     @property
     def requested(self) -> bool:
         """True once this rank has received a request to stop."""
-        return self._signal is not None
+        return self._signal is not None or self._error is not None
+
+    def request(self, error: TrainingError) -> None:
+        """Ask for the end of the run because of an error: after the step, with its state saved; exit code 1."""
+        self._error = error
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -60,6 +66,10 @@ class Preemption:
 
     def exit(self, saved: str) -> NoReturn:
         """End all ranks with exit code 75. saved: what has been saved, for the message."""
+        if self._error is not None:
+            self.watchdog.exit_all(FAILED, f"clipzoo: {self._error}{saved and f'; stopped{saved}'}")
+        if not self.requested:
+            time.sleep(REPORT_WAIT)  # the rank that was asked gives the reason, and ends this rank with it
         number = self._signal or 0
         handler = self._launcher_handlers.get(number)
         if handler is not None and self.watchdog.world.is_first:

@@ -45,7 +45,7 @@ class Watchdog:
         self._timeout = float("inf")
         self._status = (0, "starting", False)
         self._folder: Path | None = None
-        self._before_exit: Callable[[], None] | None = None
+        self._before_exit: list[Callable[[], None]] = []
         self._stopped = threading.Event()
         self._exiting, self._leaving = threading.RLock(), threading.Lock()
         self._board: MessageBoard | None = None
@@ -94,8 +94,8 @@ class Watchdog:
         self._status = (step, activity, bounded)
 
     def before_exit(self, action: Callable[[], None]) -> None:
-        """Set what to do when this process ends early, such as finishing to write a checkpoint."""
-        self._before_exit = action
+        """Add what to do when this process ends early, such as finishing to write a checkpoint; the last is first."""
+        self._before_exit.append(action)
 
     def exit_all(self, code: int, text: str) -> NoReturn:
         """End the processes of all ranks with this exit code, unless another rank has done so; `text` says why."""
@@ -248,11 +248,11 @@ class Watchdog:
         os._exit(code)
 
     def _run_before_exit(self) -> None:
-        try:
-            if self._before_exit is not None:
-                self._before_exit()
-        except Exception:
-            traceback.print_exc()
+        for action in reversed(self._before_exit):
+            try:
+                action()
+            except Exception:
+                traceback.print_exc()
 
 
 def _report_lost(board: MessageBoard, ranks: list[int]) -> None:

@@ -15,6 +15,7 @@ from clipzoo import io
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.runs import extension, renamed
 from clipzoo.runs.dataset import (
+    FILE,
     LOCATION,
     Fingerprint,
     is_moved,
@@ -26,6 +27,7 @@ from clipzoo.runs.flat import flat
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.names import run_folder
+from clipzoo.runs.remote import remote_runs
 from clipzoo.runs.variables import with_variables
 
 CONFIG = "config.yaml"
@@ -55,7 +57,12 @@ def find_run(
     """
     folder = run_folder(plain, overrides)
     if not plain["name"] and not folder.exists():
+        remote = remote_runs(with_variables(plain["runs"]))
+        if remote:
+            remote.fetch_all(FILE)
         folder = run_on_moved_dataset(folder, plain, fingerprint)
+        if remote:
+            remote.refresh(folder.name)
     check_configuration(folder, plain, fingerprint)
     return folder
 

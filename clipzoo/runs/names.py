@@ -11,6 +11,7 @@ from clipzoo.config.overrides import read
 from clipzoo.errors import masked
 from clipzoo.io.names import folder_name
 from clipzoo.runs.identity import digest, is_harmless
+from clipzoo.runs.remote import remote_runs
 from clipzoo.runs.variables import with_variables
 
 LONGEST_DESCRIPTION = 80
@@ -26,19 +27,23 @@ def run_folder(plain: Mapping[str, Any], overrides: Sequence[str]) -> Path:
     """Return the run directory of a configuration, <runs>/<name>. It need not exist.
 
     A run without a configured name is the directory whose name ends with the digest of its configuration, whatever
-    stands before the digest; if there is none, the name begins with a description of the overrides.
+    stands before the digest; if there is none, the name begins with a description of the overrides. Of a run in a store
+    it is the local copy, which is brought up to date.
 
     Raises:
         ConfigError: no folder may have the configured name.
     """
     values = with_variables({key: plain[key] for key in ("runs", "name")})
-    runs = Path(values["runs"])
+    remote = remote_runs(values["runs"])
     if values["name"]:
-        return runs / folder_name(values["name"], "name")
-    suffix = f"-{digest(plain)}"
-    new = runs / f"{description(overrides)}{suffix}"
-    existing = sorted(runs.glob(f"*{suffix}"))
-    return new if new in existing or not existing else existing[0]
+        name = folder_name(values["name"], "name")
+    else:
+        suffix = f"-{digest(plain)}"
+        name = f"{description(overrides)}{suffix}"
+        names = remote.names() if remote else [path.name for path in Path(values["runs"]).glob(f"*{suffix}")]
+        existing = sorted(other for other in names if other.endswith(suffix))
+        name = name if name in existing or not existing else existing[0]
+    return remote.refresh(name) if remote else Path(values["runs"]) / name
 
 
 def description(overrides: Sequence[str]) -> str:

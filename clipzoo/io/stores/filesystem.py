@@ -92,7 +92,9 @@ def read_ranges(url: str, filesystem: AbstractFileSystem, path: str, size: int, 
         return
     with ThreadPoolExecutor(PARALLEL_RANGES) as pool:
         # A window of requests: memory stays bounded where the reader is slower than the store.
-        pending = [pool.submit(repeated, url, lambda s=start: read(s), key) for start in starts[1 : 1 + PARALLEL_RANGES]]
+        pending = [
+            pool.submit(repeated, url, lambda s=start: read(s), key) for start in starts[1 : 1 + PARALLEL_RANGES]
+        ]
         for start in [*starts[1 + PARALLEL_RANGES :], *[-1] * len(pending)]:
             yield pending.pop(0).result()
             if start >= 0:

@@ -7,7 +7,6 @@ all that is newer has been read back. Uploads that fail are repeated with growin
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -18,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clipzoo.errors import TrainingError, cause
+from clipzoo.io.stores.filesystem import TruncatedError
 from clipzoo.io.stores.record import Record
 from clipzoo.io.stores.store import Store
-from clipzoo.io.stores.tree import FINISHED, Group, Tree, Version, local_files, tree_of, version_of
+from clipzoo.io.stores.tree import FINISHED, Tree, Version, local_files, stated_digests, tree_of, version_of
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ class Mirror:
     """Copies a run directory to a store from `start` to `finish`.
 
     record: what the store has of this folder. patience: seconds for which the store may lag behind; then `failure` is
-    set and `on_failure` called with it, once. every: seconds between two uploads of one growing file.
+    set and `on_failure` called with it, once. every: seconds between two uploads of one growing file. require: called
+    before the store is written to; raises if another machine has the run.
     """
 
     folder: Path
@@ -58,6 +59,7 @@ class Mirror:
     patience: float
     every: float
     on_failure: Callable[[TrainingError], None] = lambda error: None
+    require: Callable[[], None] = lambda: None
     failure: TrainingError | None = None
     _uploads: dict[str, _Upload] = field(default_factory=dict)
     _sent: dict[str, float] = field(default_factory=dict)
@@ -184,14 +186,18 @@ class Mirror:
         """Upload files in this order, from copies that do not change."""
         for name, version in versions.items():
             _freeze(self.folder / name, copies / name, version, link=len(versions) > 1)
-        if len(versions) > 1:
-            _require_whole(copies, tuple(versions))
+        expected = (
+            stated_digests(lambda name: (copies / name).read_bytes(), tuple(versions)) if len(versions) > 1 else {}
+        )
+        self.require()
         for name, version in versions.items():
             if self._stopped.is_set():
                 return
             if not self.record.has(name, version):
                 digest = self.store.upload(copies / name, name)
-                self.record.add(name, version, digest)
+                if digest != expected.get(name, digest):
+                    raise TruncatedError(f"{name} is being written again: its digest is not that of its mark")
+                self.record.add((name, version))
             with self._lock:
                 self._in_store[name] = version[0]
 
@@ -209,11 +215,16 @@ class Mirror:
             for group in old[: max(0, len(groups) - most)]:
                 # The mark first: an interruption leaves no group that looks complete.
                 gone += reversed(group.files)
+            # A checkpoint that was saved again in the other format, and those that were never completed.
+            for group in groups:
+                if group.name in tree.groups:
+                    gone += sorted(set(group.files) - set(tree.groups[group.name].files))
             newest = local[series][-1].name
             gone += [name for name in stored.unfinished if name.startswith(f"{series}/") and name < newest]
         for name in gone:
             if self._stopped.is_set():
                 return
+            self.require()
             self.store.remove(name)
             self.record.forget(name)
             with self._lock:
@@ -252,7 +263,3 @@ def _freeze(file: Path, copy: Path, version: Version, link: bool) -> None:
         while remaining and (block := source.read(min(remaining, 1 << 20))):
             target.write(block)
             remaining -= len(block)
-
-
-def _require_whole(copies: Path, names: tuple[str, ...]) -> None:
-    """Raise FileNotFoundError if a checkpoint does not have the digest in its mark: it is being written again."""

@@ -48,7 +48,7 @@ class Store:
             return {
                 path[len(prefix) :]: int(facts["size"] or 0)
                 for path, facts in found.items()
-                if path.startswith(prefix) and len(path) > len(prefix)
+                if path.startswith(prefix) and len(path) > len(prefix) and ".." not in path.split("/")
             }
 
         return self._repeated(find, {})

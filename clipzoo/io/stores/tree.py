@@ -1,21 +1,25 @@
 """Files of a run directory that a store keeps: plain ones, and groups that a mark completes.
 
-A group is a checkpoint: `step_00001234.pt` or the folder `step_00001234`, and its mark `step_00001234.json`, written
-last. A checkpoint without its mark is incomplete. A pair NAME.pt and NAME.json is a group too.
+A group is a checkpoint: `step_00001234.pt` or the folder `step_00001234`, and its mark `step_00001234.json`, which is
+written last. A checkpoint without its mark is incomplete. A pair NAME.pt and NAME.json is a group too.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-_STEP = re.compile(r"(?P<group>(?:.*/)?step_(?P<step>\d+))(?:\.\w+$|/)")
-_LAST = "results.json"
+_STEP = re.compile(r"(?P<group>(?:.*/)?(?:checkpoints|best)/step_\d+)(?:\.\w+$|/)")
+FINISHED = "results.json"
 """The file that marks a run as finished; a store has it after all others."""
-LEFT_OUT = ("wandb", "feature_cache", "multirun")
+MANIFEST = "manifest.json"
+"""The file of a sharded checkpoint that lists the others with their digests."""
+LEFT_OUT = ("wandb", "features")
 """Folders of a run directory that stay on the machine."""
 
 Version = tuple[int, int, int]
@@ -76,7 +80,7 @@ def tree_of(names: Collection[str]) -> Tree:
             groups[group] = Group(group, (*others, f"{group}.json"))
         else:
             unfinished.extend(files)
-    return Tree(tuple(sorted(plain, key=lambda name: (name == _LAST, name))), groups, tuple(unfinished))
+    return Tree(tuple(sorted(plain, key=lambda name: (name == FINISHED, name))), groups, tuple(unfinished))
 
 
 def local_files(folder: Path) -> dict[str, Version]:
@@ -94,6 +98,34 @@ def version_of(path: Path) -> Version | None:
     except OSError:
         return None
     return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def stated_digests(read: Callable[[str], bytes], files: Collection[str]) -> dict[str, str]:
+    """Return the SHA-256 that the mark and the manifest of a checkpoint state, by name. read: content of its files.
+
+    files: of the group, the mark last. A file that they do not name has none.
+    """
+    *others, mark = files
+    digest = _mapping(read(mark)).get("sha256")
+    first = next((name for name in others if name.endswith(("/" + MANIFEST, ".pt"))), None)
+    if first is None or not isinstance(digest, str):
+        return {}
+    found = {first: digest}
+    if first.endswith(MANIFEST):
+        listed = _mapping(read(first)).get("files")
+        for name, facts in listed.items() if isinstance(listed, dict) else ():
+            if isinstance(facts, dict) and isinstance(facts.get("sha256"), str):
+                found[f"{first.removesuffix(MANIFEST)}{name}"] = facts["sha256"]
+    return found
+
+
+def _mapping(content: bytes) -> dict[str, Any]:
+    """Return a JSON mapping; empty if it is damaged, which the reader of the checkpoint reports."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _walk(folder: Path, prefix: str, in_group: bool) -> Iterator[tuple[str, Version]]:

@@ -1,0 +1,68 @@
+"""Training in a store: `runs=s3://...`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clipzoo.config.variables import with_variables
+from clipzoo.runs.lock import RunLock
+from clipzoo.runs.remote import RemoteRun, remote_runs
+
+if TYPE_CHECKING:
+    from clipzoo.distributed.preemption import Preemption
+    from clipzoo.distributed.world import World
+
+
+def remote_run(plain: Mapping[str, Any], folder: Path) -> RemoteRun | None:
+    """Return the run in the store of `runs`, None if that is a local folder. folder: local copy of the run."""
+    runs = remote_runs(with_variables(plain["runs"]))
+    if runs is None:
+        return None
+    return RemoteRun(runs.store / folder.name, folder, plain["upload_patience"], plain["upload_every"])
+
+
+@contextmanager
+def kept_in_store(plain: Mapping[str, Any], lock: RunLock, world: World, preemption: Preemption) -> Iterator[None]:
+    """Fetch a run from its store, and keep the store up to date in the block. Does nothing for local runs. Collective.
+
+    Raises:
+        ConfigError: another process trains the run, or the store cannot be used.
+        TrainingError: at the end, the store has not taken all files within upload_patience seconds.
+    """
+    run = remote_run(plain, lock.folder)
+    if run is None:
+        yield
+        return
+    run.on_failure = preemption.request
+    needed = world.run_on_first(lambda: run.begin(lock))
+    if world.local_rank == 0 and not world.is_first:
+        run.fetch(needed)
+    world.barrier()
+    if world.is_first:
+        preemption.watchdog.before_exit(run.finish_at_exit)
+    try:
+        yield
+    except Exception:
+        # Several ranks end through the watchdog, which calls `finish_at_exit`.
+        if world.size == 1:
+            run.finish_at_exit()
+        raise
+    world.run_on_first(run.finish)
+
+
+def upload_rest(plain: Mapping[str, Any], folder: Path) -> None:
+    """Upload what the store lacks of a finished run, if it is in a store."""
+    run = remote_run(plain, folder)
+    if run is not None and run.is_behind():
+        with RunLock(folder) as lock:
+            run.begin(lock)
+            run.finish()
+
+
+def sweep_folder(runs: str) -> list[str]:
+    """Return the override that keeps Hydra's own files of a sweep out of a URL."""
+    remote = remote_runs(with_variables(runs))
+    return [] if remote is None else [f"hydra.sweep.dir='{remote.folder / 'multirun'}'"]
