@@ -17,7 +17,8 @@ CONNECT_SECONDS, READ_SECONDS = 10.0, 15.0
 """Longest silence of a server."""
 PATIENCE = 60.0
 """Seconds for which a server may fail before a command gives up."""
-LONGEST_PAUSE = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
+"""Seconds between two tries."""
 RANGE = 2**24
 """Bytes of one request."""
 PARALLEL_RANGES = 4
@@ -110,7 +111,7 @@ def repeated(url: str, action: Callable[[], Result], key: str, patience: float |
         OSError: any other error, also those of fsspec's backends.
         TrainingError: the server has not recovered in time.
     """
-    begin, pause, tries = time.monotonic(), 0.25, 0
+    begin, pause, tries = time.monotonic(), FIRST_PAUSE, 0
     while True:
         tries += 1
         try:

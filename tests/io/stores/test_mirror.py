@@ -1,0 +1,220 @@
+"""The copy of a run directory in a store: order, confirmation, retries and the bound."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from clipzoo.errors import TrainingError
+from clipzoo.io.stores import filesystem, mirror as mirrors
+from clipzoo.io.stores.fetch import fetch_newest, refresh
+from clipzoo.io.stores.mirror import Mirror
+from clipzoo.io.stores.record import Record
+from clipzoo.io.stores.store import Store
+from clipzoo.training.checkpoints import checkpoint
+from tests.support.stores import faulty_store, log_step, save_checkpoint
+
+URL = "faulty://runs/a"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(mirrors, "PERIOD", 0.02)
+    monkeypatch.setattr(mirrors, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(filesystem, "FIRST_PAUSE", 0.02)
+
+
+@pytest.fixture
+def files():
+    with faulty_store() as files:
+        yield files
+
+
+def mirrored(folder: Path, patience: float = 20.0, every: float = 0.0, **options) -> Mirror:
+    folder.mkdir(parents=True, exist_ok=True)
+    mirror = Mirror(folder, Store(URL, "runs", patience=0.0), Record(folder), patience, every, **options)
+    mirror.start()
+    return mirror
+
+
+def names(files) -> set[str]:
+    return {path.removeprefix("/runs/a/") for path in files.store}
+
+
+def until(condition, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_checkpoint_is_read_back_before_its_mark_is_sent_and_the_mark_before_older_ones_are_removed(files, tmp_path):
+    mirror = mirrored(tmp_path)
+    for step in (2, 4, 6):
+        save_checkpoint(tmp_path, step, keep=1)
+        until(lambda step=step: f"checkpoints/step_{step:08d}.json" in names(files))
+    (tmp_path / "results.json").write_text("{}")
+    mirror.finish()
+    assert names(files) == {"checkpoints/step_00000006.pt", "checkpoints/step_00000006.json", "results.json"}
+    done = [(operation, name.removeprefix("runs/a/")) for operation, name in files.operations]
+    for step, following in itertools.pairwise((2, 4, 6)):
+        old, new = (f"checkpoints/step_{number:08d}" for number in (step, following))
+        order = [("put", f"{new}.pt"), ("get", f"{new}.pt"), ("put", f"{new}.json"), ("get", f"{new}.json"),
+                 ("remove", f"{old}.json"), ("remove", f"{old}.pt")]  # fmt: skip
+        places = [done.index(entry) for entry in order]
+        assert places == sorted(places)
+    assert done[-2:] == [("put", "results.json"), ("get", "results.json")] or done[-1][0] == "remove"
+
+
+def test_a_checkpoint_without_its_mark_is_not_sent(files, tmp_path):
+    save_checkpoint(tmp_path, 2)
+    (tmp_path / "checkpoints" / "step_00000004.pt").write_bytes(b"half")
+    (tmp_path / "checkpoints" / "step_00000006").mkdir()
+    (tmp_path / "checkpoints" / "step_00000006" / "rank_00000.safetensors").write_bytes(b"half")
+    mirrored(tmp_path).finish()
+    assert names(files) == {"checkpoints/step_00000002.pt", "checkpoints/step_00000002.json"}
+
+
+def test_a_checkpoint_in_a_folder_is_sent_as_a_whole_with_its_mark_last(files, tmp_path):
+    shards = tmp_path / "checkpoints" / "step_00000002"
+    shards.mkdir(parents=True)
+    for rank in range(3):
+        (shards / f"rank_{rank:05d}.safetensors").write_bytes(bytes([rank]) * 100)
+    (shards / "manifest.json").write_text("{}")
+    (tmp_path / "checkpoints" / "step_00000002.json").write_text("{}")
+    mirrored(tmp_path).finish()
+    sent = [name for operation, name in files.operations if operation == "put"]
+    assert len(sent) == 5 and sent[-1].endswith("step_00000002.json")
+    assert fetch_newest(Store(URL, "runs"), tmp_path / "copy") == ["checkpoints/step_00000002"]
+    copies = tmp_path / "copy" / "checkpoints" / "step_00000002"
+    assert {path.name: path.read_bytes() for path in copies.iterdir()} == {
+        path.name: path.read_bytes() for path in shards.iterdir()
+    }
+
+
+def test_uploads_that_fail_or_arrive_truncated_are_repeated_until_they_are_read_back(files, tmp_path):
+    files.faults = {"put .pt": [ConnectionError("reset"), "truncated", OSError("503")], "get .pt": ["truncated"]}
+    save_checkpoint(tmp_path, 2)
+    mirrored(tmp_path).finish()
+    stored = files.store["/runs/a/checkpoints/step_00000002.pt"].getvalue()
+    assert stored == (tmp_path / "checkpoints" / "step_00000002.pt").read_bytes()
+    assert not any(files.faults.values())
+
+
+def test_of_several_new_checkpoints_the_newest_is_sent_and_none_is_removed_before(files, tmp_path):
+    save_checkpoint(tmp_path, 2, keep=1)
+    mirror = mirrored(tmp_path)
+    until(lambda: "checkpoints/step_00000002.json" in names(files))
+    files.faults = {"put .pt": [ConnectionError("reset")] * 1000}
+    for step in (4, 6, 8):
+        save_checkpoint(tmp_path, step, keep=1)
+        time.sleep(0.05)
+        assert {"checkpoints/step_00000002.pt", "checkpoints/step_00000002.json"} <= names(files)
+    files.faults = {}
+    mirror.finish()
+    assert names(files) == {"checkpoints/step_00000008.pt", "checkpoints/step_00000008.json"}
+
+
+def test_a_growing_file_is_sent_at_intervals_and_at_the_end_in_its_newest_form(files, tmp_path):
+    log_step(tmp_path, 1)
+    mirror = mirrored(tmp_path, every=60.0)
+    until(lambda: "metrics.jsonl" in names(files))
+    for step in range(2, 30):
+        log_step(tmp_path, step)
+        time.sleep(0.005)
+    mirror.finish()
+    assert files.store["/runs/a/metrics.jsonl"].getvalue() == (tmp_path / "metrics.jsonl").read_bytes()
+    assert [operation for operation, _ in files.operations].count("put") == 2
+
+
+def test_a_store_that_fails_for_longer_than_the_bound_is_reported_once_with_the_folder_and_the_cause(files, tmp_path):
+    errors: list[TrainingError] = []
+    files.faults = {"put ": [PermissionError("the token has expired")] * 10000}
+    save_checkpoint(tmp_path, 2)
+    log_step(tmp_path, 1)
+    mirror = mirrored(tmp_path, patience=0.3, on_failure=errors.append)
+    until(lambda: bool(errors))
+    time.sleep(0.2)
+    (error,) = errors
+    assert "the token has expired" in str(error) and "upload_patience=0.3" in str(error) and str(tmp_path) in str(error)
+    with pytest.raises(TrainingError, match=URL):
+        mirror.finish()
+    assert (tmp_path / "checkpoints" / "step_00000002.pt").exists()
+
+
+def test_files_that_the_store_has_are_not_sent_again_by_the_next_process(files, tmp_path):
+    save_checkpoint(tmp_path, 2)
+    log_step(tmp_path, 1)
+    mirrored(tmp_path).finish()
+    files.operations.clear()
+    log_step(tmp_path, 2)
+    mirrored(tmp_path).finish()
+    assert [name for operation, name in files.operations if operation == "put"] == ["runs/a/metrics.jsonl"]
+
+
+def test_a_file_that_was_lost_in_the_store_is_sent_again(files, tmp_path):
+    save_checkpoint(tmp_path, 2)
+    mirrored(tmp_path).finish()
+    del files.store["/runs/a/checkpoints/step_00000002.pt"]
+    mirrored(tmp_path).finish()
+    assert "checkpoints/step_00000002.pt" in names(files)
+
+
+def test_a_damaged_checkpoint_in_the_store_is_named_and_the_one_before_is_fetched(files, tmp_path, caplog):
+    for step in (2, 4):
+        save_checkpoint(tmp_path / "here", step)
+        mirrored(tmp_path / "here").finish()
+    damaged = files.store["/runs/a/checkpoints/step_00000004.pt"]
+    damaged.seek(50)
+    damaged.write(b"?")
+    store, copy = Store(URL, "runs"), tmp_path / "there"
+    refresh(store, copy)
+    assert fetch_newest(store, copy) == ["checkpoints/step_00000002"]
+    assert checkpoint.newest(copy / "checkpoints") == copy / "checkpoints" / "step_00000002.pt"
+    assert "step_00000004 is not used: the SHA-256" in caplog.text
+
+
+def test_truncated_answers_never_become_a_local_file(files, tmp_path):
+    save_checkpoint(tmp_path / "here", 2)
+    log_step(tmp_path / "here", 1)
+    mirrored(tmp_path / "here").finish()
+    files.faults = {"get .pt": ["truncated", ConnectionError("reset")], "get metrics.jsonl": ["truncated"]}
+    store, copy = Store(URL, "runs"), tmp_path / "there"
+    refresh(store, copy)
+    fetch_newest(store, copy)
+    for name in ("metrics.jsonl", "checkpoints/step_00000002.pt", "checkpoints/step_00000002.json"):
+        assert (copy / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+    assert not any(files.faults.values())
+
+
+def test_a_local_copy_that_another_machine_has_left_behind_is_replaced_and_a_newer_one_is_kept(files, tmp_path):
+    here, there, store = tmp_path / "here", tmp_path / "there", Store(URL, "runs")
+    save_checkpoint(here, 2)
+    (here / "results.json").write_text("{}")
+    mirrored(here).finish()
+    refresh(store, there)
+    assert (there / "results.json").exists()
+    # The run goes on there.
+    fetch_newest(store, there)
+    (there / "results.json").unlink()
+    save_checkpoint(there, 4)
+    mirrored(there).finish()
+    refresh(store, here)
+    assert not (here / "results.json").exists()
+    assert json.loads((here / "checkpoints" / "step_00000004.json").read_text())["step"] == 4
+    # Steps that were not sent.
+    save_checkpoint(here, 8)
+    log_step(here, 8)
+    refresh(store, here)
+    assert (here / "metrics.jsonl").exists()
+
+
+def test_names_that_lead_out_of_the_folder_are_not_fetched(files, tmp_path):
+    Store(URL, "runs").write("config.yaml", b"{}")
+    files.store["/runs/a/../../outside"] = files.store["/runs/a/config.yaml"]
+    refresh(Store(URL, "runs"), tmp_path / "a" / "b")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()].count("outside") == 0
