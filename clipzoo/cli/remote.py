@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo.config.variables import with_variables
+from clipzoo.distributed.environment import say
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.remote import RemoteRun, remote_runs
 
@@ -41,6 +42,7 @@ def kept_in_store(plain: Mapping[str, Any], lock: RunLock, world: World, preempt
     if world.local_rank == 0 and not world.is_first:
         run.fetch(needed)
     world.barrier()
+    say(f"{run.store.url} is kept up to date with its local copy {run.folder}")
     if world.is_first:
         preemption.watchdog.before_exit(run.finish_at_exit)
     try:

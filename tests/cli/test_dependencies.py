@@ -18,8 +18,9 @@ MODULES = {
 """Distributions whose module has another name."""
 PROVIDED = {"open_clip_train": "open_clip"}
 """Further modules of a declared distribution."""
-LOADED_BY_NAME = {"tensorboard", "hydra_plugins", "mkdocs", "onnx", "onnxscript"}
-"""Used through another package: torch.utils.tensorboard, torch.onnx, Hydra's launchers, the documentation's program."""
+LOADED_BY_NAME = {"tensorboard", "s3fs", "hydra_plugins", "mkdocs", "onnx", "onnxscript"}
+"""Used through another package: torch.utils.tensorboard, torch.onnx, Hydra's launchers, the documentation's program,
+file systems of fsspec."""
 
 
 def declared(extras: bool) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,9 @@ def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
     """
     import fsspec
 
+    # It announces where it has found credentials.
+    for library in ("aiobotocore", "botocore"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     try:
         # A cached listing would hide the changes of other machines.
         return fsspec.core.url_to_fs(url, use_listings_cache=False, **_options(protocol_of(url)))
