@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipzoo.config.variables import with_variables
-from clipzoo.distributed.environment import say
+from clipzoo.distributed import environment
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.remote import RemoteRun, remote_runs
+from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
     from clipzoo.distributed.preemption import Preemption
@@ -42,7 +42,7 @@ def kept_in_store(plain: Mapping[str, Any], lock: RunLock, world: World, preempt
     if world.local_rank == 0 and not world.is_first:
         run.fetch(needed)
     world.barrier()
-    say(f"{run.store.url} is kept up to date with its local copy {run.folder}")
+    environment.say(f"{run.store.url} is kept up to date with its local copy {run.folder}")
     if world.is_first:
         preemption.watchdog.before_exit(run.finish_at_exit)
     try:
@@ -56,8 +56,8 @@ def kept_in_store(plain: Mapping[str, Any], lock: RunLock, world: World, preempt
 
 
 def upload_rest(plain: Mapping[str, Any], folder: Path) -> None:
-    """Upload what the store lacks of a finished run, if it is in a store."""
-    run = remote_run(plain, folder)
+    """Upload what the store lacks of a finished run, if it is in a store. On the first rank."""
+    run = remote_run(plain, folder) if environment.read().is_first else None
     if run is not None and run.is_behind():
         with RunLock(folder) as lock:
             run.begin(lock)

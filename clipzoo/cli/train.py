@@ -147,8 +147,9 @@ def train(config: DictConfig) -> None:
     experiment = HydraConfig.get().runtime.choices.get("experiment")
     folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
     if has_ended(folder, plain):
-        complete_finished(folder, plain)
-        environment.say(record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain))
+        upload_rest(plain, folder)
+        result = record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain)
+        environment.say(result)
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
@@ -196,17 +197,6 @@ def train(config: DictConfig) -> None:
         cost, metrics = trainer.fit(training, world, preemption)
         world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics))
     world.leave()
-
-
-def complete_finished(folder: Path, plain: Mapping[str, Any]) -> None:
-    """Write the report of a finished run, and send its files to the store of its runs, if they are missing there."""
-    if environment.read().rank != 0:
-        return
-    if not (folder / "report.md").exists():
-        from clipzoo.report.run_page.page import write_report
-
-        write_report(folder)
-    upload_rest(plain, folder)
 
 
 def complete(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import logging
 import random
 import threading
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import fsspec
 import pytest
 
 BUCKET = "tests"
@@ -64,8 +62,10 @@ class S3Proxy(ThreadingHTTPServer):
         }
 
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "of-the-tests", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
-               "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "of-the-tests", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}  # fmt: skip
 
 
 class _Handler(BaseHTTPRequestHandler):
