@@ -31,13 +31,19 @@ def checked(cls: type[T]) -> type[T]:
             return build(self, *args, **kwargs)
         bound.apply_defaults()
         values = dict(list(bound.arguments.items())[1:])
-        faults = _faults(cls, values) or list(relations.broken(cls.__dict__.get("relations", {}), values))
+        faults = _faults(cls, values) or list(relations.broken(_relations(cls), values))
         if faults:
             raise ConfigError(f"{cls.__name__}: " + "; ".join(faults))
         build(self, *args, **kwargs)
 
     cls.__init__ = init  # type: ignore[method-assign, assignment]
     return cls
+
+
+def _relations(cls: type) -> dict[str, str]:
+    """Return the relations of a class and its bases."""
+    own = (base.__dict__.get("relations", {}) for base in reversed(cls.__mro__))
+    return {expression: sentence for relations in own for expression, sentence in relations.items()}
 
 
 def _faults(cls: type, values: dict[str, Any]) -> list[str]:

@@ -53,7 +53,10 @@ def constructor_arguments(target: str) -> dict[str, Argument]:
 
 
 def class_constant(target: str, name: str) -> Any:
-    """Return the literal that a class with the dotted name `target`, or a base of it, assigns to `name`, or None."""
+    """Return the literal that a class with the dotted name `target`, or a base of it, assigns to `name`, or None.
+
+    A mapping, such as `relations`, includes those of the bases.
+    """
     module, _, class_name = target.rpartition(".")
     if module.split(".")[0] != PACKAGE.name:
         return getattr(getattr(importlib.import_module(module), class_name, None), name, None)
@@ -63,12 +66,14 @@ def class_constant(target: str, name: str) -> Any:
         return class_constant(node, name)
     if not isinstance(node, ast.ClassDef):
         return None
+    inherited = (class_constant(base, name) for base in _bases(node, module, names))
+    constant = next((constant for constant in inherited if constant is not None), None)
     for item in node.body:
         match item:
             case ast.Assign(targets=[ast.Name(id=assigned)], value=value) if assigned == name:
-                return ast.literal_eval(value)
-    inherited = (class_constant(base, name) for base in _bases(node, module, names))
-    return next((constant for constant in inherited if constant is not None), None)
+                own = ast.literal_eval(value)
+                return {**(constant or {}), **own} if isinstance(own, dict) else own
+    return constant
 
 
 def _bases(node: ast.ClassDef, module: str, names: dict[str, ast.stmt | str]) -> list[str]:

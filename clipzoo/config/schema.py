@@ -82,7 +82,8 @@ def _node_faults(config: Mapping[str, Any], path: str) -> Iterator[str]:
     for key, value in given.items():
         argument = arguments.get(key) or arguments.get(ANY_KEY)
         if argument is None:
-            yield f"{path}.{key}: {name} has no such argument{nearest(key, list(arguments))}"
+            hint = nearest(key, list(arguments)) or f": leave it out (~{path}.{key})"
+            yield f"{path}.{key}: {name} has no such argument{hint}"
         elif argument.annotation is not None:
             yield from value_faults(value, argument.annotation, f"{path}.{key}", name)
     for key, argument in arguments.items():

@@ -86,6 +86,8 @@ Weight = Annotated[float, Range(at_least=0, at_most=1e3)]
 """Weight of a term."""
 Rate = Annotated[float, Range(at_least=1e-12, at_most=100)]
 """A learning rate."""
+Epsilon = Annotated[float, Range(at_least=1e-30, at_most=1)]
+"""A small number that keeps a denominator from zero."""
 Epochs = Annotated[float, Range(above=0, at_most=1e6)]
 Seconds = Annotated[float, Range(at_least=1, at_most=10**7)]
 Gigabytes = Annotated[float, Range(above=0, at_most=10**9)]

@@ -165,7 +165,10 @@ RELATIONS = [
     (["trainer.steps=5"], "trainer.epochs=50.0, trainer.steps=5: give one of the two, and null for the other"),
     (["trainer.epochs=1"], "optim.schedule.warmup_epochs=2.0, trainer.epochs=1: the warmup must end within"),
     (["optim.schedule.end=1"], "optim.schedule.end=1, optim.schedule.peak=0.0005: the rate must not end above"),
-    (["optim.schedule.warmup_steps=5"], "warmup_epochs=2.0, optim.schedule.warmup_steps=5: give one of the two"),
+    (
+        ["optim.schedule.warmup_steps=5"],
+        "warmup_steps=5, optim.schedule.warmup_samples=None: give one of the three",
+    ),
     (["optim.weight_decay=1e5"], "optim.schedule.peak=0.0005, optim.weight_decay=100000.0: a step must not"),
     (
         ["head.temperature=0.001"],

@@ -1,4 +1,4 @@
-"""AdamW with its parameter groups."""
+"""Optimizers of torch, and AdamW with 8-bit state."""
 
 from __future__ import annotations
 
@@ -6,43 +6,86 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch import nn
 
+from clipzoo.errors import ConfigError
+from clipzoo.training.optimization.groups import Group, GroupedOptimizer
 from clipzoo.training.parts import Schedule
-from clipzoo.types import Decay, NonNegative, Part, Progress, Range, checked
+from clipzoo.types import Decay, Epsilon, NonNegative, Positive, Range, checked
 
 
 @checked
 @dataclass(frozen=True)
-class AdamW(Part):
+class AdamW(GroupedOptimizer):
     """torch's fused AdamW, without weight decay for parameters of fewer than two dimensions (biases, norms, scales)."""
 
     betas: tuple[Decay, Decay]
-    eps: Annotated[float, Range(at_least=1e-30, at_most=1)]
+    eps: Epsilon
     weight_decay: NonNegative
     schedule: Schedule
 
-    relations = {
-        "schedule.peak * weight_decay <= 1": "a step must not take away more than the whole weight: lower one of them"
-    }
-
-    def build(self, *modules: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer over all parameters of the modules that require a gradient."""
-        parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-        matrices = [p for p in parameters if p.ndim >= 2]
-        others = [p for p in parameters if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    def construct(self, groups: list[Group]) -> torch.optim.AdamW:
         return torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=self.schedule.peak,
-            betas=(self.betas[0], self.betas[1]),
-            eps=self.eps,
-            fused=True,
+            groups, lr=self.schedule.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=True
         )
 
-    def set_rate(self, optimizer: torch.optim.Optimizer, progress: Progress) -> float:
-        """Set the learning rate of the coming step and return it."""
-        rate = self.schedule(progress)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+
+@checked
+@dataclass(frozen=True)
+class SGD(GroupedOptimizer):
+    """torch's stochastic gradient descent. Weight decay is added to the gradient, as in torch."""
+
+    momentum: Decay
+    nesterov: bool
+    weight_decay: NonNegative
+    schedule: Schedule
+
+    relations = {"momentum > 0 or not nesterov": "Nesterov's gradient needs momentum: raise it or give nesterov=false"}
+
+    def construct(self, groups: list[Group]) -> torch.optim.SGD:
+        return torch.optim.SGD(groups, lr=self.schedule.peak, momentum=self.momentum, nesterov=self.nesterov)
+
+
+@checked
+@dataclass(frozen=True)
+class Adafactor(GroupedOptimizer):
+    """torch's Adafactor (Shazeer and Stern 2018): second moments of matrices as row and column means, no first moments.
+
+    The step of a tensor is the learning rate, at most 1 / sqrt(t), times the larger of eps2 and the tensor's root mean
+    square. beta2_decay: exponent of t in 1 - t^beta2_decay, the decay of the second moments. eps1: null for the machine
+    epsilon. clip: largest root mean square of an update before the learning rate.
+    """
+
+    beta2_decay: Annotated[float, Range(at_least=-10, at_most=0)]
+    eps1: Epsilon | None
+    eps2: Epsilon
+    clip: Positive
+    weight_decay: NonNegative
+    schedule: Schedule
+
+    def construct(self, groups: list[Group]) -> torch.optim.Adafactor:
+        return torch.optim.Adafactor(
+            groups, lr=self.schedule.peak, beta2_decay=self.beta2_decay, eps=(self.eps1, self.eps2), d=self.clip
+        )
+
+
+@checked
+@dataclass(frozen=True)
+class AdamW8bit(GroupedOptimizer):
+    """AdamW of bitsandbytes: 8-bit moments for tensors of at least 4096 elements (Dettmers et al. 2022)."""
+
+    betas: tuple[Decay, Decay]
+    eps: Epsilon
+    weight_decay: NonNegative
+    schedule: Schedule
+
+    def __post_init__(self) -> None:
+        self.require_constructible("optim=adamw_8bit")
+
+    def construct(self, groups: list[Group]) -> torch.optim.Optimizer:
+        try:
+            import bitsandbytes
+        except ImportError:
+            raise ConfigError("optim=adamw_8bit needs bitsandbytes: pip install 'clipzoo[bitsandbytes]'") from None
+        return bitsandbytes.optim.AdamW8bit(
+            groups, lr=self.schedule.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps
+        )

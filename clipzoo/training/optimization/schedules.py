@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Literal
 
-from clipzoo.types import Epochs, NonNegative, NonNegativeCount, Part, Progress, Range, Rate, checked
+from clipzoo.training.optimization.lengths import in_steps
+from clipzoo.types import (
+    Count,
+    Epochs,
+    NonNegative,
+    NonNegativeCount,
+    Part,
+    Probability,
+    Progress,
+    Range,
+    Rate,
+    checked,
+    decimal,
+)
+
+COOLDOWNS: dict[str, Callable[[Fraction], float]] = {
+    "linear": lambda done: float(1 - done),
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    "sqrt": lambda done: 1 - math.sqrt(done),
+}
+"""Shapes of a cooldown: part of it that is done -> part of the way down that is left."""
 
 
-@checked
 @dataclass(frozen=True)
-class Cosine(Part):
-    """Linear warmup from `start` to `peak`, then half a cosine down to `end`.
+class WarmupSchedule(Part):
+    """Linear warmup from `start` to `peak`, then what `after_warmup` returns. All schedules take these arguments.
 
-    warmup_epochs or warmup_steps: length of the warmup; the other is null.
-    restart_epochs: period after which the cosine starts again (CLOOB: 7); null for one cosine to the end of training.
+    end: learning rate at the end of the training.
+    warmup_epochs, warmup_steps, warmup_samples: length of the warmup; one of them, the others null.
+    restart_epochs, restart_steps, restart_samples: period after which the schedule starts again from its peak (CLOOB: 7
+    epochs); all null for one period from the warmup to the end of training.
     per_epoch: the rate changes only at the start of an epoch (NUCLR).
     """
 
@@ -27,17 +50,25 @@ class Cosine(Part):
     warmup_steps: NonNegativeCount | None
     restart_epochs: Epochs | None
     per_epoch: bool
+    warmup_samples: NonNegativeCount | None = None
+    restart_steps: Count | None = None
+    restart_samples: Count | None = None
 
     relations = {
-        "(warmup_epochs is None) != (warmup_steps is None)": "give one of the two, and null for the other",
+        "(warmup_epochs is None) + (warmup_steps is None) + (warmup_samples is None) == 2": (
+            "give one of the three, and null for the others"
+        ),
+        "(restart_epochs is None) + (restart_steps is None) + (restart_samples is None) >= 2": (
+            "give at most one of the three, and null for the others"
+        ),
         "start <= peak": "the warmup must not start above the peak",
         "end <= peak": "the rate must not end above the peak",
     }
 
     def __call__(self, progress: Progress) -> float:
         """Return the learning rate of the step that follows `progress.step` steps."""
-        warmup = self.warmup_steps if self.warmup_epochs is None else round(progress.steps(self.warmup_epochs))
-        warmup = min(warmup or 0, progress.total_steps)
+        length = in_steps(progress, self.warmup_epochs, self.warmup_steps, self.warmup_samples)
+        warmup = min(round(length or 0), progress.total_steps)
         if progress.step < warmup:
             return self.start + (self.peak - self.start) * progress.step / warmup
         # Exact fractions: rounded, a step that begins a cycle or an epoch would count as the end of the one before.
@@ -45,7 +76,102 @@ class Cosine(Part):
         if self.per_epoch:
             step = max(Fraction(warmup), progress.steps(progress.completed()))
         position, period = step - warmup, Fraction(progress.total_steps - warmup)
-        if self.restart_epochs is not None:
-            period = min(period, progress.steps(self.restart_epochs))
+        restart = in_steps(progress, self.restart_epochs, self.restart_steps, self.restart_samples)
+        if restart is not None:
+            period = min(period, restart)
             position %= period
+        return self.after_warmup(position, period, warmup, progress)
+
+    @abstractmethod
+    def after_warmup(self, position: Fraction, period: Fraction, warmup: int, progress: Progress) -> float:
+        """Return the learning rate after `position` of the `period` steps that follow the warmup or a restart.
+
+        warmup: its number of steps.
+        """
+
+
+@checked
+@dataclass(frozen=True)
+class Constant(WarmupSchedule):
+    """The peak until the end of the training, whatever `end` and the restarts are."""
+
+    def after_warmup(self, position: Fraction, period: Fraction, warmup: int, progress: Progress) -> float:
+        return self.peak
+
+
+@checked
+@dataclass(frozen=True)
+class Linear(WarmupSchedule):
+    """A straight line from the peak down to `end`."""
+
+    def after_warmup(self, position: Fraction, period: Fraction, warmup: int, progress: Progress) -> float:
+        return self.end + (self.peak - self.end) * float(1 - position / max(period, Fraction(1)))
+
+
+@checked
+@dataclass(frozen=True)
+class Cosine(WarmupSchedule):
+    """Half a cosine from the peak down to `end`."""
+
+    def after_warmup(self, position: Fraction, period: Fraction, warmup: int, progress: Progress) -> float:
         return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * position / max(period, Fraction(1)))) / 2
+
+
+@dataclass(frozen=True)
+class CooldownSchedule(WarmupSchedule):
+    """A stable phase, whose rates do not depend on the length of the training, then a cooldown to `end`.
+
+    A run may continue from any checkpoint of the stable phase with a cooldown of its own: see init.resume.
+
+    cooldown_epochs, cooldown_steps, cooldown_samples: length of the cooldown at the end of the training or before a
+    restart; all null for `cooldown_share`, a part of the steps after the warmup.
+    cooldown_shape: "linear", "cosine", or "sqrt" for 1 - sqrt(part that is done).
+    """
+
+    cooldown_share: Probability = 0.0
+    cooldown_epochs: Epochs | None = None
+    cooldown_steps: Count | None = None
+    cooldown_samples: Count | None = None
+    cooldown_shape: Literal["linear", "cosine", "sqrt"] = "linear"
+
+    relations = {
+        "(cooldown_epochs is None) + (cooldown_steps is None) + (cooldown_samples is None) >= 2": (
+            "give at most one of the three, and null for the others"
+        )
+    }
+
+    def after_warmup(self, position: Fraction, period: Fraction, warmup: int, progress: Progress) -> float:
+        length = in_steps(progress, self.cooldown_epochs, self.cooldown_steps, self.cooldown_samples)
+        cooldown = min(period, decimal(self.cooldown_share) * period if length is None else length)
+        stable = period - cooldown
+        rate = self.stable_rate(min(position, stable), warmup)
+        if position <= stable:
+            return rate
+        left = COOLDOWNS[self.cooldown_shape]((position - stable) / cooldown)
+        return self.end + (rate - self.end) * left
+
+    @abstractmethod
+    def stable_rate(self, position: Fraction, warmup: int) -> float:
+        """Return the learning rate of the stable phase, `position` steps after the warmup or a restart."""
+
+
+@checked
+@dataclass(frozen=True)
+class WarmupStableDecay(CooldownSchedule):
+    """The peak, then a cooldown (Hu et al. 2024, MiniCPM; Hägele et al. 2024)."""
+
+    def stable_rate(self, position: Fraction, warmup: int) -> float:
+        return self.peak
+
+
+@checked
+@dataclass(frozen=True)
+class InverseSquareRoot(CooldownSchedule):
+    """peak * sqrt(w / t) at step t, with w the steps of the warmup, at least 1, then a cooldown (Zhai et al. 2022).
+
+    The rate does not fall below `end`.
+    """
+
+    def stable_rate(self, position: Fraction, warmup: int) -> float:
+        scale = max(warmup, 1)
+        return max(self.end, self.peak * math.sqrt(scale / (scale + position)))

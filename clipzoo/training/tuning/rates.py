@@ -20,7 +20,8 @@ def split_groups(optimizer: torch.optim.Optimizer, factors: Mapping[nn.Parameter
         by_factor: dict[float, list[nn.Parameter]] = {}
         for parameter in group["params"]:
             by_factor.setdefault(factors.get(parameter, 1.0), []).append(parameter)
-        groups += [{**group, "params": parameters, FACTOR: factor} for factor, parameters in by_factor.items()]
+        own = group.get(FACTOR, 1.0)
+        groups += [{**group, "params": parameters, FACTOR: own * factor} for factor, parameters in by_factor.items()]
     optimizer.param_groups[:] = groups
 
 

@@ -1,119 +1,252 @@
-"""The learning rate as a function of the step, and what AdamW decays."""
+"""Optimizers make their libraries' steps, on the groups that all of them share, and resume exactly."""
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
+import io
+import sys
+from dataclasses import replace
+from functools import partial
 
 import pytest
+import torch
+from timm.optim import create_optimizer_v2
 from torch import nn
 
 from clipzoo.errors import ConfigError
-from clipzoo.training.callback import CallbackEvaluator
-from clipzoo.training.optimization.optimizers import AdamW
-from clipzoo.training.optimization.schedules import Cosine
-from clipzoo.training.settings import Length
+from clipzoo.training.optimization.groups import GroupedOptimizer, decay_groups
+from clipzoo.training.optimization.muon import Muon, hidden_matrices
+from clipzoo.training.optimization.optimizers import SGD, Adafactor, AdamW, AdamW8bit
+from clipzoo.training.optimization.schedules import Linear
+from clipzoo.training.optimization.timm_optimizers import TimmOptimizer
+from clipzoo.training.tuning.rates import FACTOR, scale_rates, split_groups
 from clipzoo.types import Progress
 from scripts.compatibility import build_head, build_objective, config_names
 
-WPSE = Cosine(5e-4, 1e-6, 1e-5, 2.0, None, None, False)
-CLOOB = Cosine(1e-3, 0.0, 0.0, None, 20, 7.0, False)
-NUCLR = Cosine(2e-4, 1e-5, 1e-6, None, 5, None, True)
+RATE = Linear(1e-2, 0.0, 0.0, None, 0, None, False)
+TIMM = partial(TimmOptimizer, betas=None, options={}, weight_decay=0.3, schedule=RATE)
+OPTIMIZERS: dict[str, GroupedOptimizer] = {
+    "adamw": AdamW([0.9, 0.98], 1e-8, 0.3, RATE),
+    "sgd": SGD(0.9, True, 0.3, RATE),
+    "adafactor": Adafactor(-0.8, None, 1e-3, 1.0, 0.3, RATE),
+    "muon": Muon(0.95, True, 5, "match_rms_adamw", 0.5, [0.9, 0.98], 1e-8, 0.3, RATE),
+    "lion": TIMM(name="lion", betas=[0.9, 0.98]),
+    "lamb": TIMM(name="lamb", options={"trust_clip": True}),
+    "lookahead_adan": TIMM(name="lookahead_adan"),
+}
+STEPS = 6
 
 
-def rate(schedule: Cosine, step: int, epochs: int = 50, steps_per_epoch: int = 10) -> float:
-    return schedule(Progress(step, epochs * steps_per_epoch, 8 * steps_per_epoch, 8))
+class Network(nn.Module):
+    """Layers of every kind that the groups tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(5, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.linear = nn.Linear(8, 12)
+        self.norm = nn.LayerNorm(12)
+        self.head = nn.Linear(12, 4)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        features = self.embedding(tokens)
+        return self.scale * self.head(self.norm(self.linear(self.attention(features, features, features)[0])))
 
 
-def test_warmup_is_a_line_from_the_start_to_the_peak():
-    assert rate(WPSE, 0) == 1e-6
-    assert rate(WPSE, 5) == pytest.approx(1e-6 + (5e-4 - 1e-6) / 4)
-    assert rate(WPSE, 20) == 5e-4
-    assert rate(CLOOB, 10) == pytest.approx(5e-4) and rate(CLOOB, 20) == 1e-3
+def loss(network: Network, step: int) -> torch.Tensor:
+    tokens = torch.randint(5, (3, 4), generator=torch.Generator().manual_seed(step))
+    return network(tokens).square().mean()
 
 
-def test_rate_falls_as_half_a_cosine_from_the_peak_to_the_end():
-    for done in (0.0, 0.25, 0.5, 0.75):
-        expected = 1e-5 + (5e-4 - 1e-5) * math.cos(math.pi * done / 2) ** 2
-        assert rate(WPSE, 20 + int(480 * done)) == pytest.approx(expected)
-    assert rate(WPSE, 499) == pytest.approx(1e-5, rel=1e-3)
+def trained(recipe: GroupedOptimizer, network: Network, optimizer: torch.optim.Optimizer, first=0, last=STEPS):
+    """Train with the schedule of the recipe; return the weights."""
+    for step in range(first, last):
+        recipe.set_rate(optimizer, Progress(step, STEPS, 100, 10))
+        scale_rates(optimizer)
+        optimizer.zero_grad()
+        loss(network, step).backward()
+        optimizer.step()
+    return network.state_dict()
 
 
-def test_restarts_begin_the_cosine_anew_every_seven_epochs_after_the_warmup():
-    for cycle in range(4):
-        assert rate(CLOOB, 20 + 70 * cycle) == pytest.approx(1e-3)
-        assert rate(CLOOB, 20 + 70 * cycle + 35) == pytest.approx(5e-4)
-        assert rate(CLOOB, 20 + 70 * cycle + 69) < 1e-6
+def library_optimizers(name: str, network: Network) -> list[torch.optim.Optimizer]:
+    """The optimizers of torch and timm with the arguments of OPTIMIZERS."""
+    groups = decay_groups(network.parameters(), 0.3)
+    if name == "muon":
+        matrices = [network.attention.in_proj_weight, network.attention.out_proj.weight, network.linear.weight]
+        others = [p for p in network.parameters() if not any(p is matrix for matrix in matrices)]
+        return [
+            torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.3, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(decay_groups(others, 0.3), lr=5e-3, betas=(0.9, 0.98), fused=True),
+        ]
+    constructors = {
+        "adamw": partial(torch.optim.AdamW, groups, betas=(0.9, 0.98), fused=True),
+        "sgd": partial(torch.optim.SGD, groups, momentum=0.9, nesterov=True),
+        "adafactor": partial(torch.optim.Adafactor, groups),
+        # timm makes its own groups of a module; LAMB's norm of the gradient is summed in the order of the groups.
+        "lion": partial(create_optimizer_v2, network, "lion", weight_decay=0.3, betas=(0.9, 0.98)),
+        "lamb": partial(create_optimizer_v2, groups, "lamb", trust_clip=True),
+        "lookahead_adan": partial(create_optimizer_v2, network, "lookahead_adan", weight_decay=0.3),
+    }
+    return [constructors[name](lr=1e-2)]
 
 
-def test_a_cycle_begins_at_the_step_that_completes_its_epochs_also_if_epochs_are_no_whole_steps():
-    # 1000 samples in steps of 30: 700 steps are exactly 21 epochs, and 1000 / 30 is rounded in binary.
-    assert Cosine(1e-3, 0.0, 0.0, None, 20, 7.0, False)(Progress(720, 1033, 1000, 30)) == 1e-3
-    for samples in range(50, 70):
-        for batch in range(3, 13):
-            for epochs in (0.7, 1.0, 3.0):
-                schedule = Cosine(1e-3, 0.0, 0.0, None, 0, epochs, False)
-                step = round(epochs * 10) * samples  # 10 * batch cycles
-                assert schedule(Progress(step, 10**6, samples, batch)) == 1e-3
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_those_of_the_library(name):
+    network, recipe = Network(), OPTIMIZERS[name]
+    ours = trained(recipe, network, recipe.build(network))
+    theirs = Network()
+    optimizers = library_optimizers(name, theirs)
+    factors = [[group["lr"] / RATE.peak for group in optimizer.param_groups] for optimizer in optimizers]
+    for step in range(STEPS):
+        loss(theirs, step).backward()
+        for optimizer, own in zip(optimizers, factors, strict=True):
+            for group, factor in zip(optimizer.param_groups, own, strict=True):
+                group["lr"] = RATE(Progress(step, STEPS, 100, 10)) * factor
+            optimizer.step()
+            optimizer.zero_grad()
+        theirs.zero_grad()
+    assert all((value != Network().state_dict()[key]).any() for key, value in ours.items())
+    assert all((value == theirs.state_dict()[key]).all() for key, value in ours.items())
 
 
-def test_a_rate_of_whole_epochs_follows_the_epochs_that_are_complete():
-    for samples in range(50, 70):
-        for batch in range(3, 13):
-            schedule, total = Cosine(1e-3, 0.0, 0.0, None, 0, None, True), samples * 4 // batch
-            for step in range(total):
-                first = step * batch // samples * samples / batch
-                expected = 1e-3 * math.cos(math.pi * first / total / 2) ** 2
-                assert schedule(Progress(step, total, samples, batch)) == pytest.approx(expected, rel=1e-9)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_resumes_from_the_state_exactly_also_with_groups_that_are_split(name):
+    recipe = OPTIMIZERS[name]
+
+    def new():
+        network = Network()
+        optimizer = recipe.build(network)
+        split_groups(optimizer, {network.linear.weight: 0.5, network.norm.bias: 0.5})
+        return network, optimizer
+
+    whole = trained(recipe, *new())
+    network, optimizer = new()
+    file = io.BytesIO()
+    torch.save([trained(recipe, network, optimizer, last=3), optimizer.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    network, optimizer = new()
+    network.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    assert all((value == whole[key]).all() for key, value in trained(recipe, network, optimizer, first=3).items())
 
 
-def test_the_number_of_steps_is_that_of_the_epochs_as_they_are_written():
-    # In binary .29 * 100 is 28.999999999999996.
-    assert Length(2, 0.29, None).total_steps(200) == 29
-    for hundredths in range(1, 300):
-        assert Length(2, hundredths / 100, None).total_steps(200) == hundredths
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_all_optimizers_have_the_same_groups(name):
+    network = Network()
+    optimizer = OPTIMIZERS[name].build(network)
+    split_groups(optimizer, {network.linear.weight: 0.1, network.norm.bias: 0.1})
+    OPTIMIZERS[name].set_rate(optimizer, Progress(0, STEPS, 100, 10))
+    scale_rates(optimizer)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            tuned = 0.1 if parameter is network.linear.weight or parameter is network.norm.bias else 1.0
+            own = 0.5 if group.get("algorithm") == "adamw" else 1.0
+            assert group["lr"] == pytest.approx(1e-2 * tuned * own) and group.get(FACTOR, 1.0) == tuned * own
+            assert group["weight_decay"] == (0.3 if parameter.ndim >= 2 else 0.0)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(network.parameters()))
 
 
-def test_an_evaluation_is_due_at_the_step_that_completes_its_period():
-    evaluator = CallbackEvaluator(lambda model: {}, 0.1)
-    points = [Progress(step, 300, 200, 2) for step in range(301)]
-    due = [now.step for before, now in pairwise(points) if evaluator.due(before, now)]
-    assert due == list(range(10, 301, 10))
+def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest():
+    network = Network()
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    trains = {
+        names[id(parameter)]: group["algorithm"]
+        for group in OPTIMIZERS["muon"].build(network).param_groups
+        for parameter in group["params"]
+    }
+    matrices = {"attention.in_proj_weight", "attention.out_proj.weight", "linear.weight"}
+    assert {name for name, algorithm in trains.items() if algorithm == "muon"} == matrices
+    assert trains.keys() == set(names.values())
+    assert len(hidden_matrices(network)) == len(matrices)
 
 
-def test_a_rate_of_whole_epochs_changes_at_their_beginning_only():
-    rates = [rate(NUCLR, step, epochs=4) for step in range(5, 40)]
-    assert rates[0] == 2e-4
-    assert [step + 5 for step in range(1, 35) if rates[step] != rates[step - 1]] == [10, 20, 30]
-    assert rates == sorted(rates, reverse=True)
+def test_muon_without_any_matrix_is_adamw():
+    head = build_head("clip")
+    groups = OPTIMIZERS["muon"].build(head).param_groups
+    assert {group["algorithm"] for group in groups} == {"adamw"}
 
 
-def test_a_warmup_longer_than_the_training_never_reaches_the_peak():
-    assert rate(CLOOB, 9, epochs=1) == pytest.approx(9e-4)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "lyon"}, "timm has no optimizer optim.name=lyon; did you mean lion?"),
+        ({"name": "xyzzy"}, "timm has no optimizer optim.name=xyzzy: timm.optim.list_optimizers\\(\\) lists them"),
+        ({"name": "adahessian"}, "optim.name=adahessian needs second derivatives"),
+        ({"name": "kron"}, "optim.name=kron draws random numbers that no checkpoint holds"),
+        ({"name": "lion", "options": {"cautious": True}}, "optim.name=lion: .*unexpected keyword argument 'cautious'"),
+    ],
+)
+def test_an_optimizer_that_timm_does_not_have_is_one_message(change, message):
+    with pytest.raises(ConfigError, match=message):
+        TIMM(**change)
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(None, None), (1.0, 100)])
-def test_a_warmup_has_one_length(epochs, steps):
-    with pytest.raises(ConfigError, match="warmup_epochs=.*, warmup_steps=.*: give one of the two"):
-        Cosine(1e-3, 0.0, 0.0, epochs, steps, None, False)
+def test_eight_bit_state_without_bitsandbytes_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ConfigError, match=r"needs bitsandbytes: pip install 'clipzoo\[bitsandbytes\]'"):
+        AdamW8bit([0.9, 0.98], 1e-8, 0.3, RATE)
+
+
+def test_a_step_never_takes_away_more_than_the_weight():
+    for recipe in OPTIMIZERS.values():
+        with pytest.raises(ConfigError, match="a step must not take away more than the whole weight"):
+            replace(recipe, weight_decay=200.0)
 
 
 def test_matrices_decay_and_biases_norms_and_scales_do_not():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Embedding(3, 4))
-    decayed, others = AdamW([0.9, 0.98], 1e-8, 0.5, WPSE).build(model).param_groups
+    decayed, others = AdamW([0.9, 0.98], 1e-8, 0.5, RATE).build(model).param_groups
     assert decayed["weight_decay"] == 0.5 and others["weight_decay"] == 0.0
     assert {id(parameter) for parameter in decayed["params"]} == {id(model[0].weight), id(model[3].weight)}
     assert len(others["params"]) == 5
-    assert decayed["betas"] == (0.9, 0.98) and decayed["eps"] == 1e-8 and decayed["lr"] == 5e-4
+    assert decayed["betas"] == (0.9, 0.98) and decayed["eps"] == 1e-8 and decayed["lr"] == 1e-2
 
 
 @pytest.mark.parametrize("name", config_names("head"))
 def test_no_temperature_or_gamma_of_a_head_or_an_objective_decays(name):
     head, objective = build_head(name), build_objective("siglip", "objective.initial_scale=10.0")
-    groups = AdamW([0.9, 0.98], 1e-8, 0.5, WPSE).build(head, objective).param_groups
+    groups = AdamW([0.9, 0.98], 1e-8, 0.5, RATE).build(head, objective).param_groups
     decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
     for key, parameter in (*head.named_parameters(), *objective.named_parameters()):
         if parameter.requires_grad:
             assert decay[id(parameter)] == (0.5 if "projection" in key else 0.0), key
         else:
             assert id(parameter) not in decay, key
+
+
+@pytest.mark.medium
+def test_eight_bit_state_takes_the_steps_of_bitsandbytes_and_resumes_from_its_state_exactly():
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
+    def new():
+        torch.manual_seed(0)
+        return nn.Linear(64, 64)
+
+    def train(optimizer, layer, first, last):
+        for step in range(first, last):
+            for group in optimizer.param_groups:
+                group["lr"] = RATE(Progress(step, STEPS, 100, 10))
+            inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(step))
+            layer(inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    recipe = AdamW8bit([0.9, 0.98], 1e-8, 0.3, RATE)
+    theirs, whole, resumed = new(), new(), new()
+    library = bitsandbytes.optim.AdamW8bit(decay_groups(theirs.parameters(), 0.3), lr=1e-2, betas=(0.9, 0.98))
+    train(library, theirs, 0, STEPS)
+    train(recipe.build(whole), whole, 0, STEPS)
+    half, file = recipe.build(resumed), io.BytesIO()
+    train(half, resumed, 0, 3)
+    torch.save(half.state_dict(), file)
+    file.seek(0)
+    again = recipe.build(resumed)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    train(again, resumed, 3, STEPS)
+    for weight in (whole.weight, resumed.weight):
+        assert torch.equal(weight, theirs.weight) and not torch.equal(weight, new().weight)
+    (moments,) = (state["state1"] for state in again.state.values() if state["state1"].numel() == 64 * 64)
+    assert moments.dtype is torch.uint8
