@@ -8,54 +8,21 @@ at once) or is made again for one micro-batch after the other (GradCache, Gao et
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from clipzoo.distributed.parallel.base import Parallel, Replicated
 from clipzoo.distributed.world import World
-from clipzoo.encoders.caption_groups import encode_by_length
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training.inspection import diagnostics
+from clipzoo.training.pair_encoder import VIEWS, PairEncoder, View
 from clipzoo.training.tuning.feature_cache import FeatureCache
 from clipzoo.types import Batch, Features, Loss, Progress
 
 FeaturePair = tuple[Features, Features]
 """Features of the images and of the texts of the same samples."""
-View = Literal["image", "text"]
-VIEWS: tuple[View, View] = ("image", "text")
-
-
-class PairEncoder(nn.Module):
-    """The encoder as one module with one forward, batch -> features of the views, which DDP can wrap.
-
-    Returns only the features that the head reads, and always the pooled ones; text without tokens costs less.
-
-    autocast: precision of the encoders; None for that of their parameters.
-    compile: run the encoders through torch.compile; evaluation runs them without it.
-    """
-
-    def __init__(self, model: Model, autocast: torch.dtype | None, compile: bool) -> None:
-        super().__init__()
-        self.encoder = model.encoder
-        self._autocast, self._needs_tokens = autocast, model.head.needs_tokens
-        image, text = self.encoder.image, model.text_read_by_head
-        self._image, self._text = (torch.compile(image), torch.compile(text)) if compile else (image, text)
-
-    def forward(self, batch: Batch, views: Sequence[View] = VIEWS) -> list[Features]:
-        with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
-            return [self._read_by_head(self._encode(batch, view)) for view in views]
-
-    def _encode(self, batch: Batch, view: View) -> Features:
-        if view == "image":
-            return self._image(batch.image)
-        return encode_by_length(self._text, batch.text, batch.text_length, self._needs_tokens)
-
-    def _read_by_head(self, features: Features) -> Features:
-        return features if self._needs_tokens else Features(features.pooled)
 
 
 class GradientCache:
@@ -65,7 +32,8 @@ class GradientCache:
     one more forward pass and save the memory of activations. Batch norm alone sees the difference: it normalises each
     micro-batch by itself and counts it once in its running statistics.
     tile: see Head.forward. autocast, compile: see PairEncoder.
-    caches: of the features of a view whose tower is frozen.
+    caches: of the features of a view whose tower is frozen. parallel: how ranks share the model's weights; None for
+    a copy on every rank.
 
     A tower without a parameter that trains is encoded once, without a graph, and has no backward pass.
     """
@@ -80,22 +48,18 @@ class GradientCache:
         autocast: torch.dtype | None = None,
         compile: bool = False,
         caches: Mapping[View, FeatureCache] | None = None,
+        parallel: Parallel[Model] | None = None,
     ) -> None:
         self.tile, self.autocast = tile, autocast
-        self._model, self.objective, self._world = model, objective, world
+        self._parallel = Replicated(model, world) if parallel is None else parallel
+        self._model, self.objective, self._world = self._parallel.trained, objective, world
         self._micro_batch = micro_batch
-        self._encoder = PairEncoder(model, autocast, compile)
+        self._encoder = PairEncoder(self._model, autocast, compile)
         self._caches = caches or {}
-        self._trained = [view for view in VIEWS if _trains(model, view)]
+        self._trained = [view for view in VIEWS if _trains(self._model, view)]
         self._others = [p for module in (model.head, objective) for p in module.parameters() if p.requires_grad]
-        self._replicated: nn.Module = self._encoder
-        if world.size > 1:
-            world.broadcast_(parameter.detach() for parameter in self._others)
-            if any(parameter.requires_grad for parameter in self._encoder.parameters()):
-                # Buffers may differ among ranks: batch norm's running statistics are those of the rank's own samples.
-                self._replicated = DistributedDataParallel(
-                    self._encoder, broadcast_buffers=False, gradient_as_bucket_view=True
-                )
+        world.broadcast_(parameter.detach() for parameter in self._others)
+        self._shared = self._parallel.wrap(self._encoder, self._encoder.blocks())
 
     def __call__(
         self,
@@ -122,7 +86,7 @@ class GradientCache:
         random_states: list[list[Tensor]] = []
         features: list[Features] = []
         if trained and whole:
-            features = self._replicated(batch, trained)
+            features = _encode(self._shared, batch, trained)
         elif trained:
             random_states, features = self._encode_without_graph(micro_batches, trained)
         leaves = {view: _leaf(view_features) for view, view_features in zip(trained, features, strict=True)}
@@ -136,6 +100,7 @@ class GradientCache:
             _backward(features, gradients)
         elif trained:
             self._replay(micro_batches, trained, random_states, gradients)
+        self._parallel.end_step()
         mark("backward")
         return loss
 
@@ -144,7 +109,7 @@ class GradientCache:
         """Features of a view that does not train in this step, from its cache if it has one."""
 
         def encode(batch: Batch) -> Features:
-            return self._encoder(batch, [view])[0]
+            return _encode(self._encoder, batch, [view])[0]
 
         cache = self._caches.get(view)
         return _concatenate([encode(batch) if cache is None else cache(batch, encode) for batch in micro_batches])
@@ -167,7 +132,7 @@ class GradientCache:
         states, features = [], []
         for micro_batch in micro_batches:
             states.append(_random_state(micro_batch.image.device))
-            features.append(self._encoder(micro_batch, views))
+            features.append(_encode(self._encoder, micro_batch, views))
         return states, [_concatenate(parts) for parts in zip(*features, strict=True)]
 
     def _replay(
@@ -184,15 +149,14 @@ class GradientCache:
         split = [gradient.split(len(micro_batches[0])) for gradient in gradients]
         for index, (micro_batch, state) in enumerate(zip(micro_batches, states, strict=True)):
             _set_random_state(device, state)
-            # Ranks exchange the sum over the micro-batches, once.
-            with nullcontext() if index == len(micro_batches) - 1 else self._without_exchange():
-                _backward(self._replicated(micro_batch, views), [parts[index] for parts in split])
+            with self._parallel.accumulating(last=index == len(micro_batches) - 1):
+                _backward(_encode(self._shared, micro_batch, views), [parts[index] for parts in split])
         _set_random_state(device, after)
         for buffer, value in buffers:
             buffer.copy_(value)
 
     def _average_others(self) -> None:
-        """Average the gradients of head and objective over ranks; DDP averages those of the encoders."""
+        """Average the gradients of head and objective over ranks; `parallel` averages those of the encoder."""
         gradients = [parameter.grad for parameter in self._others if parameter.grad is not None]
         if self._world.size == 1 or not gradients:
             return
@@ -200,9 +164,9 @@ class GradientCache:
         for gradient, part in zip(gradients, mean.split([len(g.flatten()) for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
-    def _without_exchange(self) -> AbstractContextManager[None]:
-        ddp = self._replicated
-        return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
+
+def _encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:
+    return [Features(*tensors) for tensors in encoder(batch, views)]
 
 
 def _trains(model: Model, view: View) -> bool:

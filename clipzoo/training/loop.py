@@ -52,7 +52,7 @@ class TrainingLoop:
             for done, batch in enumerate(self.step.throughput.timed(self._batches(start)), start=start + 1):
                 self._set_status(done - 1, "computing")
                 batch = batch.to(self.world.device)
-                if not self.group_captions:
+                if not self.group_captions or self.step.parallel.equal_passes:
                     batch = replace(batch, text_length=None)
                 if done == start + 1:
                     self.step.count_flops(batch)
@@ -140,7 +140,8 @@ class TrainingLoop:
     def _evaluate(self, done: int) -> dict[str, float]:
         self._set_status(done, "evaluating", bounded=False)
         output = (self.parts.folder or Path()) / "evaluation"
-        metrics = self.parts.evaluator.run(self.step.model, output, self.world)
+        with self.step.parallel.whole() as model:
+            metrics = self.parts.evaluator.run(model, output, self.world)
         if self.world.is_first:
             self.parts.logger.log(done, {"event": "evaluation", **metrics})
         if self.saving.best_metric is not None:

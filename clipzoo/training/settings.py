@@ -10,9 +10,11 @@ from typing import Annotated, Literal
 import torch
 
 from clipzoo.distributed.device import bf16_slowdown, is_fast_in_bf16
+from clipzoo.distributed.parallel.base import Parallel, Replicated
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.heads.similarity.tiled import automatic_tile
+from clipzoo.model import Model
 from clipzoo.training.checkpoints import checkpoint
 from clipzoo.types import Count, Epochs, Positive, Range, SpikePolicy, SpikeWindow, StepRange, checked, decimal
 
@@ -107,6 +109,14 @@ class Computation:
     @property
     def parameter_dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "float64" else torch.float32
+
+    def place(self, model: Model, world: World) -> None:
+        """Move the model to the device, in the precision of the parameters."""
+        model.to(world.device, self.parameter_dtype)
+
+    def share(self, model: Model, world: World) -> Parallel[Model]:
+        """Return how ranks share the weights of the model. Collective."""
+        return Replicated(model, world)
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from clipzoo.distributed.parallel.base import Parallel
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.training.gradient_cache import GradientCache
@@ -34,12 +35,13 @@ class TrainStep:
     A step that is left out (`Inspection.on_spike`) also leaves the buffers unchanged: running statistics of a batch
     norm and the per-sample state of the objective.
 
-    optimizer: of all trained parameters; `recipe` sets its learning rate. clip_gradient: largest norm of the gradient.
+    parallel: how ranks share the weights of the model. optimizer: of all parameters that train; `recipe` sets its
+    learning rate. clip_gradient: largest norm of the gradient.
     scaler: loss scaling for fp16, else disabled. seed: of all random numbers, together with step and rank.
     head_steps: number of first steps in which the encoder does not train.
     """
 
-    model: Model
+    parallel: Parallel[Model]
     recipe: Optimizer
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -50,6 +52,11 @@ class TrainStep:
     seed: int
     clip_gradient: float | None
     head_steps: int = 0
+
+    @property
+    def model(self) -> Model:
+        """The model whose weights the step updates."""
+        return self.parallel.trained
 
     def __call__(self, batch: Batch, progress: Progress, diagnose: bool = False) -> StepResult:
         """Train on this rank's share of a global batch. diagnose: also log diagnostics of the embeddings."""
@@ -69,13 +76,14 @@ class TrainStep:
         loss = self.gradients(batch, progress, self._loss_scale(), self.throughput.mark, diagnose, train_encoder)
         self.scaler.unscale_(self.optimizer)
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in trained])
+        norm = self.parallel.gradient_norm(trained)
         # With loss scaling infinite gradients are ordinary: the scaler skips their steps.
         scaled = self.scaler.is_enabled()
         skip = self.divergence.check(progress.step, batch.sample_id, loss.total, norm, check_gradient=not scaled)
         if self.clip_gradient is not None:
-            nn.utils.clip_grads_with_norm_(trained, self.clip_gradient, norm)
-        self._update(skip)
+            self.parallel.clip_gradient_(trained, self.clip_gradient, norm)
+        with self.parallel.stepping(self.optimizer):
+            self._update(skip)
         for before, buffer in zip(buffers, self._buffers() if buffers else (), strict=True):
             buffer.copy_(torch.where(skip, before, buffer))
         self.model.head.clamp_()
@@ -84,7 +92,8 @@ class TrainStep:
 
     def count_flops(self, batch: Batch) -> None:
         """Tell `throughput` the operations of a step, counted on a batch, and those that the device is capable of."""
-        self.throughput.flops_per_step = flops_per_step(self.model, batch, self.world, self.gradients.tile)
+        with self.parallel.whole() as model:
+            self.throughput.flops_per_step = flops_per_step(model, batch, self.world, self.gradients.tile)
         dtype = self.gradients.autocast or self.model.dtype
         self.throughput.peak_flops = self.world.run_on_first(lambda: peak_flops(self.world.device, dtype))
 

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 
 import torch
 
+from clipzoo.distributed.parallel.base import Parallel
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.model import Model
 from clipzoo.training.checkpoints.state import TrainingState
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.inspection.divergence import DivergenceCheck
@@ -111,18 +113,20 @@ def fit(
     model, objective, dataset = parts.model, parts.objective, parts.dataset
     assert computation.precision != "auto", "Computation.resolved comes first"
     world = replace(world, gather_dtype=computation.gather_dtype)
-    model.to(world.device, computation.parameter_dtype)
+    computation.place(model, world)
     objective.to(world.device, computation.parameter_dtype)
     objective.allocate(dataset.samples)
     objective.to(world.device)
     total_steps, grouped = length.total_steps(dataset.samples), computation.group_captions
     throughput = Throughput(total_steps, length.global_batch, world)
     tuned = TunedModel(model, objective, parts.tuning, parts.seed)
-    optimizer = parts.optimizer.build(model, objective)
-    split_groups(optimizer, tuned.factors)
     if line := tuned.summary():
         parts.report(line)
-    scaler = torch.amp.GradScaler(world.device.type, enabled=computation.precision == "fp16")
+    parallel = computation.share(model, world)
+    gradients = _gradient_cache(parts, tuned, length, computation, parallel)
+    optimizer = parts.optimizer.build(parallel.trained, objective)
+    split_groups(optimizer, parallel.trained_parameters(tuned.factors))
+    scaler = parallel.scaler(computation.precision == "fp16")
     divergence = _divergence_check(parts, computation, inspection or Inspection(), world, preemption)
     state = TrainingState(
         parts.folder,
@@ -132,7 +136,7 @@ def fit(
         throughput,
         saving.keep,
         saving.in_background,
-        world,
+        parallel,
         parts.report,
         tuned.frozen,
         {PRECISION: computation.precision},
@@ -140,11 +144,11 @@ def fit(
     )
     preemption.watchdog.before_exit(state.wait_alone)
     step = TrainStep(
-        model=model,
+        parallel=parallel,
         recipe=parts.optimizer,
         optimizer=optimizer,
         scaler=scaler,
-        gradients=_gradient_cache(parts, tuned, length, computation, world),
+        gradients=gradients,
         divergence=divergence,
         throughput=throughput,
         world=world,
@@ -155,22 +159,24 @@ def fit(
     with float32_matmul_precision(computation, world):
         loop = TrainingLoop(step, parts, state, saving, preemption, world, length.global_batch, total_steps, grouped)
         cost, metrics = loop.run()
+    parallel.finish()
     world.run_on_first(tuned.remove_caches)
     return {**cost, PRECISION: computation.precision}, metrics
 
 
 def _gradient_cache(
-    parts: Parts, tuned: TunedModel, length: Length, computation: Computation, world: World
+    parts: Parts, tuned: TunedModel, length: Length, computation: Computation, parallel: Parallel[Model]
 ) -> GradientCache:
     return GradientCache(
         parts.model,
         parts.objective,
-        world,
+        parallel.world,
         computation.micro_batch,
-        computation.tile_size(length.global_batch, world),
+        computation.tile_size(length.global_batch, parallel.world),
         computation.autocast_dtype,
         computation.compile,
         tuned.caches(parts.dataset, parts.folder, parts.report),
+        parallel,
     )
 
 

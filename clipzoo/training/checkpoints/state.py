@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
-from clipzoo.distributed.world import World
+from clipzoo.distributed.parallel.base import Parallel, Stateful
 from clipzoo.errors import ConfigError
+from clipzoo.model import Model
 from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.inspection.divergence import require_finite_weights
 from clipzoo.training.inspection.throughput import Throughput
@@ -19,16 +20,6 @@ from clipzoo.training.tuning.frozen_part import FrozenPart
 
 REWIND = "rewind"
 """Folder of the states that a training goes back to after a spike."""
-
-
-class Stateful(Protocol):
-    """A module, optimizer or gradient scaler."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state by name."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> Any:
-        """Restore the state."""
 
 
 class TrainingState:
@@ -41,6 +32,7 @@ class TrainingState:
     parts: the other parts, by their names in the checkpoint.
     dataset: opened; a resumed run must find the same samples in it, and goes on counting its unusable ones.
     keep: number of newest checkpoints. background: training continues while a checkpoint is written.
+    parallel: how ranks share the weights, which are whole while they are saved and restored.
     report: called with one line for the terminal.
     frozen: tensors of the model that training does not change. They are written once, to <folder>/frozen.pt, and are in
     no checkpoint. facts: small values that `checkpoint.recorded` returns before a checkpoint is loaded.
@@ -56,14 +48,14 @@ class TrainingState:
         throughput: Throughput,
         keep: int,
         background: bool,
-        world: World,
+        parallel: Parallel[Model],
         report: Callable[[str], None],
         frozen: Mapping[str, Tensor] | None = None,
         facts: Mapping[str, Any] | None = None,
         history: Mapping[str, Stateful] | None = None,
     ) -> None:
-        self._facts = facts or {}
-        self._folder, self._keep, self._world, self._report = folder, keep, world, report
+        self._facts, self._parallel = facts or {}, parallel
+        self._folder, self._keep, self._world, self._report = folder, keep, parallel.world, report
         self._modules, self._parts, self._history = modules, {**modules, **parts}, history or {}
         self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
         self.counters = Counters(dataset.counters)
@@ -114,8 +106,7 @@ class TrainingState:
         path = self._saved_to_rewind(step - 1)
         assert path is not None, "save_to_rewind comes first"
         state = checkpoint.read(path, "step", *self._parts)
-        for name, part in self._parts.items():
-            part.load_state_dict(state[name])
+        self._load(state, None)
         first = state["step"] + 1
         batches = f"batch {step} is" if first == step else f"batches {first} to {step} are"
         self._report(f"step {step}: back to the weights after step {state['step']}; {batches} left out")
@@ -149,7 +140,8 @@ class TrainingState:
         path = self._world.run_on_first(lambda: checkpoint.newest(folder))
         if path is None:
             if self._frozen is not None:
-                self._world.run_on_first(self._frozen.write)
+                with self._parallel.whole():
+                    self._world.run_on_first(self._frozen.write)
             return 0
         if not path.exists():
             raise ConfigError(f"rank {self._world.rank} cannot see {path}: runs=... must be a folder of all nodes")
@@ -159,10 +151,7 @@ class TrainingState:
                 f"{path} was trained on another dataset ({state['data']}, now {self._data}): data.shards has changed; "
                 "pass name=NEW to start another run"
             )
-        if self._frozen is not None:
-            self._frozen.restore(state)
-        for name, part in self._parts.items():
-            part.load_state_dict(state[name])
+        self._load(state, self._frozen)
         for name, part in self._history.items():
             if name in state:
                 part.load_state_dict(state[name])
@@ -173,17 +162,27 @@ class TrainingState:
         self._report(f"resuming from step {state['step']} ({path})")
         return state["step"]
 
+    def _load(self, state: Mapping[str, Any], frozen: FrozenPart | None) -> None:
+        with self._parallel.whole():
+            if frozen is not None:
+                frozen.restore(state)
+            for name, part in self._parts.items():
+                part.load_state_dict(self._parallel.own_state(part, state[name]))
+            self._parallel.load_whole()
+
     def _write(self, folder: Path, step: int, facts: Mapping[str, Any], keep: int) -> None:
         def write() -> None:
             require_finite_weights(self._modules, step)
-            parts = {name: part.state_dict() for name, part in {**self._parts, **self._history}.items()}
             spent, counters = self._throughput.state(step), self.counters.read()
             state = {"step": step, "data": self._data, "spent": spent, "counters": counters, **parts}
             if self._frozen is not None:
                 state["frozen"] = self._frozen.digest
             self._writer.save(folder, step, state, {**self._facts, **facts}, keep)
 
-        self._world.run_on_first(write)
+        with self._parallel.whole():
+            stateful = {**self._parts, **self._history}
+            parts = {name: self._parallel.whole_state(part.state_dict()) for name, part in stateful.items()}
+            self._world.run_on_first(write)
 
 
 class Counters:

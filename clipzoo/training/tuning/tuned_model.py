@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clipzoo.encoders.tuning.lora import plain_name
 from clipzoo.encoders.tuning.tuning import Tuning, frozen_modules, frozen_tensors
 from clipzoo.model import Model
-from clipzoo.training.gradient_cache import View
+from clipzoo.training.pair_encoder import View
 from clipzoo.training.parts import Dataset
 from clipzoo.training.tuning.feature_cache import FeatureCache
 
