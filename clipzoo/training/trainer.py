@@ -113,10 +113,7 @@ def fit(
     model, objective, dataset = parts.model, parts.objective, parts.dataset
     assert computation.precision != "auto", "Computation.resolved comes first"
     world = replace(world, gather_dtype=computation.gather_dtype)
-    computation.place(model, world)
-    objective.to(world.device, computation.parameter_dtype)
-    objective.allocate(dataset.samples)
-    objective.to(world.device)
+    _place(parts, computation, world)
     total_steps, grouped = length.total_steps(dataset.samples), computation.group_captions
     throughput = Throughput(total_steps, length.global_batch, world)
     tuned = TunedModel(model, objective, parts.tuning, parts.seed)
@@ -162,6 +159,14 @@ def fit(
     parallel.finish()
     world.run_on_first(tuned.remove_caches)
     return {**cost, PRECISION: computation.precision}, metrics
+
+
+def _place(parts: Parts, computation: Computation, world: World) -> None:
+    """Move model and objective to the device, in the precision of the parameters."""
+    computation.place(parts.model, world)
+    parts.objective.to(world.device, computation.parameter_dtype)
+    parts.objective.allocate(parts.dataset.samples)
+    parts.objective.to(world.device)
 
 
 def _gradient_cache(
