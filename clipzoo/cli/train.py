@@ -157,6 +157,7 @@ def train(config: DictConfig) -> None:
     from clipzoo.api.formats.open_clip import export_note
     from clipzoo.api.initial.start import initialise, report_initial_weights
     from clipzoo.distributed.device import described, set_threads
+    from clipzoo.distributed.elastic import Spares
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
@@ -169,6 +170,8 @@ def train(config: DictConfig) -> None:
     plain, values = complete(plain, values, trust)
     parts = build_parts(values, trust)
     trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
+    spares = Spares(trainer.length.global_batch)
+    spares.wait_if_spare(trainer.timeout)
     world = World.join(trainer.device, trainer.timeout)
     set_threads(world.device)
     with (
@@ -197,6 +200,7 @@ def train(config: DictConfig) -> None:
         cost, metrics = trainer.fit(training, world, preemption)
         world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics))
     world.leave()
+    spares.release()
 
 
 def complete(

@@ -14,6 +14,8 @@ class Environment:
     """rank: 0 .. world_size - 1. local_rank: rank within the node, of local_size ranks.
 
     address: host:port of the ranks' store. store_server: the process that serves the store, for messages.
+    is_elastic: torchrun starts the ranks again after a failure, possibly fewer. shares_agent_store: the store is that
+    of torchrun itself, and outlives the ranks.
     """
 
     rank: int
@@ -22,6 +24,8 @@ class Environment:
     local_size: int
     address: str
     store_server: str
+    is_elastic: bool
+    shares_agent_store: bool
 
     @property
     def is_first(self) -> bool:
@@ -31,14 +35,22 @@ class Environment:
 def read() -> Environment:
     """Return the variables' values; a process without them is the only rank."""
     variables = os.environ
+    shares_agent_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Environment(
         rank=int(variables.get("RANK", "0")),
         world_size=int(variables.get("WORLD_SIZE", "1")),
         local_rank=int(variables.get("LOCAL_RANK", "0")),
         local_size=max(1, int(variables.get("LOCAL_WORLD_SIZE", "1"))),
         address=f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}",
-        store_server="the first node's torchrun" if "TORCHELASTIC_USE_AGENT_STORE" in variables else "rank 0",
+        store_server="the first node's torchrun" if shares_agent_store else "rank 0",
+        is_elastic=int(variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0,
+        shares_agent_store=shares_agent_store,
     )
+
+
+def set_world_size(size: int) -> None:
+    """Let only the first `size` ranks take part: this process and torch read the smaller world from now on."""
+    os.environ["WORLD_SIZE"] = str(size)
 
 
 def say(text: str) -> None:
