@@ -13,7 +13,11 @@ export MASTER_PORT=$((20000 + (SLURM_JOB_ID * 7 + ${SLURM_RESTART_COUNT:-0}) % 1
 run_ranks() {
     # A failing rank stops the others and reports the cause; --wait covers ranks that can no longer react.
     srun --wait=120 slurm/as_rank.sh "$PYTHON" "$@"
-    local code=$?
+    requeue_if_stopped $?
+}
+
+requeue_if_stopped() {
+    local code=$1
     # Exit code 75: stopped on request after saving. SLURM requeues a preempted job itself; a cancelled job does not get here.
     if [ "$code" = 75 ]; then
         echo "== stopped in attempt $((${SLURM_RESTART_COUNT:-0} + 1)), requeued"

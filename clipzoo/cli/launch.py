@@ -4,6 +4,8 @@ clipzoo launch head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1                
 clipzoo launch --submit --sbatch '--gpus-per-node=4' head=wpse seed=0,1                  submits slurm/sweep.sbatch
 clipzoo launch --point 3 head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1              trains point 3 here
 clipzoo launch --table zero_shot/imagenet/top1 head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1
+clipzoo launch --submit --at-once 8 search.sampler=tpe search.trials=40 ...     submits 8 processes of a search
+clipzoo launch search.sampler=tpe search.trials=40 ...                          lists its trials, writes its page
 
 Points are numbered from 0; the values of the last key change fastest. The table averages over seeds, marks the best
 point, and is written to <output> with its plot.
@@ -18,6 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser, number_in, own_paths
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
@@ -26,8 +29,11 @@ from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import write_whole
 from clipzoo.runs import sweep
 from clipzoo.runs.directory import is_finished
+from clipzoo.runs.search.settings import Search
+from clipzoo.runs.search.space import Space
+from clipzoo.runs.search.study import Study, study_folder
 
-SWEEP_SCRIPT = Path("slurm") / "sweep.sbatch"
+SWEEP_SCRIPT, SEARCH_SCRIPT = (Path("slurm") / f"{name}.sbatch" for name in ("sweep", "search"))
 
 
 def main(arguments: list[str]) -> None:
@@ -37,6 +43,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _launch(options: argparse.Namespace) -> None:
+    if (search := trials.search_of(options.overrides)) is not None:
+        _launch_search(options, *search)
+        return
     points = sweep.points(options.overrides)
     if options.point is not None:
         train(points, options.point, options.overrides)
@@ -51,6 +60,22 @@ def _launch(options: argparse.Namespace) -> None:
             print(f"{number:4}  {values}  {point.folder}  {state}".rstrip())
 
 
+def _launch_search(options: argparse.Namespace, search: Search, space: Space) -> None:
+    """Submit processes that draw trials of a search, or show its trials until now."""
+    if options.point is not None or options.table:
+        raise ConfigError("a search draws its points: clipzoo train -m ... trains them, and launch without --point and "
+                          "--table shows them")  # fmt: skip
+    for line in space.corner_lines():
+        compose(line)
+    study = Study(study_folder(search, space), search, space)
+    if options.submit:
+        _sbatch(SEARCH_SCRIPT, f"0-{(options.at_once or 1) - 1}", options)
+    elif study.folder.exists():
+        trials.show(study)
+    else:
+        print("no trial of the search has been drawn: clipzoo train -m ... begins it")
+
+
 def train(points: list[sweep.Point], number: int, overrides: list[str]) -> None:
     """Replace this process by the training of one point."""
     if not 0 <= number < len(points):
@@ -61,14 +86,19 @@ def train(points: list[sweep.Point], number: int, overrides: list[str]) -> None:
 
 def submit(points: list[sweep.Point], options: argparse.Namespace) -> None:
     """Check all points, then submit them to SLURM as one array."""
-    roots = [folder for folder in (Path.cwd(), CONF.parent) if (folder / SWEEP_SCRIPT).exists()]
-    if not roots:
-        raise ConfigError(f"{SWEEP_SCRIPT} does not exist in {Path.cwd()}: run --submit in a checkout of clipzoo")
     for point in points:
         compose(list(point.overrides))
-    (last, limit) = (len(points) - 1, f"%{options.at_once}" if options.at_once else "")
+    limit = f"%{options.at_once}" if options.at_once else ""
+    _sbatch(SWEEP_SCRIPT, f"0-{len(points) - 1}{limit}", options)
+
+
+def _sbatch(script: Path, array: str, options: argparse.Namespace) -> None:
+    """Submit a script as an array, with the overrides as its arguments."""
+    roots = [folder for folder in (Path.cwd(), CONF.parent) if (folder / script).exists()]
+    if not roots:
+        raise ConfigError(f"{script} does not exist in {Path.cwd()}: run --submit in a checkout of clipzoo")
     try:
-        batch = ["sbatch", f"--array=0-{last}{limit}", *shlex.split(options.sbatch), str(SWEEP_SCRIPT)]
+        batch = ["sbatch", f"--array={array}", *shlex.split(options.sbatch), str(script)]
         code = subprocess.run([*batch, *options.overrides], cwd=roots[0]).returncode
     except FileNotFoundError:
         raise ConfigError("there is no sbatch: run --submit on a machine with SLURM") from None
@@ -98,7 +128,11 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     action.add_argument("--submit", action="store_true", help="submit all points as a SLURM array")
     action.add_argument("--table", metavar="METRIC", help="tabulate and plot this metric of results.json, or loss")
     parser.add_argument("--sbatch", default="", help="options for sbatch, in one string")
-    parser.add_argument("--at-once", type=number_in(Count), help="maximum number of points that run at the same time")
+    parser.add_argument(
+        "--at-once",
+        type=number_in(Count),
+        help="maximum number of points that run at the same time; of a search, the number of processes",
+    )
     parser.add_argument("--lowest", action="store_true", help="the lowest value is best")
     parser.add_argument("--output", type=Path, help="folder for the table and its plot")
     parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")

@@ -17,6 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser
 from clipzoo.cli.remote import kept_in_store, sweep_folder, upload_rest
 from clipzoo.config import overrides
@@ -44,6 +45,8 @@ def main(arguments: list[str]) -> None:
     with same_on_all_ranks():
         sys.argv[1:] = hydra_arguments(arguments)
         options, lines = _read_command_line(arguments)
+    if options.multirun and (search := trials.search_of(lines)) is not None:
+        return trials.run(*search)
     # Hydra then raises its errors instead of ending the process with its own words.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
@@ -79,17 +82,19 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
     folders: list[str] = []
     if not (options.version or options.shell_completion):
         read = [overrides.read(line) for line in lines]
-        for override in read:
-            overrides.require_values(override, options.multirun)
         shows = options.cfg or options.help or options.hydra_help or options.info
-        for point in overrides.covering_points(read):
+        search = trials.search_of(lines) if options.multirun and not shows else None
+        if search is None:
+            for override in read:
+                overrides.require_values(override, options.multirun)
+        for point in search[1].corner_lines() if search else overrides.covering_points(read):
             plain = compose(point, complete=not shows)
             if (row := plain["row"]) is not None:
                 from clipzoo.report.paper_tables.published import require_row
 
                 require_row(row)
             folders = sweep_folder(plain["runs"]) if options.multirun else []
-        if options.multirun and not shows:
+        if options.multirun and not shows and not search:
             sweep.points(lines)
     own = own_folder()
     return [
@@ -193,8 +198,9 @@ def train(config: DictConfig) -> None:
             f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks, "
             f"{precision} on {described(world.device, plain['data'].get('workers'))}{export_note(plain)}"
         )
+        evaluated = trials.at_rungs(evaluator, watchdog)
         training = Parts(
-            model, parts.objective, dataset, parts.optimizer, evaluator, parts.logger, plain["seed"], folder, plain,
+            model, parts.objective, dataset, parts.optimizer, evaluated, parts.logger, plain["seed"], folder, plain,
             parts.tuning,
         )  # fmt: skip
         cost, metrics = trainer.fit(training, world, preemption)

@@ -41,9 +41,10 @@ PARTS = {
     "studies": (),
 }  # fmt: skip
 """Groups without which a configuration cannot be used."""
-NOT_SETTINGS = ("hydra", "about", "trust")
+SEARCH = "search"
+NOT_SETTINGS = ("hydra", "about", "trust", SEARCH)
 """Top-level keys that are never stored with a run: `about` holds an experiment's title, command and cost for the
-report; `trust` is read from the command line alone."""
+report; `trust` is read from the command line alone; `search` says how a sweep draws its points."""
 
 
 def compose(
@@ -57,11 +58,7 @@ def compose(
     Raises:
         ConfigError: names every fault.
     """
-    lines = [str(read(override).input_line) for override in overrides]
-    try:
-        config = _compose(lines, name)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explanation(error, lines, name)) from None
+    lines, config = _explained(overrides, name)
     known = [
         *yaml.safe_load((CONF / f"{name}.yaml").read_text()),
         *(path.name for path in CONF.iterdir()),
@@ -74,6 +71,14 @@ def compose(
         OmegaConf.set_struct(config, False)
         config.update(_literal(nodes))
     return checked(config, trusted_names(lines), complete, name)
+
+
+def compose_search(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the checked `search` node of these overrides, as plain values. Raises ConfigError."""
+    node: dict[str, Any] = OmegaConf.to_container(_explained(overrides, "train")[1][SEARCH], resolve=True)  # type: ignore
+    if faults := schema.faults({SEARCH: node}):
+        raise ConfigError("\n         ".join(faults))
+    return node
 
 
 def checked(config: DictConfig, trust: Collection[str], complete: bool = True, name: str = "train") -> dict[str, Any]:
@@ -101,10 +106,20 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
     faults += _top_level_faults(plain, name)
     not_given = tuple(f"{key} must be" for key in missing)
     faults += [fault for fault in schema.faults(plain) if not fault.startswith(not_given)]
+    faults += schema.faults({SEARCH: container.get(SEARCH)})
     faults = faults or list(relations.broken(relations.RUN, plain))
     if faults:
         raise ConfigError("\n         ".join(faults))
     return plain
+
+
+def _explained(overrides: Sequence[str], name: str) -> tuple[list[str], DictConfig]:
+    """Return the overrides in Hydra's grammar and their configuration; errors of Hydra as ConfigErrors."""
+    lines = [str(read(override).input_line) for override in overrides]
+    try:
+        return lines, _compose(lines, name)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_explanation(error, lines, name)) from None
 
 
 def _compose(lines: list[str], name: str) -> DictConfig:

@@ -56,13 +56,18 @@ def alternatives(override: Override) -> list[str] | None:
 def require_values(override: Override, is_sweep: bool) -> None:
     """Raise ConfigError if an override has several values, but the command is no sweep, or has none."""
     line, key = override.input_line, override.get_key_element()
+    if not is_sweep and key.startswith("search."):
+        raise ConfigError(f"{line} is for a sweep: add -m")
     if not override.is_sweep_override():
         return
     if not is_sweep:
         raise ConfigError(f"{line} has several values: add -m for one run each, or quote a value with commas twice")
     values = alternatives(override)
     if values is None:
-        raise ConfigError(f"{line} is no list of values: give {key}=a,b,c or {key}=range(1,5)")
+        raise ConfigError(
+            f"{line} is no list of values: give {key}=a,b,c or {key}=range(1,5), or "
+            "draw from the range with search.sampler=tpe"
+        )
     if values == []:
         raise ConfigError(f"{line} has no value")
 

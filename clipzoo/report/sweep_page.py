@@ -8,10 +8,14 @@ from pathlib import Path
 
 from clipzoo.io import DamageLog
 from clipzoo.report.comparison.scales import COSTS, columns
+from clipzoo.report.comparison.sweep import LOSS
+from clipzoo.report.comparison.trials import Trials
 from clipzoo.report.paper_tables.collect import Run, collect
 from clipzoo.report.render import terminal
+from clipzoo.report.search_page import section
 from clipzoo.report.table import Table, text_table
 from clipzoo.report.tables_page import write_pages
+from clipzoo.runs.search.trial import State, Trial
 from clipzoo.runs.sweep import Point, points, sweep_folder
 
 Measure = Callable[[Run], float | None]
@@ -26,7 +30,8 @@ def write_sweep(overrides: Sequence[str]) -> str:
     if not _finished(swept):
         return "no point of the sweep is finished: there is no table"
     folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
-    page = write_pages(folders, [], sweep_folder(swept, overrides))
+    first = [section(_trials(swept), "The sweep")] if len(folders) > 1 else []
+    page = write_pages(folders, [], sweep_folder(swept, overrides), first=first)
     return f"\n{terminal(overview(swept))}\n\nthe comparison of the runs: {page}"
 
 
@@ -50,6 +55,23 @@ def overview(points: Sequence[Point]) -> Table:
     counts = [_count(list(runs.values())) for runs in groups.values()]
     rows = [[*row] for row in zip(*(zip(*groups, strict=True) if keys else ()), *measured, counts, strict=True)]
     return text_table([*keys, *tasks, "loss", COSTS[0].label, "runs"], rows, left=len(keys))
+
+
+def _trials(points: Sequence[Point]) -> Trials:
+    """Return the points of a sweep as trials, compared by the mean of the first task, or by the last loss."""
+    finished = _finished(points)
+    tasks = columns(list(finished.values()))
+    task = next(iter(tasks), None)
+    name = LOSS if task is None else f"{task} ({tasks[task][0].label})"
+    trials = []
+    for number, point in enumerate(points):
+        run = finished.get(point.folder)
+        value = None if run is None else _loss(run) if task is None else tasks[task][0].value(run.metrics)
+        state: State = "failed" if value is None else "finished"
+        trials.append(
+            Trial(number, point.swept, state, point.overrides, point.folder, () if value is None else (value,))
+        )
+    return Trials(trials, [name], ["minimize" if task is None else "maximize"])
 
 
 def _finished(points: Sequence[Point]) -> dict[Path, Run]:

@@ -72,7 +72,9 @@ class Section:
     row_count: int = 0
 
 
-def write_pages(folders: Sequence[Path], names: Sequence[str], output: Path, note: str | None = None) -> Path:
+def write_pages(
+    folders: Sequence[Path], names: Sequence[str], output: Path, note: str | None = None, first: Sequence[Section] = ()
+) -> Path:
     """Write index.html, tables.md, tables.csv and tables.tex over the runs below `folders`.
 
     The runs of a single folder stand in the papers' tables if they name a row. All others are compared with each other.
@@ -82,6 +84,7 @@ def write_pages(folders: Sequence[Path], names: Sequence[str], output: Path, not
         names: tables to show; empty for all tables with a measured value.
         output: folder for the files.
         note: a further paragraph at the top.
+        first: sections before all others.
 
     Returns the path of index.html. Raises ConfigError if there is nothing to show.
     """
@@ -100,9 +103,9 @@ def write_pages(folders: Sequence[Path], names: Sequence[str], output: Path, not
     filled = [fill(table(name), runs) for name in names or known]
     filled = [part for part in filled if names or part.measured]
     scales = comparisons(runs)
-    sections = [*(_scale_section(part, lead=bool(filled)) for part in scales), *map(_table_section, filled)]
+    sections = [*first, *(_scale_section(part, lead=bool(filled)) for part in scales), *map(_table_section, filled)]
     comparison = own_runs.comparison(own) if own else None
-    sections += [_own_section(comparison, lead=bool(sections))] if comparison else []
+    sections += [_own_section(comparison, lead=len(sections) > len(first))] if comparison else []
     page = {
         "title": "The papers' tables" if scales or filled else "Comparison of runs",
         "lead": [LEAD if filled else SMALL if scales else OWN, *([note] if note else [])],

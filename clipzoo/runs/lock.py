@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +52,8 @@ class RunLock:
                     f"{self.folder} is being trained by {owner}: wait for it, end it, or give another name=..."
                 )
             if not waiting:
-                print(f"{self.folder} is being trained by {owner}: waiting {patience:g} s", file=sys.stderr, flush=True)
+                limit = "" if math.isinf(patience) else f" {patience:g} s"
+                print(f"{self.folder} is being trained by {owner}: waiting{limit}", file=sys.stderr, flush=True)
                 waiting = True
             time.sleep(0.2)
         self._descriptor = descriptor
@@ -73,11 +77,38 @@ class RunLock:
         self.release()
 
 
-def _lock(descriptor: int) -> bool:
-    """Try to lock the file; True if it is locked, or cannot be on this file system."""
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file in the block, once other processes have released theirs. The file is made.
+
+    Raises:
+        OSError: the file cannot be opened for writing.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _lock(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock a file, which is made, until its descriptor is closed; return the descriptor.
+
+    None if another process holds the lock.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    if _lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _lock(descriptor: int, wait: bool = False) -> bool:
+    """Try to lock the file; True if it is locked, or cannot be on this file system. wait: for other processes."""
     try:
         # Not flock: loader processes would inherit that lock, and may outlive a killed training by a moment.
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 import yaml
+from omegaconf import OmegaConf
 
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import option_file
@@ -45,7 +46,7 @@ def points(overrides: Sequence[str]) -> list[Point]:
         ConfigError: the overrides are invalid, or all points would have one name.
     """
     choices: list[list[tuple[str, str | None]]] = []
-    for override in map(read, [*_search(overrides), *overrides]):
+    for override in map(read, [*of_search_option(overrides), *overrides]):
         require_values(override, is_sweep=True)
         key, lines = override.get_key_element(), alternatives(override) or []
         choices.append([(line, key if override.is_sweep_override() else None) for line in lines])
@@ -79,11 +80,15 @@ def searched(search: str) -> list[str]:
     path = option_file("search", search)
     if path is None:
         raise ConfigError(unknown_option("search", search))
-    stated = yaml.safe_load(path.read_text())
-    return [f"{key}={values}" for key, values in stated["hydra"]["sweeper"]["params"].items()]
+    stated = OmegaConf.create(yaml.safe_load(path.read_text()) or {})
+    ranges = OmegaConf.select(stated, "hydra.sweeper.params")
+    if not ranges:
+        raise ConfigError(f"{path} states no ranges: give KEY: VALUES below hydra.sweeper.params")
+    return [f"{key}={values}" for key, values in ranges.items()]
 
 
-def _search(overrides: Sequence[str]) -> list[str]:
+def of_search_option(overrides: Sequence[str]) -> list[str]:
+    """Return the swept overrides of the `search=` of a command line; none without one."""
     chosen = [str(override.value()) for override in map(read, overrides) if override.key_or_group == "search"]
     return searched(chosen[-1]) if chosen else []
 

@@ -1,7 +1,8 @@
-"""A function of the model as evaluator, and the logged values as a list: parts of a training from Python."""
+"""Evaluators and loggers that call back: parts of a training from Python, and of the trials of a search."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
-from clipzoo.training.parts import Logger
+from clipzoo.training.parts import Evaluator, Logger
 from clipzoo.types import Progress
 
 
@@ -38,6 +39,38 @@ class CallbackEvaluator:
             return dict(self._function(model))
         finally:
             model.train(training)
+
+
+class RungEvaluator:
+    """Evaluates at rungs too, shares of the training after which a run is stopped if it does not pass.
+
+    passes: called on the first rank with the number of a rung and the metrics. stop: ends all ranks.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        rungs: Sequence[float],
+        passes: Callable[[int, Mapping[str, float]], bool],
+        stop: Callable[[Progress], None],
+    ) -> None:
+        self._evaluator, self._rungs, self._passes, self._stop = evaluator, rungs, passes, stop
+        self._reached: tuple[int, Progress] | None = None
+
+    def due(self, before: Progress, now: Progress) -> bool:
+        steps = [math.ceil(rung * now.total_steps) for rung in self._rungs]
+        reached = [number for number, step in enumerate(steps) if before.step < step <= now.step]
+        self._reached = (reached[-1], now) if reached else None
+        return self._evaluator.due(before, now) or bool(reached)
+
+    def run(self, model: Model, output: Path, world: World) -> dict[str, float]:
+        metrics, reached = self._evaluator.run(model, output, world), self._reached
+        self._reached = None
+        if reached is not None:
+            rung, progress = reached
+            if not world.run_on_first(lambda: self._passes(rung, metrics)):
+                self._stop(progress)
+        return metrics
 
 
 class HistoryLogger:

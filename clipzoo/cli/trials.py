@@ -1,0 +1,180 @@
+"""Searches: draw trials from the study of a command line, and train each in a process of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clipzoo import io
+from clipzoo.config.compose import compose
+from clipzoo.distributed.environment import say
+from clipzoo.distributed.stop_signals import EXIT_CODE
+from clipzoo.errors import TrainingError
+from clipzoo.runs.lock import RunLock
+from clipzoo.runs.search.objective import measured, require_metrics, results_of
+from clipzoo.runs.search.settings import Search, chosen_search
+from clipzoo.runs.search.space import Space, space_of
+from clipzoo.runs.search.study import Study, study_folder
+from clipzoo.runs.search.trial import Trial
+from clipzoo.runs.sweep import MOST_NAMES, of_search_option
+
+if TYPE_CHECKING:
+    from clipzoo.distributed.watchdog import Watchdog
+    from clipzoo.training.parts import Evaluator
+    from clipzoo.types import Progress
+
+VARIABLE = "CLIPZOO_TRIAL"
+"""Environment variable of a trial's process: the folder of its study and its number."""
+PR_SET_PDEATHSIG = 1
+KILLS = 3
+"""Number of kills of a trial's process after which the trial counts as failed."""
+
+
+def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
+    """Return the search that a command line asks for, None for a plain sweep.
+
+    Raises:
+        ConfigError: its settings or ranges are invalid.
+    """
+    search = chosen_search(overrides)
+    if search is None:
+        return None
+    space = space_of(of_search_option(overrides), overrides)
+    space.require(search.sampler or "")
+    corner = compose(space.overrides(space.corners()[0]))
+    require_metrics(search.metrics, corner["eval"], search.rungs)
+    return search, space
+
+
+def run(search: Search, space: Space) -> None:
+    """Train trials until none is left to draw, then write the page of the search.
+
+    Any number of processes may do so at the same time: each draws trials of its own.
+
+    Raises:
+        TrainingError: trials have failed; they cost only their rows.
+    """
+    study = Study(study_folder(search, space), search, space)
+    try:
+        while (trial := study.claim()) is not None:
+            total = f" of {search.trials or space.count}"
+            values = "  ".join(f"{key}={value}" for key, value in trial.values.items())
+            say(f"trial {trial.number + 1}{total}: {values}")
+            _finish(study, trial)
+    finally:
+        study.release()
+    show(study)
+    _require_results(study.trials())
+
+
+def show(study: Study) -> None:
+    """Write the page of a search; print its table and the path of the page."""
+    from clipzoo.report.search_page import write_search
+
+    print(write_search(study.folder, study.search, study.trials()), flush=True)
+
+
+def at_rungs(evaluator: Evaluator, watchdog: Watchdog) -> Evaluator:
+    """Return the evaluator of a run; that of a trial stops the run at a rung that it does not pass."""
+    if VARIABLE not in os.environ:
+        return evaluator
+    from clipzoo.training.callback import RungEvaluator
+
+    folder, _, number = os.environ[VARIABLE].rpartition(":")
+    study = Study.stored(Path(folder))
+    rungs = study.search.rungs
+
+    def passes(rung: int, metrics: Mapping[str, float]) -> bool:
+        (value,) = measured(study.search.metrics[:1], metrics)
+        return study.passes(int(number), rung, value)
+
+    def stop(progress: Progress) -> None:
+        watchdog.exit_all(0, f"clipzoo: pruned after step {progress.step} of {progress.total_steps}")
+
+    return RungEvaluator(evaluator, rungs, passes, stop) if rungs else evaluator
+
+
+def _finish(study: Study, trial: Trial) -> None:
+    """Train a trial to its end and record it."""
+    for _ in range(KILLS):
+        code = 0 if (trial.folder / "results.json").exists() else _train(study, trial)
+        if code >= 0:
+            break
+        say(f"the process of trial {trial.number + 1} was killed by signal {-code}")
+    if code == EXIT_CODE:
+        say("clipzoo: the search is stopped; run the same command to resume")
+        sys.exit(EXIT_CODE)
+    if code:
+        reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        study.finish(trial, "failed", reason=reason, run=trial.folder)
+    elif study.was_pruned(trial):
+        study.finish(trial, "pruned", run=trial.folder)
+    else:
+        _record(study, trial)
+
+
+def _record(study: Study, trial: Trial) -> None:
+    """Record the results of a finished run."""
+    try:
+        results = measured(study.search.metrics, results_of(trial.folder))
+    except io.DamagedFileError as error:
+        study.finish(trial, "failed", reason=str(error), run=trial.folder)
+        return
+    if all(map(math.isfinite, results)):
+        study.finish(trial, "finished", results, run=trial.folder)
+    else:
+        study.finish(trial, "failed", reason=f"a metric is not finite: {results}", run=trial.folder)
+
+
+def _train(study: Study, trial: Trial) -> int:
+    """Run the training of a trial and return its exit code, below 0 after a signal.
+
+    A request to stop is passed on: the run then saves its state. When this process is killed, the system asks the run
+    to stop.
+    """
+    if trial.folder.exists():
+        # A run whose search was killed a moment ago still saves its state.
+        with RunLock(trial.folder) as lock:
+            lock.acquire(math.inf)
+    launcher = shlex.split(study.search.launcher or "")
+    command = [*launcher, sys.executable, "-m", "clipzoo.cli", "train", *trial.overrides]
+    variables = {**os.environ, VARIABLE: f"{study.folder}:{trial.number}", "CLIPZOO_SWEEP": study.name}
+    library, parent = ctypes.CDLL(None), os.getpid()
+
+    def end_with_parent() -> None:
+        library.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(EXIT_CODE)
+
+    stopped = []
+    process = subprocess.Popen(command, env=variables, preexec_fn=end_with_parent)
+
+    def stop(number: int, frame: object) -> None:
+        stopped.append(number)
+        process.terminate()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return EXIT_CODE if stopped else code
+
+
+def _require_results(trials: Sequence[Trial]) -> None:
+    failed = [f"{trial.folder.name} ({trial.reason})" for trial in trials if trial.state == "failed"]
+    if failed:
+        more = f" and {len(failed) - MOST_NAMES} more" if len(failed) > MOST_NAMES else ""
+        raise TrainingError(
+            f"{len(failed)} of {len(trials)} trials of the search have failed, see their messages above: "
+            f"{', '.join(failed[:MOST_NAMES])}{more}"
+        )

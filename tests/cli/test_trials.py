@@ -1,0 +1,130 @@
+"""Searches from the command line: wrong settings, pruning, failures, kills."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from clipzoo.cli import trials
+from clipzoo.cli.train import hydra_arguments
+from clipzoo.errors import ConfigError
+from clipzoo.runs.search.study import Study, study_folder
+from clipzoo.runs.search.trial import Trial
+from tests.support.evaluation_sets import write_sets
+from tests.support.processes import children, run_script, start_script
+from tests.support.runs import overrides
+
+PEAK = "optim.schedule.peak=tag(log,interval(1e-5,1e-2))"
+TPE = ("search.sampler=tpe", "search.trials=4", "search.startup=2")
+TOP5 = "search.maximize=zero_shot/colours/top5"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["search.sampler=tpx"], "search.sampler must be tpe or quasi_random or random or grid or null, not 'tpx'"),
+        (["search.sampler=tpe", PEAK], "search.sampler=tpe needs a metric: give search.maximize="),
+        (["search.sampler=tpe", "search.minimize=loss", PEAK], "needs the number of runs: give search.trials=20"),
+        ([*TPE, "search.minimize=loss"], "the search has no ranges"),
+        ([*TPE, "search.minimize=loss", PEAK.replace("1e-5", "-1")], "a logarithmic interval begins above 0"),
+        ([*TPE, "search.minimize=loss", "optim.schedule.peak=interval(-1,1)"], "peak must be a number from 1e-12 to"),
+        ([*TPE, TOP5, PEAK], "there is no metric zero_shot/colours/top5 (there are: loss, training/seconds)"),
+        ([*TPE, "search.minimize=loss", "search.rungs=[0.5,0.1]", PEAK], "search.rungs must be a list"),
+        ([*TPE, "search.minimize=loss", "search.trial=3", PEAK], "there is no key search.trial; did you mean"),
+        ([*TPE, "search.minimize=loss", "search.seed=1,2", PEAK], "a search has one value of search.seed"),
+        (["search.trials=3", "seed=0,1"], "search.trials=3 has no effect without search.sampler=tpe"),
+        ([PEAK], "is no list of values: give optim.schedule.peak=a,b,c or"),
+    ],
+)
+def test_a_wrong_search_is_one_message(lines, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        hydra_arguments(["-m", "encoder=tiny", "data.shards=a.tar", *lines])
+
+
+def test_settings_of_a_search_belong_to_a_sweep():
+    with pytest.raises(ConfigError, match=re.escape("search.trials=3 is for a sweep: add -m")):
+        hydra_arguments(["encoder=tiny", "data.shards=a.tar", "search.trials=3"])
+
+
+def lines_of(shards: str, folder: Path, *changes: str) -> list[str]:
+    """The command line of a search over tiny runs, evaluated on colours."""
+    if not (folder.parent / "sets").exists():
+        write_sets(folder.parent / "sets")
+    own = ["eval.zero_shot=[colours]", f"eval.root={folder.parent / 'sets'}", "eval.workers=0"]
+    return [*overrides(shards, folder, *own), *TPE, PEAK, "head.embed_width=16,32", TOP5, *changes]
+
+
+def study_of(lines: list[str]) -> Study:
+    search, space = trials.search_of(lines)
+    return Study(study_folder(search, space), search, space)
+
+
+def summary(found: list[Trial]) -> list[object]:
+    """What two searches must have in common."""
+    return [(trial.values, trial.state, trial.results, trial.rungs) for trial in found]
+
+
+@pytest.mark.slow
+def test_a_search_killed_ten_times_draws_the_same_trials_with_the_same_results(tiny_shards, tmp_path):
+    changes = ["search.rungs=[0.4]", "search.trials=6"]
+    plain, killed = (lines_of(tiny_shards, tmp_path / name, *changes) for name in ("plain", "killed"))
+    run_script("train.py", "-m", *plain, log=tmp_path / "log")
+    draw, kills = random.Random(0), 0
+    while kills < 10:
+        process = start_script("train.py", "-m", *killed, log=tmp_path / f"killed{kills}")
+        end = time.monotonic() + draw.uniform(2, 20)
+        while process.process.is_alive() and time.monotonic() < end:
+            time.sleep(0.05)
+        if not process.process.is_alive():
+            break
+        for child in children(process.pid) if draw.random() < 0.5 else []:
+            os.kill(child, signal.SIGKILL)
+        process.kill()
+        kills += 1
+    run_script("train.py", "-m", *killed, log=tmp_path / "last")
+    expected = summary(study_of(plain).trials())
+    assert summary(study_of(killed).trials()) == expected and len(expected) == 6
+    assert kills >= 3 and {state for _, state, _, _ in expected} == {"finished", "pruned"}
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_search_train_every_trial_once(tiny_shards, tmp_path):
+    lines = lines_of(tiny_shards, tmp_path / "runs", "search.sampler=random")
+    processes = [start_script("train.py", "-m", *lines, log=tmp_path / f"log{number}") for number in range(2)]
+    assert [process.wait() for process in processes] == [0, 0], processes[0].stderr + processes[1].stderr
+    drawn = [re.findall(r"^trial (\d) of 4", process.stderr, re.MULTILINE) for process in processes]
+    assert sorted(drawn[0] + drawn[1]) == ["1", "2", "3", "4"] and all(drawn)
+    assert [trial.state for trial in study_of(lines).trials()] == ["finished"] * 4
+    assert len(list((tmp_path / "runs").glob("*/results.json"))) == 4
+
+
+@pytest.mark.slow
+def test_a_failing_trial_costs_only_its_row(tiny_shards, tmp_path):
+    common = [line for line in lines_of(tiny_shards, tmp_path / "runs") if not line.startswith("data.shards")]
+    lines = [*common, f"data.shards=/nosuch/0.tar,'{tiny_shards}'", "optim.schedule.peak=1e-3", "search.sampler=grid"]
+    process = run_script("train.py", "-m", *lines, log=tmp_path / "log", code=1)
+    states = [trial.state for trial in study_of(lines).trials()]
+    assert sorted(states) == ["failed", "failed", "finished", "finished"]
+    assert "2 of 4 trials of the search have failed, see their messages above: " in process.stderr.splitlines()[-1]
+    assert "(exit code 2)" in process.stderr.splitlines()[-1]
+    assert "4 trials: 2 finished, 2 failed" in process.stdout
+
+
+@pytest.mark.slow
+def test_a_search_that_is_asked_to_stop_saves_and_goes_on_with_the_same_trial(tiny_shards, tmp_path):
+    lines = lines_of(tiny_shards, tmp_path / "runs", "search.trials=1", "trainer.steps=60")
+    process = start_script("train.py", "-m", *lines, log=tmp_path / "stopped")
+    process.wait_for("step 2/60")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 75, process.stderr
+    assert "the search is stopped; run the same command to resume" in process.stderr
+    assert [trial.state for trial in study_of(lines).trials()] == ["running"]
+    process = run_script("train.py", "-m", *lines, log=tmp_path / "resumed")
+    assert "resuming from step" in process.stderr
+    assert [trial.state for trial in study_of(lines).trials()] == ["finished"]

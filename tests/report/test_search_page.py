@@ -1,0 +1,117 @@
+"""The table, the pictures and the page of a search."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from clipzoo.report.comparison.trial_figures import figures
+from clipzoo.report.comparison.trials import Trials, groups, importance, trial_table
+from clipzoo.report.render import terminal
+from clipzoo.report.search_page import write_search
+from clipzoo.runs.search.trial import Trial
+from tests.support.paper_runs import write_run
+from tests.support.searches import search
+
+METRICS, DIRECTIONS = ("zero_shot/*/top1", "training/seconds"), ("maximize", "minimize")
+
+
+def trials() -> list[Trial]:
+    """Width decides, alpha does not; every third trial is pruned, one has failed."""
+    found = []
+    for number in range(24):
+        width = (0.5, 1.0, 2.0)[number % 3]
+        values = {
+            "head.kernel.width": str(width),
+            "head.alpha": "ab"[number // 3 % 2],
+            "peak": 10.0 ** (-1 - number / 8),
+        }
+        result = 50 + 4 * width + 0.1 * (number * 7 % 5)
+        state = "failed" if number == 5 else "pruned" if width == 0.5 else "finished"
+        results = (result, 9.0 - width) if state == "finished" else ()
+        found.append(Trial(number, values, state, (), None, results, {0: result / 2}, "exit code 1" * (number == 5)))
+    return [dataclasses.replace(trial, run=None, overrides=("data.shards=a.tar",)) for trial in found]
+
+
+@pytest.fixture
+def shown(tmp_path) -> Trials:
+    ended = [dataclasses.replace(trial, run=tmp_path / str(trial.number)) for trial in trials()]
+    for trial in ended:
+        trial.folder.mkdir()
+        lines = '{"step": 1, "loss": 2.0, "seconds": 30.0}\n{"step": 2, "loss": 1.5, "seconds": 60.0}\n'
+        (trial.folder / "metrics.jsonl").write_text(lines)
+    return Trials(ended, METRICS, DIRECTIONS, (0.25,))
+
+
+def test_a_row_for_each_trial_with_stars_for_the_best(shown):
+    lines = terminal(trial_table(shown)).splitlines()
+    assert lines[0].split() == ["trial", *shown.keys, *METRICS, "minutes", "state"] and len(lines) == 25
+    assert lines[1].split()[-4:] == ["(26)", "-", "1", "pruned"]
+    assert lines[6].endswith("failed: exit code 1")
+    starred = [line for line in lines if "*" in line.replace("zero_shot/*", "")]
+    assert len(starred) == len(shown.best) >= 1 and all(" 2.0 " in line for line in starred)
+    assert shown.summary == "24 trials: 15 finished, 8 pruned, 1 failed; 24 minutes of training"
+
+
+def test_a_long_table_has_the_best_trials(shown):
+    table = trial_table(shown, most=5)
+    results = [float(row.cells[-4].text.rstrip("*")) for row in table.rows]
+    assert len(results) == 5 and min(results) >= sorted(trial.results[0] for trial in shown.finished)[-5] - 0.01
+
+
+def test_importance_is_the_share_of_the_variance_that_a_key_explains(shown):
+    name, values = shown.compared
+    assert name == "zero_shot/*/top1 after 25% of the training" and len(values) == 24
+    shares = importance(shown)
+    assert list(shares)[0] == "head.kernel.width" and shares["head.kernel.width"] > 0.95
+    assert shares["head.alpha"] < 0.05 and shares["peak"] < 0.2
+
+
+def test_importance_of_noise_is_about_zero():
+    draw = np.random.default_rng(0)
+    means = []
+    for _ in range(50):
+        noise = [Trial(n, {"a": str(n % 4)}, "finished", (), None, (float(draw.normal()),)) for n in range(32)]
+        means.append(importance(Trials(noise, ["loss"], ["minimize"]))["a"])
+    assert np.mean(means) < 0.06
+
+
+def test_many_numbers_form_four_groups_of_neighbours():
+    assert groups([str(number) for number in range(8)]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert groups(["b", "a", "b"]) == [0, 1, 0] and groups([1.0, 3.0, 1.0]) == [0, 1, 0]
+
+
+@pytest.mark.medium
+def test_every_picture_is_drawn_for_several_metrics_one_metric_and_no_result(shown, tmp_path):
+    one = [dataclasses.replace(trial, results=trial.results[:1]) for trial in shown.trials]
+    none = [dataclasses.replace(trial, results=(), state="failed", rungs={}) for trial in shown.trials]
+    drawn = [
+        [
+            heading
+            for heading, _, figure in figures(Trials(part, METRICS[:count], DIRECTIONS[:count], (0.25,)))
+            if figure
+        ]
+        for part, count in ((shown.trials, 2), (one, 1), (none, 1))
+    ]
+    everything = ["Parallel coordinates", "Importance of keys", "Best result against cost", "Trade-off"]
+    assert drawn == [everything, everything[:3], [everything[0], everything[2]]]
+
+
+@pytest.mark.medium
+def test_the_page_of_a_search_compares_its_runs(tmp_path):
+    lines = [("experiment=demo/clip", "name=null", "data.shards=a.tar", f"head={head}") for head in ("clip", "kme")]
+    found = []
+    for number, line in enumerate(lines):
+        run = write_run(
+            tmp_path / "runs", "demo/clip", {"zero_shot/colours/top1": 40.0 + number}, *line[1:], pairs=2000
+        )
+        found.append(Trial(number, {"head": line[-1]}, "finished", line, run, (40.0 + number,)))
+    text = write_search(tmp_path / "search", search(), found).splitlines()
+    assert text[-2] == "best: trial 2: clipzoo train experiment=demo/clip name=null data.shards=a.tar head=kme"
+    assert text[-1] == f"the page of the search: {tmp_path / 'search' / 'index.html'}"
+    page = (tmp_path / "search" / "index.html").read_text()
+    for heading in ("The search", "Parallel coordinates", "Best result against cost", "Runs compared"):
+        assert f">{heading}</h" in page
+    assert "no trial of the search is finished" in write_search(tmp_path, search(), [])

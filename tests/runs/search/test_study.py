@@ -1,0 +1,119 @@
+"""The study of a search on the disk."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+
+from clipzoo.errors import ConfigError
+from clipzoo.runs.search.study import Study, study_folder
+from tests.support.processes import Process
+from tests.support.searches import LINES, accuracy, complete, search, space, study
+
+
+def test_a_search_that_is_interrupted_after_every_step_draws_the_same_trials(tmp_path):
+    expected = complete(study(tmp_path / "plain", trials=6))
+    for _ in range(6):
+        own = study(tmp_path / "killed", trials=6)
+        abandoned = own.claim()
+        own.release()  # as the system does when the process ends
+        again = study(tmp_path / "killed", trials=6)
+        trial = again.claim()
+        assert trial == abandoned
+        again.finish(trial, "finished", [accuracy(trial.values)])
+        again.release()
+    ended = study(tmp_path / "killed", trials=6)
+    assert ended.claim() is None and ended.trials() == expected and len(expected) == 6
+
+
+def test_a_line_that_a_kill_has_left_unfinished_is_cut_off(tmp_path):
+    expected = complete(study(tmp_path, trials=3))
+    with (tmp_path / "journal.log").open("ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    assert study(tmp_path, trials=3).trials() == expected
+    assert len(complete(study(tmp_path, trials=4))) == 4
+
+
+def test_a_study_without_its_folder_draws_the_same_trials_again(tmp_path):
+    assert complete(study(tmp_path / "a" / "x", trials=5)) == complete(study(tmp_path / "b" / "x", trials=5))
+
+
+def test_more_trials_continue_a_study(tmp_path):
+    first = complete(study(tmp_path, trials=4))
+    assert complete(study(tmp_path, trials=6))[:4] == first
+
+
+def test_optuna_reads_the_journal(tmp_path):
+    trials = complete(study(tmp_path / "s", trials=3))
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "s" / "journal.log"))
+    loaded = optuna.load_study(study_name="s", storage=optuna.storages.JournalStorage(backend))
+    assert [trial.params for trial in loaded.trials] == [trial.values for trial in trials]
+    assert loaded.best_value == max(trial.results[0] for trial in trials)
+    assert loaded.trials[0].user_attrs["overrides"] == list(trials[0].overrides)
+
+
+def test_the_first_answer_at_a_rung_stands(tmp_path):
+    own = study(tmp_path, rungs=[0.2], trials=3)
+    for value in (50.0, 60.0):
+        trial = own.claim()
+        assert own.passes(trial.number, 0, value)
+        own.finish(trial, "finished", [value])
+    trial = own.claim()
+    assert not own.passes(trial.number, 0, 40.0)
+    assert not own.passes(trial.number, 0, 99.0) and own.was_pruned(trial)
+    own.finish(trial, "pruned")
+    assert own.trials()[2].rungs == {0: 40.0} and own.trials()[2].state == "pruned"
+    assert Study.stored(tmp_path).search.rungs == [0.2]
+
+
+def test_a_study_is_found_by_its_ranges_and_settings_in_any_order(tmp_path):
+    lines = (f"runs={tmp_path}", *LINES)
+    folder = study_folder(search(), space(*lines))
+    assert folder.parent == tmp_path and re.fullmatch(r"search-[0-9a-f]{8}", folder.name)
+    assert study_folder(search(trials=99), space(*reversed(lines), "data.workers=3")) == folder
+    assert study_folder(search(seed=1), space(*lines)) != folder
+    assert study_folder(search(), space(*lines, "seed=1")) != folder
+    with pytest.raises(ConfigError, match="name=x would be the name of all runs"):
+        study_folder(search(), space(*lines, "name=x"))
+
+
+@pytest.mark.parametrize("content", [b"no json\n", b'{"op_code": 99}\n', b'[1]\n{"a": 1}\n', b"\xff\xfe\n"])
+def test_a_damaged_journal_is_one_message(tmp_path, content):
+    complete(study(tmp_path, trials=2))
+    with (tmp_path / "journal.log").open("ab") as file:
+        file.write(content + content)
+    with pytest.raises(ConfigError, match="journal.log is damaged .* or remove .* the same command draws the same"):
+        study(tmp_path, trials=2).claim()
+
+
+def test_a_folder_that_cannot_be_written_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="the search cannot be stored in .*file/s: Not a directory. Make the folder"):
+        study(tmp_path / "file" / "s").claim()
+
+
+def claim_all(folder: Path, results: Path) -> None:
+    """Claim trials, hold each for a moment, and record that this process ran it."""
+    own = study(folder, trials=12, sampler="random")
+    while (trial := own.claim()) is not None:
+        with results.open("a") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            file.write(json.dumps([trial.number, os.getpid()]) + "\n")
+        time.sleep(0.02)
+        own.finish(trial, "finished", [accuracy(trial.values)])
+
+
+@pytest.mark.medium
+def test_processes_on_one_study_never_run_a_trial_twice(tmp_path):
+    processes = [Process(claim_all, tmp_path / "s", tmp_path / "ran", log=tmp_path / f"log{n}") for n in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0], processes[0].stderr
+    ran = [json.loads(line) for line in (tmp_path / "ran").read_text().splitlines()]
+    assert sorted(number for number, _ in ran) == list(range(12)) and len({process for _, process in ran}) > 1
+    assert len({str(trial.values) for trial in study(tmp_path / "s", trials=12, sampler="random").trials()}) == 12
