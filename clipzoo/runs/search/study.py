@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.config.compose import compose
-from clipzoo.config.variables import with_variables
 from clipzoo.errors import ConfigError, cause
 from clipzoo.runs.identity import identity
 from clipzoo.runs.initial import with_digests
@@ -27,6 +26,7 @@ from clipzoo.runs.search import sampling
 from clipzoo.runs.search.settings import Search
 from clipzoo.runs.search.space import Space
 from clipzoo.runs.search.trial import State, Trial, passes
+from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
     from optuna.storages import JournalStorage
