@@ -22,11 +22,11 @@ from clipzoo.errors import ConfigError, cause
 from clipzoo.runs.identity import identity
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import locked, try_lock
+from clipzoo.runs.names import run_folder
 from clipzoo.runs.search import sampling
 from clipzoo.runs.search.settings import Search
 from clipzoo.runs.search.space import Space
 from clipzoo.runs.search.trial import State, Trial, passes
-from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
     from optuna.storages import JournalStorage
@@ -205,7 +205,7 @@ def study_folder(search: Search, space: Space) -> Path:
     ranges = {key: dimension.description for key, dimension in space.dimensions.items()}
     facts = [ranges, search.facts, identity(plain)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
-    return Path(with_variables(plain["runs"])) / f"search-{digest}"
+    return run_folder(plain, lines[0]).parent / f"search-{digest}"
 
 
 def description(search: Search, space: Space) -> dict[str, Any]:
