@@ -27,7 +27,7 @@ from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives import compatibility
 from clipzoo.objectives.base import Objective
-from clipzoo.training.parts import Dataset, Logger, Optimizer
+from clipzoo.training.parts import Averaging, Dataset, Logger, Optimizer
 from clipzoo.training.trainer import Trainer
 from clipzoo.types import Part
 
@@ -44,6 +44,7 @@ class RunParts:
     optimizer: Optimizer
     logger: Logger
     tuning: Tuning | None
+    averaging: Averaging | None
 
 
 def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> RunParts:
@@ -61,6 +62,7 @@ def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> RunPar
         optimizer=part(plain["optim"], trust, Optimizer),
         logger=part(plain["logger"], trust, Logger),
         tuning=part(plain["tune"], trust, Tuning) if "tune" in plain else None,
+        averaging=part(plain["average"], trust, Averaging) if "average" in plain else None,
     )
     compatibility.require(parts.head, parts.objective)
     return parts

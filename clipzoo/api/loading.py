@@ -21,6 +21,7 @@ from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.directory import config_of
+from clipzoo.runs.metric_key import AVERAGE
 from clipzoo.runs.remote import local_copy
 from clipzoo.runs.variables import uses_variables, with_variables
 from clipzoo.training.checkpoints import checkpoint
@@ -38,11 +39,17 @@ class LoadedModel(Model):
     config["pair"]: scale and bias of SigLIP's objective, see `pair_logits`.
     """
 
-    def __init__(self, model: Model, config: Mapping[str, Any], folder: Path | None = None) -> None:
-        """config: encoder, head and more. folder: the run directory that the model comes from, for its record."""
+    def __init__(
+        self, model: Model, config: Mapping[str, Any], folder: Path | None = None, averaged: bool = False
+    ) -> None:
+        """config: encoder, head and more. folder: the run directory that the model comes from, for its record.
+
+        averaged: the weights are the average of the run's.
+        """
         super().__init__(model.encoder, model.head)
         self.config = config
         self.folder = folder
+        self.averaged = averaged
         self.tokenizer = model.encoder.tokenizer
         encoder, evaluation = config["encoder"], config.get("eval", config["data"])
         size, interpolation = encoder["image_size"], evaluation.get("interpolation", "bicubic")
@@ -60,24 +67,29 @@ class LoadedModel(Model):
         return logits if pair is None else math.exp(pair["log_scale"]) * logits + pair["bias"]
 
 
-def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequence[str] = ()) -> LoadedModel:
+def load(
+    path: str | Path, device: str | torch.device = "cpu", trust: str | Sequence[str] = (), average: bool = False
+) -> LoadedModel:
     """Load a trained model.
 
     path: a run directory (its newest valid checkpoint), one checkpoint file inside a run, the URL of one of these in a
         store ("s3://bucket/runs/demo", as text), a directory that
         `clipzoo.export(..., to="hub")` wrote, or "hf-hub:USER/NAME" for one on the Hugging Face hub.
+    average: load the averaged weights of a run that was trained with `average=...`.
 
     The configuration may name parts of this package, and classes of the packages in `trust`: "mypackage".
     trust="oc.env" resolves its environment variables, ${oc.env:NAME}.
 
     Raises:
-        ConfigError: there is no such run or checkpoint, or its config.yaml names another class.
+        ConfigError: there is no such run or checkpoint, its config.yaml names another class, or it has no average.
     """
     trust = (trust,) if isinstance(trust, str) else trust
     if str(path).startswith(published.HUB):
         path = published.downloaded(str(path))
     path = local_copy(str(path), "path")
     if published.is_published(path):
+        if average:
+            raise ConfigError(f"{path} holds one model and no average: export that of a run")
         config, weights = published.read_published(path, trust)
         model = build_model(config, trust=trust)
         _fill(model, weights, path / published.WEIGHTS)
@@ -105,13 +117,25 @@ def load(path: str | Path, device: str | torch.device = "cpu", trust: str | Sequ
     else:
         raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
     model = build_model(config, trust=trust)
+    if average:
+        state = _with_average(state, path)
     trained = state["model"] if isinstance(state["model"], Mapping) else {}
     try:
         model.load_state_dict(merged({**read_frozen(folder, state), **trained}))
     except RuntimeError as error:
         fault = f"does not fit the model of {folder / 'config.yaml'} ({cause(error)})"
         raise DamagedFileError(path, fault, checkpoint.REMEDY) from None
-    return LoadedModel(model, _with_pair(config, state), folder).to(device).eval()
+    return LoadedModel(model, _with_pair(config, state), folder, average).to(device).eval()
+
+
+def _with_average(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return a checkpoint with its average in place of the weights of model and objective."""
+    average = state.get(AVERAGE)
+    if average is None:
+        raise ConfigError(f"{path} has no averaged weights: its run was trained without average=ema or average=swa")
+    if not average["has_begun"]:
+        raise ConfigError(f"{path} has no averaged weights yet: it was saved before the first step that enters them")
+    return {**state, **{part: {**state[part], **average[part]} for part in ("model", "objective")}}
 
 
 def _with_pair(config: dict[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:

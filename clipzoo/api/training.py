@@ -20,7 +20,7 @@ from clipzoo.training.callback import CallbackEvaluator, HistoryLogger
 from clipzoo.training.loggers import Logger
 from clipzoo.training.optimization.optimizers import AdamW
 from clipzoo.training.optimization.schedules import Cosine
-from clipzoo.training.parts import Dataset, Optimizer, Parts
+from clipzoo.training.parts import Averaging, Dataset, Optimizer, Parts
 from clipzoo.training.settings import Computation, Inspection, Length, Saving
 from clipzoo.training.trainer import fit
 
@@ -48,6 +48,7 @@ def train(
     steps: int | None = None,
     learning_rate: float = 5e-4,
     optimizer: Optimizer | None = None,
+    averaging: Averaging | None = None,
     evaluate: Callable[[Model], Mapping[str, float]] | None = None,
     evaluate_every: float | None = 1.0,
     computation: Computation | None = None,
@@ -65,6 +66,7 @@ def train(
 
     batch: samples of a step, over all ranks. epochs or steps: the length; the other is None.
     learning_rate: peak of AdamW's cosine schedule without warmup; `optimizer` replaces both.
+    averaging: of the weights, which are then evaluated and saved too.
     evaluate: called with the model every `evaluate_every` epochs and at the end; returns metrics by name.
     computation: precision, micro-batches, gradient clipping; None for fp32 without them. inspection: a profile, and
     what follows spikes of the loss. tuning: what of the encoder trains; None for all of it.
@@ -88,9 +90,8 @@ def train(
     logger = HistoryLogger(Logger("off", "clipzoo", None, None, tensorboard=False))
     parts = Parts(
         *(model, objective, dataset, optimizer, CallbackEvaluator(evaluate, evaluate_every), logger, seed, folder),
-        tuning=tuning,
-        report=_ignore if quiet else say,
-    )
+        tuning=tuning, report=_ignore if quiet else say, averaging=averaging,
+    )  # fmt: skip
     # A program's own signal handlers stay as they are.
     own, saving = Preemption(Watchdog(), signals=()), Saving(log_every, save_every)
     computation = (computation or Computation()).resolved(folder, world)

@@ -2,6 +2,7 @@
 
 clipzoo evaluate run=runs/demo eval=demo
 clipzoo evaluate run=runs/demo/checkpoints/step_00001000.pt eval=demo eval.draws=5
+clipzoo evaluate run=runs/demo average=true eval=demo                       the averaged weights of a run
 clipzoo evaluate run=runs/tuned mix_with=runs/demo mix=[0,0.5,1] eval=demo      WiSE-FT: the weights between two runs
 clipzoo evaluate model=ViT-B-32 pretrained=laion2b_s34b_b79k eval=paper
 torchrun --nproc-per-node 8 --no-python clipzoo evaluate run=runs/demo eval=paper
@@ -24,7 +25,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.io.names import folder_name
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
-from clipzoo.runs.metric_key import parsed
+from clipzoo.runs.metric_key import AVERAGE, of_average, parsed
 from clipzoo.runs.record import RunRecord, results
 from clipzoo.runs.remote import local_copy, write_back
 from clipzoo.runs.variables import with_variables
@@ -82,7 +83,9 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         if plain["mix_with"] is not None:
             metrics = evaluate_mixes(_mixed_with(plain, trust), model, plain["mix"], suite, folder, world)
         else:
-            metrics = suite.run(model.to(world.device), folder / "evaluation", world)
+            output = folder / "evaluation"
+            metrics = suite.run(model.to(world.device), output / AVERAGE if plain["average"] else output, world)
+            metrics = of_average(metrics) if plain["average"] else metrics
             world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
         if given is not None and plain["output"] is None:
             world.run_on_first(lambda: write_back(given, "run"))
@@ -103,6 +106,8 @@ def _check(plain: Mapping[str, Any]) -> None:
         _stored_config(plain["mix_with"], "mix_with")
         if not plain["mix"]:
             raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
+    if plain["average"] and (plain["run"] is None or plain["mix_with"] is not None):
+        raise ConfigError("average=true goes with run= alone: it is the average of a run's weights")
     if plain["row"] is not None and plain["run"] is not None:
         raise ConfigError(f"row={plain['row']} goes with model=: a run has a row of its own")
     if plain["row"] is not None:
@@ -125,7 +130,7 @@ def _load(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
     from clipzoo.api import loading
 
     if plain["run"] is not None:
-        return loading.load(plain["run"], trust=tuple(trust))
+        return loading.load(plain["run"], trust=tuple(trust), average=plain["average"])
     return loading.from_open_clip(plain["model"], plain["pretrained"])
 
 

@@ -34,9 +34,11 @@ from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, ha
 from clipzoo.runs.extension import length_hint
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import RunLock
+from clipzoo.runs.metric_key import of_weights
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
+    from clipzoo.distributed.world import World
     from clipzoo.training.parts import Parts
 
 
@@ -153,15 +155,13 @@ def train(config: DictConfig) -> None:
     folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
     if has_ended(folder, plain):
         upload_rest(plain, folder)
-        result = record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain)
-        environment.say(result)
+        environment.say(record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain))
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
     from clipzoo.api.build import build_model, build_parts
-    from clipzoo.api.formats.open_clip import export_note
     from clipzoo.api.initial.start import initialise, report_initial_weights
-    from clipzoo.distributed.device import described, set_threads
+    from clipzoo.distributed.device import set_threads
     from clipzoo.distributed.elastic import Spares
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
@@ -191,17 +191,14 @@ def train(config: DictConfig) -> None:
             trainer.check(dataset, plain["seed"], world)
             precision = trainer.choose_precision(folder, world)
             evaluator.open()
-            evaluator.require(trainer.saving.best_metric)
+            evaluator.require(of_weights(trainer.saving.best_metric, averaged=parts.averaging is not None))
         world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, given))
         world.run_on_first(lambda: report_initial_weights(rows, folder))
-        environment.say(
-            f"{folder}: {dataset.samples} samples, {trainer.length.global_batch} per step, {world.size} ranks, "
-            f"{precision} on {described(world.device, plain['data'].get('workers'))}{export_note(plain)}"
-        )
+        announce(f"{folder}: {dataset.samples} samples", plain, precision, world)
         evaluated = trials.at_rungs(evaluator, watchdog)
         training = Parts(
             model, parts.objective, dataset, parts.optimizer, evaluated, parts.logger, plain["seed"], folder, plain,
-            parts.tuning,
+            parts.tuning, averaging=parts.averaging,
         )  # fmt: skip
         cost, metrics = trainer.fit(training, world, preemption)
         world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics))
@@ -224,6 +221,18 @@ def begin(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, given: Mapp
     kept = claim(lock, plain, fingerprint, given)
     if kept is not None:
         environment.say(f"{lock.folder} goes on, with the schedules of the whole length; earlier results: {kept}")
+
+
+def announce(what: str, plain: Mapping[str, Any], precision: str, world: World) -> None:
+    """Say what is trained, and how."""
+    from clipzoo.api.formats.open_clip import export_note
+    from clipzoo.distributed.device import described
+
+    device = described(world.device, plain["data"].get("workers"))
+    environment.say(
+        f"{what}, {plain['trainer']['global_batch']} per step, {world.size} ranks, {precision} on {device}"
+        f"{export_note(plain)}"
+    )
 
 
 def fingerprint(data: Mapping[str, Any], run: Path) -> str | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 PAIRED = "_paired"
 DEVIATION = "_std"
+AVERAGE = "average"
+"""First segment of the metrics of averaged weights, "average/zero_shot/cifar10/top1"."""
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,19 @@ def parsed(metrics: Mapping[str, float]) -> dict[MetricKey, float]:
 def written(metrics: Mapping[MetricKey, float]) -> dict[str, float]:
     """Metrics by written key, in the same order: the inverse of `parsed`."""
     return {str(key): value for key, value in metrics.items()}
+
+
+def of_average(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics by the written keys of averaged weights."""
+    return {f"{AVERAGE}/{text}": value for text, value in metrics.items()}
+
+
+def of_weights(metric: str | None, averaged: bool) -> str | None:
+    """The key of a metric without the segment of averaged weights, if there are any."""
+    return metric.removeprefix(f"{AVERAGE}/") if metric and averaged else metric
+
+
+def split(metrics: Mapping[MetricKey, float]) -> tuple[dict[MetricKey, float], dict[MetricKey, float]]:
+    """Metrics of the weights and, by the same keys, those of averaged weights."""
+    average = {str(key).removeprefix(f"{AVERAGE}/"): value for key, value in metrics.items() if key.task == AVERAGE}
+    return {key: value for key, value in metrics.items() if key.task != AVERAGE}, parsed(average)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.metric_key import AVERAGE, MetricKey
 
 Setting = str | int | float | bool | None
 
@@ -24,7 +24,8 @@ def protocol(evaluation: Mapping[str, Setting], metrics: Iterable[MetricKey]) ->
         evaluation: the `eval` node of the configuration.
         metrics: keys of the measured metrics; tasks without settings are left out.
     """
-    places = dict.fromkeys((key.task, key.dataset) for key in metrics)
+    # Averaged weights are evaluated with the settings of the weights.
+    places = dict.fromkeys((key.task, key.dataset) for key in metrics if key.task != AVERAGE)
     by_place = {f"{task}/{dataset}": settings(evaluation, task, dataset) for task, dataset in places}
     return {place: values for place, values in by_place.items() if values}
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
+from clipzoo.runs.metric_key import AVERAGE, of_average
 from clipzoo.training.checkpoints.state import TrainingState
+from clipzoo.training.optimization.average import WeightAverage
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import Saving
 from clipzoo.training.step import StepResult, TrainStep
@@ -21,7 +23,10 @@ from clipzoo.types import Batch, Progress
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """Trains from the newest checkpoint to the last step. group_captions: see `Computation`."""
+    """Trains from the newest checkpoint to the last step.
+
+    group_captions: see `Computation`. average: of the weights, evaluated beside them.
+    """
 
     step: TrainStep
     parts: Parts
@@ -32,6 +37,7 @@ class TrainingLoop:
     global_batch: int
     total_steps: int
     group_captions: bool = True
+    average: WeightAverage | None = None
 
     def run(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Train and evaluate; return the cost of the training and the metrics.
@@ -57,6 +63,8 @@ class TrainingLoop:
                 if done == start + 1:
                     self.step.count_flops(batch)
                 result = self.step(batch, self._progress(done - 1), diagnose=done % self.saving.log_every == 0)
+                if self.average is not None:
+                    self.average.update(self._progress(done))
                 self._rewind_if_due(done)
                 self._after_step(done, result)
                 self._set_status(done, "waiting for data", bounded=done < self.total_steps)
@@ -140,14 +148,20 @@ class TrainingLoop:
     def _evaluate(self, done: int) -> dict[str, float]:
         self._set_status(done, "evaluating", bounded=False)
         output = (self.parts.folder or Path()) / "evaluation"
-        with self.step.parallel.whole() as model:
-            metrics = self.parts.evaluator.run(model, output, self.world)
+        metrics = self._measure(output)
+        if self.average is not None and self.average.has_begun:
+            with self.average.applied():
+                metrics |= of_average(self._measure(output / AVERAGE))
         if self.world.is_first:
             self.parts.logger.log(done, {"event": "evaluation", **metrics})
         if self.saving.best_metric is not None:
             self.state.save_if_best(done, metrics, self.saving.best_metric)
             self.state.wait()
         return metrics
+
+    def _measure(self, output: Path) -> dict[str, float]:
+        with self.step.parallel.whole() as model:
+            return self.parts.evaluator.run(model, output, self.world)
 
     def _batches(self, start: int) -> Iterator[Batch]:
         return self.parts.dataset.batches(

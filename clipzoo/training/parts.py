@@ -73,6 +73,16 @@ class Schedule(Protocol):
         """Return the learning rate of the step that follows `progress.step` steps."""
 
 
+class Averaging(Protocol):
+    """Which steps enter the average of the weights, as a pure function of training progress."""
+
+    def __call__(self, progress: Progress) -> float:
+        """Return the weight of the weights after `progress.step` steps in their running average.
+
+        1 for the first that enter, 0 for those that do not enter.
+        """
+
+
 class Optimizer(Protocol):
     """The recipe of an optimizer: parameter groups and learning-rate schedule."""
 
@@ -105,7 +115,7 @@ class Parts:
 
     dataset: opened. seed: of all randomness. folder: run directory; None: nothing is written.
     config: for the logger. tuning: which parameters of the encoder train; None for all. report: called with each line
-    for the terminal.
+    for the terminal. averaging: of the weights; None for no average.
     """
 
     model: Model
@@ -119,3 +129,4 @@ class Parts:
     config: Mapping[str, Any] = field(default_factory=dict)
     tuning: Tuning | None = None
     report: Callable[[str], None] = say
+    averaging: Averaging | None = None

@@ -15,12 +15,14 @@ from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
+from clipzoo.runs.metric_key import AVERAGE
 from clipzoo.training.checkpoints.state import TrainingState
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.inspection.divergence import DivergenceCheck
 from clipzoo.training.inspection.spikes import SpikeDetector, Spikes
 from clipzoo.training.inspection.throughput import Throughput
 from clipzoo.training.loop import TrainingLoop
+from clipzoo.training.optimization.average import WeightAverage
 from clipzoo.training.parts import Dataset, Parts
 from clipzoo.training.settings import (
     MATMUL_PRECISIONS,
@@ -123,12 +125,13 @@ def fit(
     gradients = _gradient_cache(parts, tuned, length, computation, parallel)
     optimizer = parts.optimizer.build(parallel.trained, objective)
     split_groups(optimizer, parallel.trained_parameters(tuned.factors))
+    average = WeightAverage.of(parts.averaging, {"model": parallel.trained, "objective": objective})
     scaler = parallel.scaler(computation.precision == "fp16")
     divergence = _divergence_check(parts, computation, inspection or Inspection(), world, preemption)
     state = TrainingState(
         parts.folder,
         {"model": model, "objective": objective},
-        {"model": tuned, "optimizer": optimizer, "scaler": scaler},
+        {"model": tuned, "optimizer": optimizer, "scaler": scaler, **({} if average is None else {AVERAGE: average})},
         dataset,
         throughput,
         saving.keep,
@@ -154,8 +157,8 @@ def fit(
         head_steps=tuned.head_steps,
     )
     with float32_matmul_precision(computation, world):
-        loop = TrainingLoop(step, parts, state, saving, preemption, world, length.global_batch, total_steps, grouped)
-        cost, metrics = loop.run()
+        sizes = length.global_batch, total_steps, grouped
+        cost, metrics = TrainingLoop(step, parts, state, saving, preemption, world, *sizes, average).run()
     parallel.finish()
     world.run_on_first(tuned.remove_caches)
     return {**cost, PRECISION: computation.precision}, metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -12,6 +13,7 @@ from clipzoo.api.formats.citations import citations
 from clipzoo.api.loading import LoadedModel
 from clipzoo.errors import masked
 from clipzoo.io.escaping import markdown_code, markdown_text
+from clipzoo.runs.metric_key import split
 from clipzoo.runs.record import FILE, RunRecord
 
 RECIPE = {
@@ -26,6 +28,8 @@ def model_card(model: LoadedModel, licence: str | None, data_licence: str | None
     """Return the card of a model as Markdown; sections without a record, as of an open_clip model, are left out."""
     folder, config = model.folder, model.config
     record = RunRecord.read(folder) if folder is not None and (folder / FILE).exists() else None
+    if record is not None:
+        record = replace(record, metrics=split(record.metrics)[model.averaged])
     name = folder.name if folder is not None else type(model.head).__name__
     head, objective = (config.get(part, {}).get("_target_", "") for part in ("head", "objective"))
     short = [target.rpartition(".")[2] for target in (head, objective) if target]

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="RUN", help="a run directory, a checkpoint, a hub directory, or hf-hub:NAME")
     parser.add_argument("--to", choices=FORMATS, required=True, help="the format")
     parser.add_argument("--output", type=Path, required=True, help="folder for the files")
+    parser.add_argument("--average", action="store_true", help="the averaged weights of a run with average=...")
     parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
     parser.add_argument("--licence", help="licence of the model, for the card of a hub directory")
     parser.add_argument("--data-licence", help="licence of the training data, for the card")
@@ -43,7 +44,7 @@ def export(options: argparse.Namespace) -> None:
 
     if options.upload is not None:
         hub.require_token()
-    model = load(options.model, trust=options.trust)
+    model = load(options.model, trust=options.trust, average=options.average)
     export(model, options.output, options.to, options.licence, options.data_licence)
     print(f"wrote {options.output}: {', '.join(sorted(path.name for path in options.output.iterdir()))}")
     if options.upload is not None:

@@ -15,7 +15,7 @@ from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables
 from clipzoo.report.run_page.published_results import result_tables
 from clipzoo.runs.directory import config_of, is_finished
-from clipzoo.runs.metric_key import MetricKey, parsed
+from clipzoo.runs.metric_key import MetricKey, parsed, split
 from clipzoo.runs.record import RunRecord
 from clipzoo.runs.training_log import TrainingLog
 
@@ -49,6 +49,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         row=row,
         published=result_tables(metrics, missing, row),
         results=[table(metrics) for table in tables],
+        average=[table(split(metrics)[1]) for table in tables],
         missing=missing,
         not_converged=record.not_converged if record else (),
         cost=results_tables.cost_table(record.training if record else {}),
