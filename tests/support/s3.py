@@ -138,8 +138,8 @@ def s3_server() -> Iterator[S3Proxy]:
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("POST", "/moto-api/reset")
     connection.getresponse().read()
-    connection.request("PUT", f"/{BUCKET}")
-    connection.getresponse().read()
+    connection.close()
+    request(proxy, "PUT", "")
     try:
         yield proxy
     finally:
@@ -150,20 +150,32 @@ def s3_server() -> Iterator[S3Proxy]:
 
 
 def stored(proxy: S3Proxy, prefix: str) -> dict[str, bytes]:
-    """Return the content of the server, past the proxy, by name below `prefix`."""
-    connection = http.client.HTTPConnection("127.0.0.1", proxy.server)
-    connection.request("GET", f"/{BUCKET}?list-type=2&max-keys=1000&prefix={prefix}")
-    listing = connection.getresponse().read().decode()
-    found = {}
-    for part in listing.split("<Key>")[1:]:
-        key = part.partition("</Key>")[0]
-        connection.request("GET", f"/{BUCKET}/{key}")
-        answer = connection.getresponse()
-        content = answer.read()
-        if answer.status == 200:
-            found[key.removeprefix(prefix).lstrip("/")] = content
-    connection.close()
-    return found
+    """Return the content of the server, past the proxy, by name below the folder `prefix`."""
+    contents = {name: request(proxy, "GET", f"/{prefix}/{name}") for name in names(proxy, prefix)}
+    return {name: content for name, content in contents.items() if content is not None}
+
+
+def names(proxy: S3Proxy, prefix: str) -> list[str]:
+    """Return the names of the files that the server has below the folder `prefix`."""
+    listing = request(proxy, "GET", f"?list-type=2&prefix={prefix}/").decode()
+    return [part.partition("</Key>")[0].removeprefix(f"{prefix}/") for part in listing.split("<Key>")[1:]]
+
+
+def request(proxy: S3Proxy, method: str, place: str, body: bytes | None = None) -> Any:
+    """Return the server's answer to a request for `place` in the bucket, past the proxy; None if there is none."""
+    scope = f"{CREDENTIALS['AWS_ACCESS_KEY_ID']}/20260101/us-east-1/s3/aws4_request"
+    signature = f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=unchecked"
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.server, timeout=60)
+        try:
+            connection.request(method, f"/{BUCKET}{place}", body, {"Authorization": signature})
+            answer = connection.getresponse()
+            content = answer.read()
+            return content if answer.status == 200 else None
+        except ConnectionError:  # the server has few places for waiting connections
+            time.sleep(0.1)
+        finally:
+            connection.close()
 
 
 def _error(status: str) -> bytes:

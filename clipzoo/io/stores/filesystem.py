@@ -28,7 +28,9 @@ PACKAGES = {
     "abfs": "adlfs", "http": "clipzoo[http]", "https": "clipzoo[http]", "sftp": "paramiko", "ssh": "paramiko",
 }  # fmt: skip
 """What to install for a protocol."""
-_TRANSIENT_NUMBERS = (errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH)
+_TRANSIENT_NUMBERS = (
+    errno.EIO, errno.EREMOTEIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH,
+)  # fmt: skip
 _TRANSIENT_NAMES = {"HTTPClientError", "ConnectionError", "TransportError", "ResponseParserError"}
 """Base classes of failed connections in botocore, requests and httpx."""
 Result = TypeVar("Result")
@@ -153,11 +155,14 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the HTTP status of an error of aiohttp, gcsfs, requests or httpx."""
-    response = getattr(error, "response", None)
-    for value in (getattr(error, "status", None), getattr(error, "code", None), getattr(response, "status_code", None)):
-        if str(value).isdigit():
-            return int(str(value))
+    """Return the HTTP status of an error of aiohttp, gcsfs, requests, httpx or botocore, or of its cause."""
+    for link in (error, error.__cause__):
+        response: Any = getattr(link, "response", None)
+        facts = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+        values = [getattr(link, "status", None), getattr(link, "code", None), getattr(response, "status_code", None)]
+        for value in (*values, facts.get("HTTPStatusCode")):
+            if str(value).isdigit():
+                return int(str(value))
     return None
 
 

@@ -1,0 +1,191 @@
+"""Runs in a store: their local copies, their lock, and what commands make of URLs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clipzoo.cli.remote import sweep_folder
+from clipzoo.config.compose import compose
+from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.io.stores import filesystem, lease, mirror as mirrors
+from clipzoo.io.stores.store import Store
+from clipzoo.runs import remote
+from clipzoo.runs.lock import RunLock
+from clipzoo.runs.names import run_folder
+from clipzoo.runs.remote import RemoteRun, RemoteRuns, local_copy, remote_runs, write_back
+from tests.support.stores import faulty_store, log_step, save_checkpoint
+
+RUNS = "faulty://bucket/runs"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    for module in (mirrors, filesystem):
+        monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(mirrors, "PERIOD", 0.02)
+    for name, seconds in {"BEAT": 0.1, "SILENCE": 0.4, "PATIENCE": 0.2, "SETTLE": 0.0}.items():
+        monkeypatch.setattr(lease, name, seconds)
+    monkeypatch.setenv(remote.VARIABLE, str(tmp_path / "staging"))
+
+
+@pytest.fixture
+def files():
+    with faulty_store() as files:
+        yield files
+
+
+def on(machine: Path) -> RemoteRun:
+    """The run on a machine with its own folder of local copies."""
+    return RemoteRun(Store(f"{RUNS}/a", "runs"), machine / "a", 20.0, 0.0)
+
+
+def train(run: RemoteRun, *steps: int) -> None:
+    for step in steps:
+        log_step(run.folder, step)
+        save_checkpoint(run.folder, step, keep=1)
+
+
+def finished_run(machine: Path) -> None:
+    run = on(machine)
+    run.begin()
+    (run.folder / "config.yaml").write_text("seed: 0\n")
+    train(run, 2, 4)
+    (run.folder / "results.json").write_text("{}")
+    run.finish()
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_on_a_machine_without_a_local_copy(files, tmp_path):
+    first, second = on(tmp_path / "first"), on(tmp_path / "second")
+    assert first.begin() == []
+    train(first, 2, 4)
+    first.finish()
+    assert second.begin() == ["checkpoints/step_00000004"]
+    content = (second.folder / "checkpoints" / "step_00000004.pt").read_bytes()
+    assert content == (first.folder / "checkpoints" / "step_00000004.pt").read_bytes()
+    assert (second.folder / "metrics.jsonl").read_bytes() == (first.folder / "metrics.jsonl").read_bytes()
+    train(second, 6)
+    second.finish()
+    # The copy of the first machine has fallen behind.
+    assert on(tmp_path / "first").begin() == ["checkpoints/step_00000006"]
+
+
+def test_a_run_that_another_machine_trains_is_refused_and_one_of_a_dead_machine_is_taken(files, tmp_path, capsys):
+    first, second = on(tmp_path / "first"), on(tmp_path / "second")
+    first.begin()
+    with pytest.raises(ConfigError, match=r"faulty://bucket/runs/a is being trained by process \d+ on .*name="):
+        second.begin()
+    assert "waiting up to" in capsys.readouterr().err
+    first._stopped.set()  # no further beat, as of a process that was killed
+    first._mirror.stop()
+    second.begin()
+    second.finish()
+
+
+def test_the_machine_whose_lock_was_taken_stops_sending_and_ends_with_the_reason(files, tmp_path):
+    errors: list[TrainingError] = []
+    run = on(tmp_path / "first")
+    run.on_failure = errors.append
+    run.begin()
+    content = json.loads(files.store["/bucket/runs/a/.writer.json"].getvalue())
+    other = json.dumps({**content, "id": "other", "owner": "process 7 on elsewhere"}).encode()
+    Store(f"{RUNS}/a", "runs").write(lease.FILE, other)
+    run._stopped.wait(0.5)
+    assert "has been taken by process 7 on elsewhere" in str(errors[0])
+    train(run, 2)
+    run._stopped.wait(0.2)
+    assert not any("step_" in name for name in files.store)
+
+
+def test_a_killed_process_of_this_machine_leaves_no_lock_to_wait_for(files, tmp_path, capsys):
+    run = on(tmp_path)
+    run.begin()
+    run._stopped.set()
+    run._mirror.stop()
+    on(tmp_path).begin(RunLock(run.folder))
+    assert "waiting" not in capsys.readouterr().err
+
+
+def test_a_copy_that_was_interrupted_while_it_was_fetched_does_not_count_as_the_newer_one(files, tmp_path):
+    finished_run(tmp_path / "first")
+    files.faults = {"get step_00000004.pt": [OSError("killed here")]}
+    with pytest.raises(ConfigError, match="killed here"):
+        on(tmp_path / "second").begin()
+    content = json.loads(files.store["/bucket/runs/a/.writer.json"].getvalue())
+    Store(f"{RUNS}/a", "runs").write(lease.FILE, json.dumps({**content, "released": True}).encode())
+    assert on(tmp_path / "second").begin() == ["checkpoints/step_00000004"]
+
+
+def test_a_store_that_cannot_be_written_is_reported_at_the_start(files, tmp_path):
+    files.faults = {"get .writer.json": [PermissionError("Access Denied")] * 9}
+    with pytest.raises(ConfigError, match="runs=faulty://bucket/runs/a: PermissionError: Access Denied"):
+        on(tmp_path).begin()
+
+
+def test_urls_of_runs_checkpoints_and_folders_of_runs_lead_to_local_copies(files, tmp_path):
+    finished_run(tmp_path / "first")
+    copy = local_copy(f"{RUNS}/a", "run")
+    assert copy == RemoteRuns(RUNS).folder / "a" and (copy / "results.json").exists()
+    assert local_copy(f"{RUNS}/a/checkpoints/step_00000004.pt", "run") == copy / "checkpoints" / "step_00000004.pt"
+    assert local_copy(RUNS, "FOLDER", weights=False) == copy.parent
+    assert local_copy("runs/a", "run") == Path("runs/a")
+    for place in (f"{RUNS}/b", f"{RUNS}/a/checkpoints/step_00000002.pt"):
+        with pytest.raises(ConfigError, match=f"run={place} (holds no run|does not exist)"):
+            local_copy(place, "run")
+
+
+def test_what_a_command_writes_to_a_copy_is_sent_back_unless_the_run_is_being_trained(files, tmp_path, caplog):
+    finished_run(tmp_path / "first")
+    copy = local_copy(f"{RUNS}/a", "run")
+    (copy / "report.md").write_text("new")
+    write_back(f"{RUNS}/a", "run")
+    assert files.store["/bucket/runs/a/report.md"].getvalue() == b"new"
+    assert {"/bucket/runs/a/checkpoints/step_00000004.pt", "/bucket/runs/a/results.json"} <= set(files.store)
+    trained = on(tmp_path / "first")
+    trained.begin()
+    (copy / "report.md").write_text("newer")
+    write_back(f"{RUNS}/a", "run")
+    assert files.store["/bucket/runs/a/report.md"].getvalue() == b"new"
+    assert f"the results are in {copy} alone" in caplog.text
+
+
+def test_an_unnamed_run_is_found_in_the_store_by_its_digest(files, tmp_path):
+    line = ["encoder=tiny", "data.shards=x.tar", f"runs={RUNS}"]
+    plain = compose(line)
+    folder = run_folder(plain, line)
+    assert folder.parent == RemoteRuns(RUNS).folder
+    stored = f"another-description-{folder.name.rpartition('-')[2]}"
+    Store(f"{RUNS}/{stored}", "runs").write("config.yaml", yaml.safe_dump(plain).encode())
+    assert run_folder(plain, line) == folder.with_name(stored)
+    assert (folder.with_name(stored) / "config.yaml").exists()
+
+
+def test_the_store_and_its_keys_do_not_change_the_name_of_a_run(files):
+    here, there = ["encoder=tiny", "data.shards=x.tar"], [f"runs={RUNS}", "upload_patience=7", "upload_every=1"]
+    assert run_folder(compose(here), here).name == run_folder(compose(here + there), here + there).name
+
+
+def test_a_url_with_a_password_is_refused_and_hidden():
+    with pytest.raises(ConfigError, match=r"environment variables") as error:
+        remote_runs("s3://key:secret@bucket/runs")
+    assert "secret" not in str(error.value)
+
+
+def test_hydras_files_of_a_sweep_stay_in_the_folder_of_local_copies():
+    assert sweep_folder("runs") == []
+    assert sweep_folder(RUNS) == [f"hydra.sweep.dir='{RemoteRuns(RUNS).folder / 'multirun'}'"]
+
+
+def test_the_default_folder_of_local_copies_is_private_to_its_user(tmp_path, monkeypatch):
+    monkeypatch.delenv(remote.VARIABLE)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = RemoteRuns(RUNS).folder.parent
+    assert folder == tmp_path / f"clipzoo-runs-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="belongs to another user: set CLIPZOO_STAGING"):
+        RemoteRuns(RUNS)

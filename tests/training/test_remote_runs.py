@@ -1,0 +1,160 @@
+"""Training with its runs on an S3 server that delays, fails, stalls, loses answers and cuts them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from clipzoo.io.stores.tree import tree_of
+from tests.support import runs
+from tests.support.processes import Process, run_script
+from tests.support.runs import assert_equal, log_of_end, losses, weights
+from tests.support.s3 import BUCKET, S3Proxy, names, request, s3_server, stored
+
+pytestmark = pytest.mark.slow
+RATES = {"delay": 0.1, "500": 0.05, "503": 0.05, "reset": 0.05, "lost_answer": 0.05, "truncated": 0.1, "stall": 0.02}
+URL = f"s3://{BUCKET}/runs"
+
+
+@pytest.fixture
+def server() -> Iterator[S3Proxy]:
+    with s3_server() as server:
+        server.stall = 20.0
+        yield server
+
+
+def start(server: S3Proxy, shards: str, folder: Path, *changes: str, **faults: object) -> Process:
+    """Start a tiny run in the store, with its local copies in <folder>/staging and its log in <folder>."""
+    variables = server.environment(folder / "staging")
+    (process,) = runs.start(shards, folder, f"runs={URL}", "upload_every=1", *changes, **{**variables, **faults})
+    return process
+
+
+@contextmanager
+def checked(server: S3Proxy) -> Iterator[None]:
+    """In the block, look at the server again and again.
+
+    A checkpoint with a mark has the digest of its mark, and once there was one, there always is one.
+    """
+    faults: list[str] = []
+    whole: set[str] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.3):
+            groups = tree_of(names(server, "runs/run")).groups
+            if whole and not groups:
+                faults.append("no checkpoint is left")
+            for group in set(groups) - whole:
+                mark, content = (request(server, "GET", f"/runs/run/{group}{end}") for end in (".json", ".pt"))
+                if mark and content and hashlib.sha256(content).hexdigest() == json.loads(mark)["sha256"]:
+                    whole.add(group)
+                elif request(server, "GET", f"/runs/run/{group}.json"):  # not removed since it was listed
+                    faults.append(f"{group} is not whole")
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+    assert whole and not faults, faults
+
+
+def fetched(server: S3Proxy, folder: Path) -> Path:
+    """Write the run as the server has it to <folder>/run."""
+    for name, content in stored(server, "runs/run").items():
+        (folder / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "run" / name).write_bytes(content)
+    return folder
+
+
+def assert_as_undisturbed(copy: Path, undisturbed: Path) -> None:
+    assert_equal(weights(copy), weights(undisturbed))
+    assert losses(copy) == losses(undisturbed)
+    assert (copy / "run" / "results.json").exists() and (copy / "run" / "report.md").exists()
+
+
+def test_a_run_on_a_failing_store_equals_a_local_one(server, tiny_shards, undisturbed, tmp_path):
+    server.rates = RATES
+    with checked(server):
+        assert log_of_end(start(server, tiny_shards, tmp_path, "trainer.keep=1"), 0)
+    assert set(server.injected) >= {"500", "503", "reset", "lost_answer", "truncated"}
+    assert_as_undisturbed(fetched(server, tmp_path / "copy"), undisturbed)
+
+
+def test_a_run_that_is_killed_and_resumed_from_an_empty_folder_equals_a_local_one(
+    server, tiny_shards, undisturbed, tmp_path
+):
+    server.rates = RATES
+    with checked(server):
+        for step in (3, 5, 7):
+            process = start(server, tiny_shards, tmp_path, "trainer.keep=1", fault=f"killed:{step}:0", pause=1.5)
+            log_of_end(process, -signal.SIGKILL)
+            shutil.rmtree(tmp_path / "staging")
+            _release(server)
+        log = log_of_end(start(server, tiny_shards, tmp_path, "trainer.keep=1"), 0)
+    assert "resuming from step" in log
+    assert_as_undisturbed(fetched(server, tmp_path / "copy"), undisturbed)
+
+
+def _release(server: S3Proxy) -> None:
+    """Spare the minute after which a lock without an owner counts as released."""
+    place = "runs/run/.writer.json"
+    content = json.loads(request(server, "GET", f"/{place}"))
+    request(server, "PUT", f"/{place}", json.dumps({**content, "released": True}).encode())
+
+
+def test_an_outage_within_the_bound_does_not_stop_the_run_and_a_longer_one_ends_it_with_one_message(
+    server, tiny_shards, undisturbed, tmp_path
+):
+    process = start(server, tiny_shards, tmp_path, "upload_patience=8", "trainer.steps=1000", pause=0.3)
+    process.wait_for("step 3/")
+    server.outage = True
+    time.sleep(3)
+    server.outage = False
+    process.wait_for("step 20/")
+    server.outage = True
+    log = log_of_end(process, 1)
+    lines = [line for line in log.splitlines() if line.startswith("clipzoo: ")]
+    assert len(lines) == 1 and "upload_patience=8" in lines[0] and "saved after step" in lines[0]
+    assert "Traceback" not in log
+    server.outage = False
+    # The same command goes on with the local copy, which is newer than the store's.
+    steps = int(lines[0].rpartition("saved after step ")[2].split()[0])
+    resumed = start(
+        server, tiny_shards, tmp_path, "upload_patience=30", "trainer.steps=1000", fault=f"raises:{steps + 1}:0"
+    )
+    assert f"resuming from step {steps} " in log_of_end(resumed, 1)
+
+
+def test_commands_work_on_a_run_in_the_store(server, tiny_shards, tmp_path, monkeypatch):
+    assert log_of_end(start(server, tiny_shards, tmp_path), 0)
+    for name, value in server.environment(tmp_path / "elsewhere").items():
+        monkeypatch.setenv(name, value)
+    before = stored(server, "runs/run")
+    run_script("scripts/report.py", f"{URL}/run", log=tmp_path / "report")
+    assert {"report.md", "report/training.png"} <= set(stored(server, "runs/run"))
+    assert stored(server, "runs/run")["results.json"] == before["results.json"]
+    run_script("scripts/report.py", URL, log=tmp_path / "comparison")
+    assert "index.html" in stored(server, "runs/report")
+
+
+def test_two_machines_do_not_train_one_run(server, tiny_shards, tmp_path):
+    first = start(server, tiny_shards, tmp_path / "a", "trainer.steps=1000", pause=0.5)
+    first.wait_for("step 2/")
+    second = start(server, tiny_shards, tmp_path / "b", "trainer.steps=1000")
+    assert "is being trained by process" in log_of_end(second, 2)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == 75
+    third = start(server, tiny_shards, tmp_path / "b", "trainer.steps=1000", pause=0.2)
+    third.wait_for("resuming from step")
+    third.kill()
