@@ -123,8 +123,13 @@ def write_back(place: str, key: str) -> None:
     if before and not before.get("released") and before.get("id") != Record(run.folder).id:
         log.warning("%s is being trained by %s: the results are in %s alone", url, before.get("owner"), run.folder)
         return
-    run.begin(fetch=False)
-    run.finish()
+    with RunLock(run.folder) as lock:
+        try:
+            lock.acquire(patience=0.0)
+        except ConfigError:
+            return  # a training of this machine, which sends all that is in its run directory
+        run.begin(lock, fetch=False)
+        run.finish()
 
 
 @dataclass

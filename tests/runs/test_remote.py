@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from clipzoo.runs.remote import RemoteRun, RemoteRuns, local_copy, remote_runs, 
 from tests.support.stores import faulty_store, log_step, save_checkpoint
 
 RUNS = "faulty://bucket/runs"
+HOLD = "import sys; lock = RunLock(Path(sys.argv[1])); lock.acquire(); print('locked', flush=True); time.sleep(60)"
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +154,20 @@ def test_what_a_command_writes_to_a_copy_is_sent_back_unless_the_run_is_being_tr
     write_back(f"{RUNS}/a", "run")
     assert files.store["/bucket/runs/a/report.md"].getvalue() == b"new"
     assert f"the results are in {copy} alone" in caplog.text
+
+
+def test_a_command_beside_a_training_on_this_machine_does_not_take_its_lock(files, tmp_path):
+    finished_run(RemoteRuns(RUNS).folder)
+    trained = on(RemoteRuns(RUNS).folder)
+    trained.begin()
+    holder = files.store["/bucket/runs/a/.writer.json"].getvalue()
+    script = f"import time; from pathlib import Path; from clipzoo.runs.lock import RunLock; {HOLD}"
+    with subprocess.Popen([sys.executable, "-c", script, str(trained.folder)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"locked\n"
+        write_back(f"{RUNS}/a", "run")
+        process.kill()
+    assert json.loads(files.store["/bucket/runs/a/.writer.json"].getvalue())["id"] == json.loads(holder)["id"]
+    trained.finish()
 
 
 def test_an_unnamed_run_is_found_in_the_store_by_its_digest(files, tmp_path):

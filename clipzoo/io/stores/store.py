@@ -141,6 +141,7 @@ class Store:
     def _repeated(self, action: Callable[[Any, str], Result], missing: Any = ...) -> Result:
         """Return `action(file system, root)`, or `missing` if the file does not exist."""
         filesystem, root = self._open()
+        filesystem.invalidate_cache()  # not all file systems can do without one
         try:
             return repeated(self.url, lambda: action(filesystem, root), self.key, self.patience)
         except FileNotFoundError:
