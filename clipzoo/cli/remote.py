@@ -26,17 +26,24 @@ def remote_run(plain: Mapping[str, Any], folder: Path) -> RemoteRun | None:
 
 
 @contextmanager
-def kept_in_store(plain: Mapping[str, Any], lock: RunLock, world: World, preemption: Preemption) -> Iterator[None]:
-    """Fetch a run from its store, and keep the store up to date in the block. Does nothing for local runs. Collective.
+def locked_run(plain: Mapping[str, Any], folder: Path, world: World, preemption: Preemption) -> Iterator[RunLock]:
+    """Yield the lock of a run directory. A run in a store is fetched first, and the store kept up to date. Collective.
 
     Raises:
         ConfigError: another process trains the run, or the store cannot be used.
         TrainingError: at the end, the store has not taken all files within upload_patience seconds.
     """
-    run = remote_run(plain, lock.folder)
-    if run is None:
-        yield
-        return
+    with RunLock(folder) as lock:
+        run = remote_run(plain, folder)
+        if run is None:
+            yield lock
+        else:
+            with _kept_in_store(run, lock, world, preemption):
+                yield lock
+
+
+@contextmanager
+def _kept_in_store(run: RemoteRun, lock: RunLock, world: World, preemption: Preemption) -> Iterator[None]:
     run.on_failure = preemption.request
     needed = world.run_on_first(lambda: run.begin(lock))
     if world.local_rank == 0 and not world.is_first:

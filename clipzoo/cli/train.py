@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser
-from clipzoo.cli.remote import kept_in_store, sweep_folder, upload_rest
+from clipzoo.cli.remote import locked_run, sweep_folder, upload_rest
 from clipzoo.config import overrides
 from clipzoo.config.compose import checked, compose
 from clipzoo.config.from_model import filled
@@ -179,11 +179,7 @@ def train(config: DictConfig) -> None:
     spares.wait_if_spare(trainer.timeout)
     world = World.join(trainer.device, trainer.timeout)
     set_threads(world.device)
-    with (
-        watchdog.guard(world, trainer.timeout, folder),
-        RunLock(folder) as lock,
-        kept_in_store(plain, lock, world, preemption),
-    ):
+    with watchdog.guard(world, trainer.timeout, folder), locked_run(plain, folder, world, preemption) as lock:
         with created(folder, world):
             model = build_model(values, parts.head, trust)
             rows = initialise(model, folder, values, trust, world)
