@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from clipzoo.distributed.ranges import step_part
 
 STORE_ERRORS: tuple[type[Exception], ...] = (dist.DistError,)
 """Errors that the store raises when the process that serves it is gone."""
@@ -18,8 +21,10 @@ class CollectiveCounter:
     def __init__(self) -> None:
         self.entered = 0
 
-    def enter(self) -> None:
+    def entering(self) -> AbstractContextManager[object]:
+        """Return the context of one collective."""
         self.entered += 1
+        return step_part("communication")
 
 
 def is_collective_error(error: BaseException) -> bool:
@@ -40,15 +45,15 @@ class Gather(torch.autograd.Function):
         context.rows, context.counter = len(tensor), counter
         source = tensor.to(dtype or tensor.dtype).detach().contiguous()
         gathered = source.new_empty((dist.get_world_size() * len(source), *source.shape[1:]))
-        counter.enter()
-        dist.all_gather_into_tensor(gathered, source)
+        with counter.entering():
+            dist.all_gather_into_tensor(gathered, source)
         return gathered.to(tensor.dtype)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         local = gradient.new_empty((context.rows, *gradient.shape[1:]))
-        context.counter.enter()
-        dist.reduce_scatter_tensor(local, gradient.contiguous())
+        with context.counter.entering():
+            dist.reduce_scatter_tensor(local, gradient.contiguous())
         return local, None, None
 
 
@@ -60,8 +65,8 @@ class Exchange(torch.autograd.Function):
         context.counter = counter
         source = parts.detach().contiguous()
         received = torch.empty_like(source)
-        counter.enter()
-        dist.all_to_all_single(received, source)
+        with counter.entering():
+            dist.all_to_all_single(received, source)
         return received
 
     @staticmethod

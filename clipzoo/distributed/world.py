@@ -123,15 +123,15 @@ class World:
         if self.size == 1:
             return [value]
         values: list[T] = [value] * self.size
-        self._counter.enter()
-        dist.all_gather_object(values, value)
+        with self._counter.entering():
+            dist.all_gather_object(values, value)
         return values
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors with the first rank's values."""
         for tensor in tensors if self.size > 1 else ():
-            self._counter.enter()
-            dist.broadcast(tensor, src=0)
+            with self._counter.entering():
+                dist.broadcast(tensor, src=0)
 
     def run_on_first(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0 alone and return its picklable result on all ranks; its error is raised on all.
@@ -147,8 +147,8 @@ class World:
             except Exception as error:
                 outcome[1] = error
         self._rendezvous.wait_for_first(self.is_first)
-        self._counter.enter()
-        dist.broadcast_object_list(outcome, src=0)
+        with self._counter.entering():
+            dist.broadcast_object_list(outcome, src=0)
         result, raised = outcome
         if isinstance(raised, Exception):
             raised.repeats_first_rank = not self.is_first  # type: ignore[attr-defined]
@@ -167,8 +167,8 @@ class World:
     def _reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         copy = tensor.detach().clone()
         if self.size > 1:
-            self._counter.enter()
-            dist.all_reduce(copy, operation)
+            with self._counter.entering():
+                dist.all_reduce(copy, operation)
         return copy
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.distributed.parallel.base import Parallel, Replicated
+from clipzoo.distributed.ranges import step_part
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -93,14 +94,15 @@ class GradientCache:
         both = {**constant, **leaves}
         loss = self._loss((both["image"], both["text"]), batch, progress, diagnose)
         mark("forward")
-        (loss.total * scale).backward()
-        self._average_others()
-        gradients = _gradients(leaves.values())
-        if trained and whole:
-            _backward(features, gradients)
-        elif trained:
-            self._replay(micro_batches, trained, random_states, gradients)
-        self._parallel.end_step()
+        with step_part("backward"):
+            (loss.total * scale).backward()
+            self._average_others()
+            gradients = _gradients(leaves.values())
+            if trained and whole:
+                _backward(features, gradients)
+            elif trained:
+                self._replay(micro_batches, trained, random_states, gradients)
+            self._parallel.end_step()
         mark("backward")
         return loss
 
@@ -115,8 +117,10 @@ class GradientCache:
         return _concatenate([encode(batch) if cache is None else cache(batch, encode) for batch in micro_batches])
 
     def _loss(self, features: FeaturePair, batch: Batch, progress: Progress, diagnose: bool) -> Loss:
-        similarity = self._model.compare(*features, self._world, self.tile)
-        loss = self.objective(similarity, batch, progress)
+        with step_part("head"):
+            similarity = self._model.compare(*features, self._world, self.tile)
+        with step_part("objective"):
+            loss = self.objective(similarity, batch, progress)
         if not diagnose:
             return loss
         with torch.no_grad():

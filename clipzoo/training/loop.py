@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from clipzoo.distributed.preemption import Preemption
+from clipzoo.distributed.ranges import step_part
 from clipzoo.distributed.world import World
 from clipzoo.runs.metric_key import AVERAGE, of_average
 from clipzoo.training.checkpoints.state import TrainingState
+from clipzoo.training.inspection.profile import StepProfiler
 from clipzoo.training.optimization.average import WeightAverage
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import Saving
@@ -37,6 +39,7 @@ class TrainingLoop:
     global_batch: int
     total_steps: int
     group_captions: bool = True
+    profiler: StepProfiler | None = None
     average: WeightAverage | None = None
 
     def run(self) -> tuple[dict[str, Any], dict[str, float]]:
@@ -55,9 +58,13 @@ class TrainingLoop:
             # The evaluation after the last saved step is made again, or for the first time.
             self._evaluate_if_due(start)
             self._set_status(start, "waiting for data")
-            for done, batch in enumerate(self.step.throughput.timed(self._batches(start)), start=start + 1):
+            batches: Iterator[tuple[int, Batch]] = enumerate(
+                self.step.throughput.timed(self._batches(start)), start + 1
+            )
+            for done, batch in batches if self.profiler is None else self.profiler.watch(batches, start):
                 self._set_status(done - 1, "computing")
-                batch = batch.to(self.world.device)
+                with step_part("transfer"):
+                    batch = batch.to(self.world.device)
                 if not self.group_captions or self.step.parallel.equal_passes:
                     batch = replace(batch, text_length=None)
                 if done == start + 1:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from clipzoo.distributed.ranges import step_part
 from clipzoo.encoders.base import Tower, longest_list
 from clipzoo.encoders.caption_groups import encode_by_length
 from clipzoo.model import Model
@@ -47,9 +48,10 @@ class PairEncoder(nn.Module):
         return list(dict.fromkeys(block for tower_blocks in blocks for block in tower_blocks))
 
     def _encode(self, batch: Batch, view: View) -> Features:
-        if view == "image":
-            return self._image(batch.image)
-        return encode_by_length(self._text, batch.text, batch.text_length, self._needs_tokens)
+        with step_part(f"{view} tower"):
+            if view == "image":
+                return self._image(batch.image)
+            return encode_by_length(self._text, batch.text, batch.text_length, self._needs_tokens)
 
     def _read_by_head(self, features: Features) -> FeatureTensors:
         return (

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.distributed.parallel.base import Parallel
+from clipzoo.distributed.ranges import step_part
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.training.gradient_cache import GradientCache
@@ -80,10 +81,11 @@ class TrainStep:
         # With loss scaling infinite gradients are ordinary: the scaler skips their steps.
         scaled = self.scaler.is_enabled()
         skip = self.divergence.check(progress.step, batch.sample_id, loss.total, norm, check_gradient=not scaled)
-        if self.clip_gradient is not None:
-            self.parallel.clip_gradient_(trained, self.clip_gradient, norm)
-        with self.parallel.stepping(self.optimizer):
-            self._update(skip)
+        with step_part("optimizer"):
+            if self.clip_gradient is not None:
+                self.parallel.clip_gradient_(trained, self.clip_gradient, norm)
+            with self.parallel.stepping(self.optimizer):
+                self._update(skip)
         for before, buffer in zip(buffers, self._buffers() if buffers else (), strict=True):
             buffer.copy_(torch.where(skip, before, buffer))
         self.model.head.clamp_()

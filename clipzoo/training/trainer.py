@@ -19,6 +19,7 @@ from clipzoo.runs.metric_key import AVERAGE
 from clipzoo.training.checkpoints.state import TrainingState
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.inspection.divergence import DivergenceCheck
+from clipzoo.training.inspection.profile import StepProfiler
 from clipzoo.training.inspection.spikes import SpikeDetector, Spikes
 from clipzoo.training.inspection.throughput import Throughput
 from clipzoo.training.loop import TrainingLoop
@@ -103,14 +104,9 @@ class Trainer(Part):
 
 
 def fit(
-    parts: Parts,
-    length: Length,
-    computation: Computation,
-    saving: Saving,
-    world: World,
-    preemption: Preemption,
+    parts: Parts, length: Length, computation: Computation, saving: Saving, world: World, preemption: Preemption,
     inspection: Inspection | None = None,
-) -> tuple[dict[str, Any], dict[str, float]]:
+) -> tuple[dict[str, Any], dict[str, float]]:  # fmt: skip
     """Train the model to the last step and evaluate it; see Trainer.fit."""
     model, objective, dataset = parts.model, parts.objective, parts.dataset
     assert computation.precision != "auto", "Computation.resolved comes first"
@@ -158,7 +154,7 @@ def fit(
     )
     with float32_matmul_precision(computation, world):
         sizes = length.global_batch, total_steps, grouped
-        cost, metrics = TrainingLoop(step, parts, state, saving, preemption, world, *sizes, average).run()
+        cost, metrics = TrainingLoop(step, parts, state, saving, preemption, world, *sizes, average).run(_profiler(inspection, parts, world))
     parallel.finish()
     world.run_on_first(tuned.remove_caches)
     return {**cost, PRECISION: computation.precision}, metrics
@@ -194,6 +190,14 @@ def _divergence_check(
     """Return the check of every step, with what follows a spike if `inspection` asks for it."""
     spikes = None if inspection.on_spike is None else _spikes(inspection, inspection.on_spike, parts, world)
     return DivergenceCheck(parts.folder, computation.loss_limit, world, lambda: preemption.requested, spikes)
+
+
+def _profiler(inspection: Inspection | None, parts: Parts, world: World) -> StepProfiler | None:
+    """Return the profiler on the first rank; None elsewhere, and if no step is to be profiled."""
+    if inspection is None or inspection.profile is None or parts.folder is None or not world.is_first:
+        return None
+    first, last = inspection.profile
+    return StepProfiler(first, last, parts.folder, world, parts.report)
 
 
 def _spikes(inspection: Inspection, policy: SpikePolicy, parts: Parts, world: World) -> Spikes:

@@ -33,6 +33,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     """
     # matplotlib takes half a second to import.
     from clipzoo.report.run_page import figures
+    from clipzoo.report.run_page.profile_page import write_profile
 
     damage = io.DamageLog()
     if record is None and is_finished(run):
@@ -55,6 +56,8 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         cost=results_tables.cost_table(record.training if record else {}),
         curves=log.training and _save(run, "training", figures.training_curves(log.training)),
         evaluation_curves=evaluated and _save(run, "evaluations", figures.evaluation_curves(log.evaluations)),
+        profile=damage.read(partial(write_profile, run), None),
+        spikes=results_tables.spike_table(_spikes(run, damage)),
         zero_shot=list(_zero_shot(run, metrics, damage)),
         retrieval=list(_retrieval(run, metrics, damage)),
         samples=list(_samples(run, damage)),
@@ -93,6 +96,14 @@ def _facts(run: Path, record: RunRecord | None, damage: io.DamageLog) -> dict[st
         "Precision": trainer.get("precision"),
         "Seed": record.seed,
     }
+
+
+def _spikes(run: Path, damage: io.DamageLog) -> Iterator[dict[str, Any]]:
+    """Content of spikes/step_N.json, in order of the steps."""
+    for path in sorted((run / "spikes").glob("step_*.json")):
+        spike = _json(path, damage)
+        if spike and damage.read(partial(io.require_fields, path, spike, results_tables.SPIKE), True) is None:
+            yield {**spike, "path": str(path.relative_to(run))}
 
 
 def _zero_shot(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[dict[str, object]]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from clipzoo.report.paper_tables.published import Metrics
-from clipzoo.report.table import Table, text_table
+from clipzoo.report.table import Cell, Table, text_table
 from clipzoo.runs.metric_key import MetricKey
 
 ACCURACIES = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean per class"}
+SPIKE = {
+    "step": int, "loss": (int, float), "largest_loss": (int, float), "gradient_norm": (int, float),
+    "largest_gradient_norm": (int, float), "policy": str,
+}  # fmt: skip
+"""Fields of a file in the folder `spikes` and their types."""
+SPIKE_OUTCOMES = {"report": "trained on", "stop": "ended the run", "skip": "left out", "rewind": "left out, rewound"}
 DIRECTIONS = ("image_to_text", "text_to_image")
 CUTOFFS = (1, 5, 10)
 
@@ -53,6 +60,19 @@ def cost_table(cost: Mapping[str, float | str]) -> Table:
         labels.append(label)
         row.append(text(value) if isinstance(value, int | float) else str(value))
     return text_table(labels, [row] if row else [], left=1)
+
+
+def spike_table(spikes: Iterable[Mapping[str, Any]]) -> Table:
+    """Steps whose loss or gradient norm stood out, with their limits and the file that lists their samples."""
+    rows: list[list[str | Cell]] = [
+        [
+            str(spike["step"]), f"{spike['loss']:.4g}", f"{spike['largest_loss']:.4g}", f"{spike['gradient_norm']:.4g}",
+            f"{spike['largest_gradient_norm']:.4g}", SPIKE_OUTCOMES.get(spike["policy"], spike["policy"]),
+            Cell(spike["path"], code=True),
+        ]
+        for spike in spikes
+    ]  # fmt: skip
+    return text_table(["step", "loss", "limit", "gradient norm", "limit", "batch", "samples"], rows, left=0)
 
 
 def measurement(metrics: Metrics, key: MetricKey) -> str:

@@ -19,8 +19,8 @@ from clipzoo.types import SpikePolicy
 log = logging.getLogger(__name__)
 
 FOLDER = "spikes"
-SMALLEST_DEVIATION = 0.01
-"""Lower bound of the deviation, as a share of the median: the losses of a converged training hardly differ."""
+SMALLEST_DEVIATIONS = 0.01, 0.1
+"""Lower bounds of the deviations of loss and gradient norm, as shares of their medians: plateaus hardly vary."""
 MOST_IN_A_ROW = 10
 """Steps in a row that may be skipped. More than these are a diverging training, not a few bad batches."""
 NAMES = "loss", "gradient norm"
@@ -30,8 +30,9 @@ class SpikeDetector:
     """Judges the losses and gradient norms of steps by those of the last `window` steps.
 
     A value is a spike if it exceeds median + threshold * deviation, where the deviation is the median absolute
-    deviation from the median, and at least 1 % of the median. No step is judged before the window is full. Spikes
-    enter the window too: the median and its deviation hardly change with less than half of the values.
+    deviation from the median, and at least 1 % of the median loss or 10 % of the median gradient norm. No step is
+    judged before the window is full. Spikes enter the window too: median and deviation hardly change with less than
+    half of the values.
 
     window: number of steps. threshold: number of deviations.
     """
@@ -54,7 +55,7 @@ class SpikeDetector:
         values = self._world.mean(torch.stack([loss.detach(), gradient_norm.detach()]).double())
         median = self._values.median(dim=0).values
         deviation = (self._values - median).abs().median(dim=0).values
-        deviation = deviation.maximum(SMALLEST_DEVIATION * median.abs())
+        deviation = deviation.maximum(median.abs() * median.new_tensor(SMALLEST_DEVIATIONS))
         self.limits = median + self._threshold * deviation
         longer = torch.cat([self._values[1:], values[None]])
         self._values = torch.where(values.isfinite().all(), longer, self._values)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from clipzoo.distributed.ranges import step_part
 from clipzoo.distributed.world import World
 
 T = TypeVar("T")
@@ -65,7 +66,8 @@ class Throughput:
             if number == 1:
                 self._leave_out_start(self._first_step + 1)
             try:
-                batch = next(iterator)
+                with step_part("data"):
+                    batch = next(iterator)
             except StopIteration:
                 return
             self._clock.mark("data")

@@ -10,40 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import clipzoo
 from clipzoo.api.training import adam
 from clipzoo.distributed.world import World
-from clipzoo.encoders.base import Encoder
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.heads.clip import ClipHead
-from clipzoo.model import Model
 from clipzoo.objectives.sogclr import SogCLR
 from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.inspection.spikes import MOST_IN_A_ROW, SpikeDetector
 from clipzoo.training.settings import Inspection
-from clipzoo.types import Batch, Features, SpikePolicy
+from clipzoo.types import Batch, SpikePolicy
+from tests.support.pairs import pair_dataset, pair_model, pairs
 from tests.support.ranks import run_ranks
 from tests.support.runs import assert_equal
 
 SPIKE = 13
 STEPS = 20
-
-
-class Towers(Encoder):
-    """Two layers; a batch norm has running statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.image_layer = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
-        self.text_layer = nn.Linear(3, 6)
-
-    def image(self, image: Tensor) -> Features:
-        return Features(self.image_layer(image))
-
-    def text(self, text: Tensor) -> Features:
-        return Features(self.text_layer(text))
 
 
 class Poisoned(clipzoo.InMemoryDataset):
@@ -52,8 +35,7 @@ class Poisoned(clipzoo.InMemoryDataset):
     def __init__(
         self, steps: tuple[int, ...] = (SPIKE,), factor: float = 100.0, interrupted: int | None = None
     ) -> None:
-        generator = torch.Generator().manual_seed(0)
-        super().__init__(torch.randn(40, 4, generator=generator), torch.randn(40, 3, generator=generator))
+        super().__init__(*pairs())
         self._steps, self._factor, self._interrupted = steps, factor, interrupted
 
     def names(self, sample_ids: list[int]) -> list[str]:
@@ -67,23 +49,13 @@ class Poisoned(clipzoo.InMemoryDataset):
 
 
 def train(policy: SpikePolicy | None, folder: Path | None, dataset: Poisoned, steps: int = STEPS, **changes):
-    """Train the head on images and captions whose largest element is the logit of every pair."""
-    torch.manual_seed(0)
-    model = Model(Towers(), UnboundedHead(6, 6, 4, temperature=1.0, max_scale=100.0, learnable_temperature=False))
     inspection = Inspection(on_spike=policy, spike_window=8)
     arguments = {"batch": 8, "log_every": 1, "device": "cpu", "quiet": True, "save_every": 5, **changes}
     objective = SogCLR(temperature=1.0, gamma=0.9, positive_in_denominator=False)
     return clipzoo.train(
-        model, objective, dataset, steps=steps, optimizer=adam(1e-3, 1e-3), folder=folder, inspection=inspection,
+        pair_model(), objective, dataset, steps=steps, optimizer=adam(1e-3, 1e-3), folder=folder, inspection=inspection,
         **arguments,
     )  # fmt: skip
-
-
-class UnboundedHead(ClipHead):
-    """CLIP's head without the normalisation, so that huge captions have huge scores."""
-
-    def embed_text(self, text: Features) -> Tensor:
-        return text.pooled @ self.text_projection
 
 
 def state(folder: Path, step: int) -> dict[str, Tensor]:
@@ -140,7 +112,7 @@ def test_a_spike_is_reported_with_the_samples_of_its_batch_and_a_report_changes_
     (path, *_) = sorted((tmp_path / "a" / "spikes").iterdir())
     spike = json.loads(path.read_text())
     assert path.name == f"step_{SPIKE:08d}.json" and spike["loss"] > spike["largest_loss"]
-    plan = clipzoo.InMemoryDataset(torch.randn(40, 4), torch.randn(40, 3))
+    plan = pair_dataset()
     batch = next(
         plan.batches(seed=0, global_batch=8, world=World(), start_step=SPIKE - 1, stop_step=SPIKE, trim_text=False)
     )
@@ -159,9 +131,18 @@ def test_a_run_that_stops_at_a_spike_goes_on_without_the_batch_as_if_it_had_skip
     assert_equal(state(tmp_path / "a", STEPS), state(tmp_path / "b", STEPS))
 
 
-@pytest.mark.parametrize("policy", ["skip", "rewind"])
-@pytest.mark.parametrize("interrupted", [SPIKE + 1, SPIKE + 4])
-@pytest.mark.parametrize("factor", [100.0, torch.nan])
+@pytest.mark.parametrize(
+    ("policy", "interrupted", "factor"),
+    [
+        ("rewind", SPIKE + 1, 100.0),
+        *(
+            pytest.param(policy, interrupted, factor, marks=pytest.mark.slow)
+            for policy in ("skip", "rewind")
+            for interrupted in (SPIKE + 1, SPIKE + 4)
+            for factor in (100.0, torch.nan)
+        ),
+    ],
+)
 def test_a_run_killed_after_a_spike_ends_as_an_undisturbed_one(tmp_path, policy, interrupted, factor):
     train(policy, tmp_path / "undisturbed", Poisoned(factor=factor))
     with pytest.raises(KeyboardInterrupt):
