@@ -39,10 +39,9 @@ class TrainingLoop:
     global_batch: int
     total_steps: int
     group_captions: bool = True
-    profiler: StepProfiler | None = None
     average: WeightAverage | None = None
 
-    def run(self) -> tuple[dict[str, Any], dict[str, float]]:
+    def run(self, profiler: StepProfiler | None = None) -> tuple[dict[str, Any], dict[str, float]]:
         """Train and evaluate; return the cost of the training and the metrics.
 
         When a stop has been requested, this saves the state and ends the process instead.
@@ -61,7 +60,7 @@ class TrainingLoop:
             batches: Iterator[tuple[int, Batch]] = enumerate(
                 self.step.throughput.timed(self._batches(start)), start + 1
             )
-            for done, batch in batches if self.profiler is None else self.profiler.watch(batches, start):
+            for done, batch in batches if profiler is None else profiler.watch(batches, start):
                 self._set_status(done - 1, "computing")
                 with step_part("transfer"):
                     batch = batch.to(self.world.device)

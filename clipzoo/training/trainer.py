@@ -154,7 +154,8 @@ def fit(
     )
     with float32_matmul_precision(computation, world):
         sizes = length.global_batch, total_steps, grouped
-        cost, metrics = TrainingLoop(step, parts, state, saving, preemption, world, *sizes, average).run(_profiler(inspection, parts, world))
+        loop = TrainingLoop(step, parts, state, saving, preemption, world, *sizes, average)
+        cost, metrics = loop.run(_profiler(inspection, parts, world))
     parallel.finish()
     world.run_on_first(tuned.remove_caches)
     return {**cost, PRECISION: computation.precision}, metrics

@@ -102,7 +102,7 @@ def _spikes(run: Path, damage: io.DamageLog) -> Iterator[dict[str, Any]]:
     """Content of spikes/step_N.json, in order of the steps."""
     for path in sorted((run / "spikes").glob("step_*.json")):
         spike = _json(path, damage)
-        if spike and damage.read(partial(io.require_fields, path, spike, results_tables.SPIKE), True) is None:
+        if damage.read(partial(results_tables.is_spike, path, spike), False):
             yield {**spike, "path": str(path.relative_to(run))}
 
 

@@ -62,7 +62,9 @@ def _parts(host: Mapping[str, float], device: Mapping[str, float]) -> Table:
 
 def _operations(operations: Sequence[Mapping[str, Any]], device: Mapping[str, float]) -> Table:
     labels = ["operation", "calls a step", f"{'GPU ' if device else ''}ms a step"]
-    rows = [[Cell(part["name"], code=True), f"{part['calls']:.1f}", f"{part['ms']:.2f}"] for part in operations]
+    rows: list[list[str | Cell]] = [
+        [Cell(part["name"], code=True), f"{part['calls']:.1f}", f"{part['ms']:.2f}"] for part in operations
+    ]
     return text_table(labels, rows, left=1)
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from clipzoo.io import require_fields
 from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.table import Cell, Table, text_table
 from clipzoo.runs.metric_key import MetricKey
 
 ACCURACIES = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean per class"}
-SPIKE = {
-    "step": int, "loss": (int, float), "largest_loss": (int, float), "gradient_norm": (int, float),
-    "largest_gradient_norm": (int, float), "policy": str,
-}  # fmt: skip
-"""Fields of a file in the folder `spikes` and their types."""
+SPIKE_VALUES = "loss", "largest_loss", "gradient_norm", "largest_gradient_norm"
 SPIKE_OUTCOMES = {"report": "trained on", "stop": "ended the run", "skip": "left out", "rewind": "left out, rewound"}
 DIRECTIONS = ("image_to_text", "text_to_image")
 CUTOFFS = (1, 5, 10)
@@ -60,6 +58,14 @@ def cost_table(cost: Mapping[str, float | str]) -> Table:
         labels.append(label)
         row.append(text(value) if isinstance(value, int | float) else str(value))
     return text_table(labels, [row] if row else [], left=1)
+
+
+def is_spike(path: Path, content: Mapping[str, Any]) -> bool:
+    """Return True if a file of the folder `spikes` could be read; raise DamagedFileError if a value is missing."""
+    if content:
+        numbers = dict.fromkeys(SPIKE_VALUES, (int, float))
+        require_fields(path, content, {"step": int, "policy": str, **numbers})
+    return bool(content)
 
 
 def spike_table(spikes: Iterable[Mapping[str, Any]]) -> Table:
