@@ -18,6 +18,7 @@ from clipzoo.encoders.tuning.lora import merged
 from clipzoo.errors import ConfigError, cause
 from clipzoo.evaluation.transform import Transform
 from clipzoo.io import DamagedFileError
+from clipzoo.io.weights import run_of
 from clipzoo.model import Model
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.directory import config_of
@@ -72,8 +73,8 @@ def load(
 ) -> LoadedModel:
     """Load a trained model.
 
-    path: a run directory (its newest valid checkpoint), one checkpoint file inside a run, the URL of one of these in a
-        store ("s3://bucket/runs/demo", as text), a directory that
+    path: a run directory (its newest valid checkpoint), one checkpoint of a run, the URL of one of these in a store
+        ("s3://bucket/runs/demo", as text), a directory that
         `clipzoo.export(..., to="hub")` wrote, or "hf-hub:USER/NAME" for one on the Hugging Face hub.
     average: load the averaged weights of a run that was trained with `average=...`.
 
@@ -94,7 +95,7 @@ def load(
         model = build_model(config, trust=trust)
         _fill(model, weights, path / published.WEIGHTS)
         return LoadedModel(model, config).to(device).eval()
-    folder = path.parent.parent if path.suffix == ".pt" else path
+    folder = run_of(path)
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{path} is no run: there is no {folder / 'config.yaml'}")
     config = config_of(folder)
@@ -108,12 +109,12 @@ def load(
             )
         config |= with_variables(nodes)
     if path == folder:
-        newest = checkpoint.load_newest(folder / "checkpoints")
+        newest = checkpoint.newest(folder / "checkpoints")
         if newest is None:
             raise ConfigError(f"{folder / 'checkpoints'} holds no valid checkpoint: train first")
-        state = newest[0]
+        state = checkpoint.read(newest, without=("optimizer",), verified=True)
     elif path.exists():
-        state = checkpoint.read(path, "model")
+        state = checkpoint.read(path, "model", without=("optimizer",))
     else:
         raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
     model = build_model(config, trust=trust)

@@ -23,6 +23,7 @@ from clipzoo.distributed.reporting import same_on_all_ranks
 from clipzoo.distributed.stop_signals import SIGNALS
 from clipzoo.errors import ConfigError
 from clipzoo.io.names import folder_name
+from clipzoo.io.weights import is_checkpoint, run_of
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import AVERAGE, of_average, parsed
@@ -118,7 +119,7 @@ def _check(plain: Mapping[str, Any]) -> None:
 
 def _stored_config(path: str, key: str = "run") -> dict[str, Any]:
     """Return the configuration of a run directory, or of the run that a checkpoint belongs to."""
-    folder = _run_folder(Path(path))
+    folder = run_of(Path(path))
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{key}={path} is no run: there is no {folder / 'config.yaml'}")
     if not Path(path).exists():
@@ -146,15 +147,10 @@ def _output_folder(plain: Mapping[str, Any]) -> Path:
     if plain["run"] is not None:
         path = Path(plain["run"])
         # The results of one checkpoint are not the results of the run.
-        return _run_folder(path) / path.stem if path.suffix == ".pt" else path
+        return run_of(path) / path.stem if is_checkpoint(path) else path
     parts = [plain["model"], plain["pretrained"] and Path(plain["pretrained"]).stem]
     name = "-".join(part.replace("/", "-").replace(":", "-") for part in parts if part)
     return Path("runs") / folder_name(name, "model")
-
-
-def _run_folder(path: Path) -> Path:
-    """Return the run directory of a checkpoint <run>/checkpoints/*.pt, or `path` itself."""
-    return path.parent.parent if path.suffix == ".pt" else path
 
 
 def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics: Mapping[str, float]) -> None:

@@ -166,6 +166,7 @@ def train(config: DictConfig) -> None:
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
+    from clipzoo.training.inspection import diagnostics
     from clipzoo.training.loggers.terminal import quiet_libraries
     from clipzoo.training.parts import Parts
 
@@ -197,7 +198,8 @@ def train(config: DictConfig) -> None:
             parts.tuning, averaging=parts.averaging,
         )  # fmt: skip
         cost, metrics = trainer.fit(training, world, preemption)
-        world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics))
+        samples = diagnostics.write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
+        world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics, samples))
     world.leave()
     spares.release()
 
@@ -247,9 +249,13 @@ def command_line() -> list[str]:
 
 
 def write_outputs(
-    training: Parts, experiment: str | None, cost: Mapping[str, Any], metrics: Mapping[str, float]
+    training: Parts,
+    experiment: str | None,
+    cost: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    samples: Mapping[str, Any],
 ) -> None:
-    """Write the report and the results of a run that has ended.
+    """Write the report and the results of a run that has ended. samples: summary of the per-sample state.
 
     results.json comes last: a run directory that has it is finished and complete. Until then, the same command starts
     again after the last checkpoint, with the cached evaluation.
@@ -259,8 +265,7 @@ def write_outputs(
 
     folder = training.folder
     assert folder is not None
-    extremes = diagnostics.write_sample_summary(training.objective, folder / "evaluation" / "samples.json")
-    diagnostics.write_examples(extremes, training.dataset, folder / "evaluation" / "samples")
+    diagnostics.write_examples(samples, training.dataset, folder / "evaluation" / "samples")
     results = record.results(folder, training.config, experiment, command_line(), cost, metrics)
     write_report(folder, results)
     training.logger.report(metrics, sorted((folder / "report").glob("*.png")))

@@ -25,6 +25,8 @@ T = TypeVar("T")
 JOIN_GRACE = 10.0
 """Seconds for torch to report by itself that ranks are missing."""
 
+BACKGROUND_TIMEOUT = timedelta(days=1)
+
 
 @dataclass(frozen=True)
 class World:
@@ -154,6 +156,35 @@ class World:
             raised.repeats_first_rank = not self.is_first  # type: ignore[attr-defined]
             raise raised
         return result  # type: ignore[return-value]
+
+    def run_on_all(self, action: Callable[[], object]) -> None:
+        """Run `action` on every rank; an error of one is raised on all."""
+        error: Exception | None = None
+        try:
+            action()
+        except Exception as own:
+            error = own
+        raised = next((other for other in self.gather_object(error) if other is not None), None)
+        if error is None and raised is not None:
+            raised.repeats_first_rank = True  # type: ignore[attr-defined]
+        if error or raised:
+            raise error or raised  # type: ignore[misc]
+
+    def share(self, count: int) -> tuple[int, int]:
+        """Return the first and the end of this rank's part of `count` things: consecutive ones, as DTensor has them."""
+        each = -(-count // self.size)
+        return min(self.rank * each, count), min((self.rank + 1) * each, count)
+
+    def background_group(self) -> dist.ProcessGroup | None:
+        """Return a new process group of all ranks on the CPU, for a thread beside training; None for one process.
+
+        Its collectives wait for as long as a rank needs to write a file. Collective.
+        """
+        if self.size == 1:
+            return None
+        group = dist.new_group(backend="gloo", timeout=BACKGROUND_TIMEOUT)
+        assert isinstance(group, dist.ProcessGroup)
+        return group
 
     def barrier(self) -> None:
         """Wait until every rank has reached this call, without a time limit."""

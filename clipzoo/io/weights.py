@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from clipzoo.errors import ConfigError
@@ -13,6 +14,9 @@ RANDOM = "random"
 """The name of the initial values that the seed gives."""
 BLOCK = 2**24
 """Bytes that are read at once."""
+MANIFEST = "manifest.json"
+"""File of a sharded checkpoint's folder that lists the others."""
+_NAME = re.compile(r"step_(\d{8,})(\.pt)?")
 FORMS_ON_DISK = "a run directory, one of its checkpoints or a .safetensors file"
 FORMS = f"{FORMS_ON_DISK}, open_clip:NAME/TAG, timm or huggingface"
 
@@ -26,18 +30,20 @@ def registry_of(name: str) -> str | None:
 def weights_file(name: str, key: str) -> Path:
     """Return the file of weights on the disk: of a run its newest complete checkpoint, of an export its safetensors.
 
+    A sharded checkpoint is a folder.
+
     key: of the configuration, for the message.
 
     Raises:
         ConfigError: there is no such file.
     """
     path = Path(name)
-    if path.is_file():
+    if path.is_file() or is_sharded(path):
         return path
     if not path.exists():
         raise ConfigError(f"{key}={name} does not exist: give {FORMS}")
     if (path / "config.yaml").exists():
-        checkpoints = [file for file in sorted((path / "checkpoints").glob("step_*.pt")) if mark_of(file).exists()]
+        checkpoints = [one for one in checkpoints_in(path / "checkpoints") if mark_of(one).exists()]
         if not checkpoints:
             raise ConfigError(f"{key}={name} is a run without a checkpoint: train it first")
         return checkpoints[-1]
@@ -60,12 +66,12 @@ def weights_digest(name: str, key: str) -> str:
         return name
     path = weights_file(place, key)
     # Beside a file of another program stands a .json of another program.
-    if mark_of(path).exists() and path.suffix == ".pt" and (path.parent.parent / "config.yaml").exists():
+    if mark_of(path).exists() and is_checkpoint(path) and (run_of(path) / "config.yaml").exists():
         content = read_json(mark_of(path), "give another checkpoint")
         require_fields(mark_of(path), content, {"sha256": str})
         return content["sha256"]
     digest = hashlib.sha256()
-    with readable(path) as file:
+    with readable(path / MANIFEST if is_sharded(path) else path) as file:
         while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
@@ -84,3 +90,30 @@ def _place_on_disk(registry: str, name: str) -> str | None:
 def mark_of(checkpoint: Path) -> Path:
     """Return the .json file that marks a checkpoint as complete."""
     return checkpoint.with_suffix(".json")
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, in files or sharded, complete or not, from the oldest to the newest."""
+    return sorted((path for path in folder.glob("step_*") if _NAME.fullmatch(path.name)), key=step_of)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return True for the path of a checkpoint of a run, by its name."""
+    return path.suffix == ".pt" or (_NAME.fullmatch(path.name) is not None and not (path / "config.yaml").exists())
+
+
+def is_sharded(path: Path) -> bool:
+    """Return True for the folder of a sharded checkpoint; False for a checkpoint in one file."""
+    return path.is_dir() and _NAME.fullmatch(path.name) is not None
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the number of steps after which a checkpoint was saved."""
+    found = _NAME.fullmatch(checkpoint.name)
+    assert found is not None, checkpoint
+    return int(found[1])
+
+
+def run_of(path: Path) -> Path:
+    """Return the run directory of a checkpoint <run>/checkpoints/step_*, or `path` itself."""
+    return path.parent.parent if is_checkpoint(path) else path

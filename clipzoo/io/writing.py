@@ -55,6 +55,14 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
 
 
+def publish_folder(temporary: Path, folder: Path) -> None:
+    """Give a folder of finished files its name, atomically and durably; `folder` must not exist. Raises WriteError."""
+    with explained(folder):
+        _flush_folder(temporary)
+        os.rename(temporary, folder)
+        _flush_folder(folder.parent)
+
+
 class JsonLines:
     """Appends mappings to a file, one line of JSON for each. A line that a kill has left unfinished is ended first.
 

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from clipzoo.heads.base import Head
 from clipzoo.objectives.requirements import are_cosines
-from clipzoo.types import Batch, Loss, Progress, Similarity
+from clipzoo.types import Batch, Loss, Progress, Similarity, World
+
+Share = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""A part of a tensor: the shape of the whole, the first indices of the part, its shape."""
 
 
 class Objective(nn.Module):
@@ -46,6 +49,13 @@ class Objective(nn.Module):
     def allocate(self, samples: int) -> None:
         """Allocate the per-sample state for a dataset of `samples` samples. No-op for objectives without state."""
 
+    def share(self, world: World) -> None:
+        """Divide the per-sample state among the ranks. Before `allocate`. No-op for objectives without state."""
+
+    def shares(self) -> Mapping[str, Share]:
+        """Return this rank's parts of buffers that are divided among the ranks, by name; empty if none is."""
+        return {}
+
     def sample_statistics(self) -> Mapping[str, Tensor]:
-        """Return statistics of the samples by name, [n] each, nan for unseen samples. Empty without state."""
+        """Return statistics of this rank's samples by name, [n] each, nan for unseen ones. Empty without state."""
         return {}

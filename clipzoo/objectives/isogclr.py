@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clipzoo.objectives.moving_average import MovingAverageObjective, both_anchors
 from clipzoo.objectives.per_sample import IMAGE, TEXT
+from clipzoo.objectives.sample_rows import SampleRows
 from clipzoo.types import (
     Batch,
     Loss,
@@ -65,18 +66,18 @@ class ISogCLR(MovingAverageObjective):
         self._range = minimum_temperature, maximum_temperature
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        ids = self.global_ids(batch, similarity.world)
+        samples = self.rows(batch, similarity.world)
         # Before the temperatures of either modality change.
-        tau = self.tau[:, ids].to(similarity.image_to_text.positives().dtype)  # [2, N]
+        tau = samples.read(self.tau).to(similarity.image_to_text.positives().dtype)  # [2, N]
 
         def negatives(anchor: int, scores: Scores) -> Negatives:
-            return scores.negatives(tau[anchor], -math.log(len(ids) - 1))
+            return scores.negatives(tau[anchor], -math.log(len(samples) - 1))
 
         def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
-            return self._direction(anchor, rows, terms, tau[anchor], ids, similarity.world)
+            return self._direction(anchor, rows, terms, tau[anchor], samples, similarity.world)
 
         loss = both_anchors(similarity, negatives, direction)
-        means = self.tau[:, ids].mean(dim=1)
+        means = samples.read(self.tau).mean(dim=1)
         logs = {"temperature_image_mean": means[IMAGE], "temperature_text_mean": means[TEXT]}
         return Loss(loss.total, {**loss.logs, **logs})
 
@@ -85,18 +86,18 @@ class ISogCLR(MovingAverageObjective):
         return self.only_seen("temperature", self.tau)
 
     def _direction(
-        self, anchor: int, rows: slice, terms: Negatives, all_tau: Tensor, ids: Tensor, world: World
+        self, anchor: int, rows: slice, terms: Negatives, all_tau: Tensor, samples: SampleRows, world: World
     ) -> tuple[Tensor, Tensor]:
-        log_u = self.track(anchor, ids, terms.log_sum(), world)[rows]
+        log_u = self.track(anchor, samples, terms.log_sum(), world)[rows]
         if self.training:
             gradient = log_u + self._rho - terms.mean_difference(log_u)
-            self._update_tau(anchor, ids, world.gather(gradient), all_tau)
+            self._update_tau(anchor, samples, world.gather(gradient), all_tau)
         return terms.surrogate(log_u), (all_tau[rows] * (log_u + self._rho)).mean()
 
-    def _update_tau(self, modality: int, ids: Tensor, gradient: Tensor, tau: Tensor) -> None:
+    def _update_tau(self, modality: int, samples: SampleRows, gradient: Tensor, tau: Tensor) -> None:
         """Take one step of SGD with momentum. gradient: [N], of the objective by the temperatures."""
-        before = self.tau_momentum[modality, ids].to(gradient.dtype)
+        before = samples.read(self.tau_momentum)[modality].to(gradient.dtype)
         clipped = gradient.clamp(-self._gradient_clip, self._gradient_clip)
         step = (1 - self._momentum) * before + self._momentum * clipped
-        self.tau_momentum[modality, ids] = step.to(self.tau_momentum.dtype)
-        self.tau[modality, ids] = (tau - self._eta * step).clamp(*self._range).to(self.tau.dtype)
+        samples.write(self.tau_momentum, modality, step)
+        samples.write(self.tau, modality, (tau - self._eta * step).clamp(*self._range))

@@ -16,6 +16,7 @@ from torch import Tensor
 from clipzoo.heads.base import Head
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, PerSampleObjective
 from clipzoo.objectives.requirements import plain_cosines
+from clipzoo.objectives.sample_rows import SampleRows
 from clipzoo.types import Loss, Negatives, Scores, Share, Similarity, World
 
 
@@ -35,13 +36,13 @@ class MovingAverageObjective(PerSampleObjective):
     def check(self, head: Head) -> list[str]:
         return plain_cosines(head, self.name)
 
-    def track(self, modality: int, ids: Tensor, log_estimates: Tensor, world: World) -> Tensor:
+    def track(self, modality: int, samples: SampleRows, log_estimates: Tensor, world: World) -> Tensor:
         """Log batch estimates of local anchors, [b] -> log u of all ranks' anchors, [N], stored in training mode."""
         log_new = world.gather(log_estimates)
-        log_old = self.log_u[modality, ids].to(log_new.dtype)
+        log_old = samples.read(self.log_u)[modality].to(log_new.dtype)
         log_u = torch.where(log_old == NEVER, log_new, _log_blend(log_old, log_new, self._gamma))
         if self.training:
-            self.log_u[modality, ids] = log_u.to(self.log_u.dtype)
+            samples.write(self.log_u, modality, log_u)
         return log_u
 
     def only_seen(self, name: str, values: Tensor) -> dict[str, Tensor]:

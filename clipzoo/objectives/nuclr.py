@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clipzoo.objectives.moving_average import MovingAverageObjective, both_anchors
 from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT
+from clipzoo.objectives.sample_rows import SampleRows
 from clipzoo.types import (
     Batch,
     Loss,
@@ -83,13 +84,13 @@ class NUCLR(MovingAverageObjective):
         self._xi_each_step = xi_update == "step"
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        ids = self.global_ids(batch, similarity.world)
+        samples = self.rows(batch, similarity.world)
         if self.training and not self._xi_each_step and _begins_epoch(progress):
-            self.xi.copy_(self.zeta.amax(dim=1).clamp(min=self._first_xi))
+            self.xi.copy_(self.largest(self.zeta).clamp(min=self._first_xi))
         rate = zeta_rate(progress, self._eta, self._frozen_epochs) if self._learn_zeta else 0.0
         # Before the popularities of either modality change.
-        zeta = self.zeta[:, ids].to(similarity.image_to_text.positives().dtype)  # [2, N]
-        log_ratio = math.log(self.samples - 1) - math.log(len(ids) - 1)
+        zeta = samples.read(self.zeta).to(similarity.image_to_text.positives().dtype)  # [2, N]
+        log_ratio = math.log(self.samples - 1) - math.log(len(samples) - 1)
 
         def negatives(anchor: int, scores: Scores) -> Negatives:
             return scores.negatives(self._temperature, log_ratio, zeta[1 - anchor])
@@ -97,7 +98,7 @@ class NUCLR(MovingAverageObjective):
         pulls: dict[int, Callable[[], Tensor]] = {}
 
         def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
-            log_u = self.track(anchor, ids, terms.log_sum(), similarity.world)[rows]
+            log_u = self.track(anchor, samples, terms.log_sum(), similarity.world)[rows]
             contrast = 1 - anchor
             own_strength = -zeta[contrast, rows] / self._temperature
             xi_strength = -self.xi[contrast].to(log_u.dtype) / self._temperature
@@ -109,32 +110,32 @@ class NUCLR(MovingAverageObjective):
 
         loss = both_anchors(similarity, negatives, direction)
         for contrast, log_pull in pulls.items():
-            self._update_zeta(contrast, ids, log_pull(), zeta[contrast], rate * self._eta_factors[contrast])
+            self._update_zeta(contrast, samples, log_pull(), zeta[contrast], rate * self._eta_factors[contrast])
         if self.training and self._xi_each_step:
-            low, high = self.zeta.aminmax(dim=1)
-            self.xi.copy_(torch.maximum(self.xi, torch.maximum(-low, high)))
-        return Loss(loss.total, {**loss.logs, **self._logs(ids, rate)})
+            self.xi.copy_(torch.maximum(self.xi, self.largest(self.zeta, magnitude=True)))
+        return Loss(loss.total, {**loss.logs, **self._logs(samples, rate)})
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return the log popularity, zeta / tau."""
         return self.only_seen("log_popularity", self.zeta / self._temperature)
 
-    def _update_zeta(self, modality: int, ids: Tensor, log_pull: Tensor, zeta: Tensor, rate: float) -> None:
+    def _update_zeta(self, modality: int, samples: SampleRows, log_pull: Tensor, zeta: Tensor, rate: float) -> None:
         """Take one step of SGD with momentum along n times the gradient (14), for the contrasts of the global batch.
 
         log_pull: [N], log of the sum over anchors i of exp((s_ij - s_ii - zeta_j) / tau) / (exp(-zeta_i / tau) + u_i).
         """
-        gradient = 1 - (log_pull + math.log(self.samples / len(ids))).exp()
-        before = self.zeta_momentum[modality, ids].to(gradient.dtype)
+        gradient = 1 - (log_pull + math.log(self.samples / len(samples))).exp()
+        before = samples.read(self.zeta_momentum)[modality].to(gradient.dtype)
         blended = (1 - self._momentum) * before + self._momentum * gradient
         step = torch.where(before == NEVER, gradient, blended)
-        self.zeta_momentum[modality, ids] = step.to(self.zeta_momentum.dtype)
-        self.zeta[modality, ids] = (zeta - rate * step).to(self.zeta.dtype)
+        samples.write(self.zeta_momentum, modality, step)
+        samples.write(self.zeta, modality, zeta - rate * step)
 
-    def _logs(self, ids: Tensor, rate: float) -> dict[str, Tensor]:
+    def _logs(self, samples: SampleRows, rate: float) -> dict[str, Tensor]:
         logs = {"zeta_rate": self.zeta.new_full((), rate)}
+        values = samples.read(self.zeta)
         for modality, name in ((IMAGE, "image"), (TEXT, "text")):
-            zeta = self.zeta[modality, ids]
+            zeta = values[modality]
             logs |= {f"zeta_{name}_mean": zeta.mean(), f"zeta_{name}_min": zeta.min(), f"zeta_{name}_max": zeta.max()}
             logs[f"xi_{name}"] = self.xi[modality].clone()
         return logs

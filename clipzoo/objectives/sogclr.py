@@ -28,15 +28,14 @@ class SogCLR(MovingAverageObjective):
         self._positive_in_denominator = positive_in_denominator
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
-        ids = self.global_ids(batch, similarity.world)
-
-        log_ratio = math.log(self.samples - 1) - math.log(len(ids) - 1)
+        samples = self.rows(batch, similarity.world)
+        log_ratio = math.log(self.samples - 1) - math.log(len(samples) - 1)
 
         def negatives(anchor: int, scores: Scores) -> Negatives:
             return scores.negatives(self._temperature, log_ratio)
 
         def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
-            log_u = self.track(anchor, ids, terms.log_sum(), similarity.world)[rows]
+            log_u = self.track(anchor, samples, terms.log_sum(), similarity.world)[rows]
             log_denominator = torch.logaddexp(log_u, log_u.new_zeros(())) if self._positive_in_denominator else log_u
             return terms.surrogate(log_denominator), self._temperature * log_denominator.mean()
 

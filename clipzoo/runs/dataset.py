@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
+from clipzoo.io.weights import checkpoints_in
 from clipzoo.runs.identity import identity
 
 FILE = "dataset.json"
@@ -30,7 +31,7 @@ def record_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: str) -> 
     Once the run has checkpoints, it remains the dataset that they were trained on.
     """
     content, recorded = {"fingerprint": fingerprint, "configuration": _digest(plain)}, _recorded(folder)
-    if not recorded or (recorded != content and not any(folder.glob("checkpoints/step_*.pt"))):
+    if not recorded or (recorded != content and not checkpoints_in(folder / "checkpoints")):
         io.write_json(folder / FILE, content)
 
 

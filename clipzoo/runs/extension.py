@@ -16,6 +16,7 @@ from typing import Any
 
 from clipzoo import io
 from clipzoo.errors import ConfigError
+from clipzoo.io.weights import checkpoints_in, mark_of, step_of
 from clipzoo.runs.identity import differing, digest, identity
 from clipzoo.runs.record import ENDED, FILE, RunRecord
 
@@ -60,17 +61,18 @@ def keep_results(folder: Path) -> Path | None:
     if not (folder / FILE).exists():
         return None
     steps = int(RunRecord.read(folder).training.get("steps", -1))
-    checkpoint = folder / "checkpoints" / f"step_{steps:08d}.pt"
-    if not checkpoint.exists():
-        raise ConfigError(f"{folder} cannot go on: its last checkpoint {checkpoint} does not exist")
+    checkpoint = next((one for one in checkpoints_in(folder / "checkpoints") if step_of(one) == steps), None)
+    if checkpoint is None:
+        last = folder / "checkpoints" / f"step_{steps:08d}.pt"
+        raise ConfigError(f"{folder} cannot go on: its last checkpoint {last} does not exist")
     kept = folder / f"{ENDED}{steps:08d}"
     partial = folder / f".{kept.name}.partial"
     for left in (partial, kept):
         shutil.rmtree(left, ignore_errors=True)
     with io.explained(kept):
         (partial / "checkpoints").mkdir(parents=True)
-        for file in (checkpoint, checkpoint.with_suffix(".json")):
-            _link(file, partial / "checkpoints" / file.name)
+        _link(checkpoint, partial / "checkpoints" / checkpoint.name)
+        _link(mark_of(checkpoint), partial / "checkpoints" / mark_of(checkpoint).name)
         for name in KEPT:
             _copy(folder / name, partial / name)
         os.replace(partial, kept)
@@ -97,6 +99,11 @@ def _is_more(before: object, now: object) -> bool:
 
 def _link(file: Path, target: Path) -> None:
     """Give a checkpoint a second name, which costs no space; copy it where the file system cannot."""
+    if file.is_dir():
+        target.mkdir()
+        for shard in file.iterdir():
+            _link(shard, target / shard.name)
+        return
     try:
         os.link(file, target)
     except OSError:

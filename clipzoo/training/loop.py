@@ -80,6 +80,7 @@ class TrainingLoop:
 
     def _after_step(self, done: int, result: StepResult) -> None:
         """Do what is due after `done` steps. All that is written waits for the divergence check of the step."""
+        self.state.raise_error()
         divergence, last = self.step.divergence, done == self.total_steps
         log = done % self.saving.log_every == 0 or last
         save = done % self.saving.save_every == 0 or last or divergence.stop

@@ -24,6 +24,8 @@ PRECISION = "precision"
 """Name of the precision in the mark of a checkpoint and in results.json."""
 Precision = Literal["auto", "bf16", "fp16", "float32", "float64"]
 HeadProducts = Literal["float32", "tf32", "bf16"]
+SampleState = Literal["whole", "sharded"]
+CheckpointFormat = Literal["auto", "file", "sharded"]
 MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 """Precision of fp32 matrix products -> its name in torch.set_float32_matmul_precision."""
 
@@ -70,6 +72,7 @@ class Computation:
     clip_gradient: largest norm of the gradient. loss_limit: a larger absolute loss counts as divergence.
     compile: run the encoders through torch.compile. gather: precision in which embeddings travel between ranks.
     group_captions: encode captions in groups of similar length, if no score depends on padding.
+    sample_state: per-sample state of the objective on every rank, or a part of it on each.
     """
 
     precision: Precision = "float32"
@@ -81,6 +84,7 @@ class Computation:
     compile: bool = False
     gather: Literal["exact", "bf16"] = "exact"
     group_captions: bool = True
+    sample_state: SampleState = "whole"
 
     def resolved(self, folder: Path | None, world: World) -> Computation:
         """Return these settings with a precision in place of "auto". Collective.
@@ -140,6 +144,8 @@ class Saving:
 
     best_metric: metric of the evaluation, such as "zero_shot/cifar10/top1"; its best checkpoint is kept too.
     in_background: training continues while a checkpoint is written.
+    format: a checkpoint is one file, which the first rank writes, or has one for each rank; "auto" for one for each
+    rank if weights or per-sample state are sharded.
     """
 
     log_every: Count
@@ -147,6 +153,7 @@ class Saving:
     keep: Count = 1
     best_metric: str | None = None
     in_background: bool = False
+    format: CheckpointFormat = "auto"
 
 
 @checked

@@ -45,10 +45,16 @@ class Trainer(Part):
     global_batch: samples of a step, over all ranks. epochs or steps: the length; the other is null.
     device: "auto", "cpu" or "cuda". timeout: seconds without a step, a batch or an answer of other ranks
     after which the run ends.
-    save_in_background: see Saving.in_background. The other arguments: see Computation, Saving and Inspection.
+    save_in_background, checkpoint_format: see Saving.in_background and Saving.format. The other arguments: see
+    Computation, Saving and Inspection.
     """
 
-    relations = {"(epochs is None) != (steps is None)": "give one of the two, and null for the other"}
+    relations = {
+        "(epochs is None) != (steps is None)": "give one of the two, and null for the other",
+        "checkpoint_format != 'file' or sample_state == 'whole'": (
+            "one file would need the whole state on the first rank: give checkpoint_format=auto"
+        ),
+    }
 
     def __init__(
         self,
@@ -75,12 +81,15 @@ class Trainer(Part):
         on_spike: SpikePolicy | None = None,
         spike_window: SpikeWindow = 100,
         spike_threshold: Positive = 20.0,
+        checkpoint_format: Literal["auto", "file", "sharded"] = "auto",
+        sample_state: Literal["whole", "sharded"] = "whole",
     ) -> None:
         self.length = Length(global_batch, epochs, steps)
         self.computation = Computation(
-            precision, head_products, micro_batch, tile, clip_gradient, loss_limit, compile, gather, group_captions
-        )
-        self.saving = Saving(log_every, save_every, keep, best_metric, save_in_background)
+            precision, head_products, micro_batch, tile, clip_gradient, loss_limit, compile, gather, group_captions,
+            sample_state,
+        )  # fmt: skip
+        self.saving = Saving(log_every, save_every, keep, best_metric, save_in_background, checkpoint_format)
         self.inspection = Inspection(profile, on_spike, spike_window, spike_threshold)
         self.device, self.timeout = device, timeout
 
@@ -127,14 +136,13 @@ def fit(
     state = TrainingState(
         parts.folder,
         {"model": model, "objective": objective},
-        {"model": tuned, "optimizer": optimizer, "scaler": scaler, **({} if average is None else {AVERAGE: average})},
+        tuned,
+        {"optimizer": optimizer, "scaler": scaler, **({} if average is None else {AVERAGE: average})},
         dataset,
         throughput,
-        saving.keep,
-        saving.in_background,
+        saving,
         parallel,
         parts.report,
-        tuned.frozen,
         {PRECISION: computation.precision},
         divergence.history(),
     )
@@ -165,6 +173,7 @@ def _place(parts: Parts, computation: Computation, world: World) -> None:
     """Move model and objective to the device, in the precision of the parameters."""
     computation.place(parts.model, world)
     parts.objective.to(world.device, computation.parameter_dtype)
+    parts.objective.share(world if computation.sample_state == "sharded" else World())
     parts.objective.allocate(parts.dataset.samples)
     parts.objective.to(world.device)
 

@@ -43,7 +43,7 @@ KME_WAITS = {
     "ops/kme_cpu.py backward",
 }
 # Wrong or repeated sample ids must not reach the state.
-STATE_WAITS = {"objectives/per_sample.py global_ids"}
+STATE_WAITS = {"objectives/per_sample.py _checked_ids"}
 # Length of the longest caption of all ranks, and number of different tokens.
 RAW_WAITS = {"objectives/raw_views.py _gathered", "objectives/raw_views.py _entries"}
 WAITS = {

@@ -14,7 +14,7 @@ from clipzoo.api import open_clip
 from clipzoo.api.loading import load
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import FORMS_ON_DISK, registry_of, weights_file
+from clipzoo.io.weights import FORMS_ON_DISK, is_checkpoint, is_sharded, registry_of, run_of, weights_file
 from clipzoo.training.checkpoints import checkpoint
 
 
@@ -46,8 +46,7 @@ def read_source(name: str, key: str, tower: nn.Module | None, trust: Collection[
 
 def _from_disk(name: str, key: str, trust: Collection[str]) -> Source:
     path = weights_file(name, key)
-    run = path.parent.parent
-    if path.suffix == ".pt" and (run / "config.yaml").exists():
+    if is_sharded(path) or (is_checkpoint(path) and (run_of(path) / "config.yaml").exists()):
         model = load(path, trust=tuple(trust))
         return Source(model.state_dict(), model.config)
     return Source(_from_file(path))

@@ -1,34 +1,34 @@
-"""Checkpoints that are written completely or not at all.
+"""Checkpoints that are written completely or not at all, in one file or in one for each rank.
 
-A checkpoint is `step_00001234.pt` and, written after it, `step_00001234.json` with its size and SHA-256, which marks it
-as complete. After a kill or on a full disk, previous checkpoints remain valid (`clipzoo.io.whole`). Weights are loaded
-with `weights_only`, so nothing in the file is executed.
+A checkpoint is `step_00001234.pt`, or a folder `step_00001234` with the shards of its ranks, and, written after it,
+`step_00001234.json` with a size and a SHA-256, which marks it as complete. After a kill or on a full disk, previous
+checkpoints remain valid (`clipzoo.io.whole`). Nothing in a checkpoint is executed when it is read.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import pickle
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Any
-
-import torch
+from typing import Any
 
 from clipzoo import io
-from clipzoo.io.weights import mark_of
+from clipzoo.io.weights import MANIFEST, checkpoints_in, is_sharded, mark_of, step_of
+from clipzoo.training.checkpoints.manifest import REMEDY, StoredFile, read_manifest
+from clipzoo.training.checkpoints.pieces import Layout, everything, mapped
+from clipzoo.training.checkpoints.rotation import remove_old
+from clipzoo.training.checkpoints.single_file import read_file, sha256, write_marked
 
 log = logging.getLogger(__name__)
 
-REMEDY = "give another checkpoint of the run"
+HASHED_AT_ONCE = 8
+"""Shards whose digests are computed at the same time."""
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, Any], keep: int) -> Path:
-    """Write the checkpoint of `step` and remove older ones but the newest `keep`.
+    """Write the checkpoint of `step` in one file and remove older ones but the newest `keep`.
 
     facts: small values for the .json file.
 
@@ -40,45 +40,8 @@ def save(folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, 
         write_marked(path, state, {"step": step, **facts})
     except io.WriteError as error:
         raise io.WriteError(f"{error}. Earlier checkpoints are untouched") from error
-    _remove_old(path, keep)
+    remove_old(path, keep)
     return path
-
-
-def write_marked(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Write a file of tensors and the .json that marks it as complete; return its SHA-256.
-
-    facts: small values for the .json file.
-
-    Raises:
-        WriteError: a file cannot be written.
-    """
-    with io.whole(path) as file:
-        _save(state, file)
-    digest = sha256(path)
-    io.write_json(mark_of(path), {**facts, "bytes": path.stat().st_size, "sha256": digest})
-    return digest
-
-
-class CheckpointWriter:
-    """Writes one checkpoint after the other. background: in a thread, from a copy of the state."""
-
-    def __init__(self, background: bool) -> None:
-        self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
-        self._pending: Future[Path] | None = None
-
-    def save(self, folder: Path, step: int, state: Mapping[str, Any], facts: Mapping[str, Any], keep: int) -> None:
-        """Call `save`; an error in the background is raised by the next call of `save` or `wait`."""
-        self.wait()
-        if self._thread is None:
-            save(folder, step, state, facts, keep)
-        else:
-            self._pending = self._thread.submit(save, folder, step, _copy_to_cpu(state), facts, keep)
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is on the disk."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
 
 
 def newest(folder: Path, at_most: int | None = None) -> Path | None:
@@ -86,8 +49,8 @@ def newest(folder: Path, at_most: int | None = None) -> Path | None:
 
     at_most: largest number of steps.
     """
-    for path in sorted(folder.glob("step_*.pt"), reverse=True):
-        if at_most is not None and int(path.stem.removeprefix("step_")) > at_most:
+    for path in reversed(checkpoints_in(folder)):
+        if at_most is not None and step_of(path) > at_most:
             continue
         reason = _fault(path)
         if reason is None:
@@ -114,69 +77,40 @@ def value_of_best(folder: Path) -> float | None:
 def load_newest(folder: Path) -> tuple[dict[str, Any], Path] | None:
     """Return the content of the newest valid checkpoint, on the CPU, and its path."""
     path = newest(folder)
-    return None if path is None else (read(path), path)
+    return None if path is None else (read(path, verified=True), path)
 
 
-def read(path: Path, *parts: str) -> dict[str, Any]:
-    """Return a checkpoint's content, on the CPU. parts: names that must be in it.
+def read(
+    path: Path, *parts: str, layout: Layout = everything, without: Collection[str] = (), verified: bool = False
+) -> dict[str, Any]:
+    """Return a checkpoint's content, on the CPU.
+
+    parts: names that must be in it. layout: the parts of tensors that this rank needs. without: names that are left
+    out. verified: the digests of its shards have been compared with its manifest.
 
     Raises:
-        DamagedFileError: the file is no checkpoint, or holds objects other than weights and plain values.
+        DamagedFileError: a file is missing or no checkpoint, or holds objects other than weights and plain values.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    # torch reports a file of another kind as UnpicklingError, RuntimeError, EOFError and others.
-    except (OSError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        fault = f"is no checkpoint of weights and plain values ({_first_sentence(error)})"
-        raise io.DamagedFileError(path, fault, REMEDY) from error
-    if not isinstance(content, dict) or not content.keys() >= set(parts):
-        raise io.DamagedFileError(path, f"holds no {' and '.join(parts) or 'mapping'}", REMEDY)
+    if is_sharded(path):
+        # Imports torch.distributed.checkpoint, which takes half a second.
+        from clipzoo.training.checkpoints.sharded_reader import read_sharded
+
+        for name, fault in () if verified else _damaged_shards(path):
+            raise io.DamagedFileError(path / name, f"is damaged ({fault})", REMEDY)
+        content = read_sharded(path, layout, without)
+    else:
+        content = {key: value for key, value in read_file(path).items() if key not in without}
+        if layout is not everything:
+            content = mapped(content, lambda place, tensor: tensor[layout(place, tuple(tensor.shape)).slices].clone())
+    if not content.keys() >= set(parts):
+        raise io.DamagedFileError(path, f"holds no {' and '.join(parts)}", REMEDY)
     return content
-
-
-def _save(state: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Call torch.save, and raise the system's error for a full disk where torch has an opaque RuntimeError."""
-    errors: list[OSError] = []
-
-    def write(content: bytes) -> int:
-        try:
-            return file.write(content)
-        except OSError as error:
-            errors.append(error)
-            raise
-
-    try:
-        torch.save(state, SimpleNamespace(write=write, flush=file.flush))
-    except RuntimeError:
-        if errors:
-            raise errors[0] from None
-        raise
 
 
 def _value(mark: Path) -> float | None:
     content = io.read_json(mark, "the next evaluation writes it again")
     io.require_fields(mark, content, {"value": (int, float)})
     return content["value"]
-
-
-def _remove_old(path: Path, keep: int) -> None:
-    """Remove earlier checkpoints but the `keep` - 1 complete ones before `path`. Later ones will be overwritten."""
-    earlier = [other for other in sorted(path.parent.glob("step_*.pt")) if other < path]
-    complete = [other for other in [*earlier, path] if mark_of(other).exists()]
-    for old in set(earlier) - set(complete[-keep:]):
-        mark_of(old).unlink(missing_ok=True)
-        old.unlink()
-    for temporary in path.parent.glob(".step_*.tmp"):
-        temporary.unlink()
-
-
-def _copy_to_cpu(value: Any) -> Any:
-    """Return the nested mappings and lists with copies of all tensors on the CPU."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: _copy_to_cpu(item) for key, item in value.items()}
-    return [_copy_to_cpu(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _fault(path: Path) -> str | None:
@@ -187,19 +121,27 @@ def _fault(path: Path) -> str | None:
     try:
         expected = io.read_json(mark)
         io.require_fields(mark, expected, {"bytes": int, "sha256": str})
+        if not is_sharded(path):
+            return _difference(path, StoredFile(expected["bytes"], expected["sha256"]), mark.name)
+        fault = _difference(path / MANIFEST, StoredFile(expected["bytes"], expected["sha256"]), mark.name)
+        damaged = [(MANIFEST, fault)] if fault else _damaged_shards(path)
     except io.DamagedFileError as error:
-        return f"{mark.name} {error.fault}"
-    if path.stat().st_size != expected["bytes"]:
-        return f"it has {path.stat().st_size} bytes, {mark.name} says {expected['bytes']}"
-    if sha256(path) != expected["sha256"]:
-        return f"its SHA-256 differs from the one in {mark.name}"
-    return None
+        return f"{error.path.name} {error.fault}"
+    return next((f"{name}: {fault}" for name, fault in damaged), None)
 
 
-def _first_sentence(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].partition(". ")[0] or type(error).__name__
+def _damaged_shards(path: Path) -> list[tuple[str, str]]:
+    """Return the names of damaged shards, and what is wrong with them. Raises DamagedFileError."""
+    files = read_manifest(path).files
+    with ThreadPoolExecutor(HASHED_AT_ONCE, "digest") as threads:
+        faults = threads.map(lambda name: _difference(path / name, files[name], MANIFEST), files)
+        return [(name, fault) for name, fault in zip(files, faults, strict=True) if fault is not None]
 
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _difference(path: Path, expected: StoredFile, record: str) -> str | None:
+    """Return in which way a file differs from what the file `record` says about it."""
+    if not path.is_file():
+        return "it is missing"
+    if path.stat().st_size != expected.bytes:
+        return f"it has {path.stat().st_size} bytes, {record} says {expected.bytes}"
+    return None if sha256(path) == expected.sha256 else f"its SHA-256 differs from the one in {record}"

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from clipzoo.distributed.collectives import is_collective_error
 from clipzoo.distributed.parallel.base import Parallel, Stateful
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training.checkpoints.counters import Counters
+from clipzoo.training.checkpoints.pieces import mapped
+from clipzoo.training.checkpoints.sharding import Sharding
+from clipzoo.training.checkpoints.writer import CheckpointWriter
 from clipzoo.training.inspection.divergence import require_finite_weights
 from clipzoo.training.inspection.throughput import Throughput
 from clipzoo.training.parts import Dataset
+from clipzoo.training.settings import Saving
 from clipzoo.training.tuning.frozen_part import FrozenPart
+from clipzoo.training.tuning.tuned_model import TunedModel
 
+MODEL = "model"
+"""Name of the model in a checkpoint."""
 REWIND = "rewind"
 """Folder of the states that a training goes back to after a spike."""
+log = logging.getLogger(__name__)
 
 
 class TrainingState:
@@ -29,13 +41,13 @@ class TrainingState:
 
     folder: run directory; None: nothing is saved or restored.
     modules: by their names in the checkpoint; saved only while their weights are finite.
-    parts: the other parts, by their names in the checkpoint.
+    tuned: the model's part of the checkpoint. Tensors that training does not change are written once, to
+    <folder>/frozen.pt, and are in no checkpoint. parts: the other parts, by their names in the checkpoint.
     dataset: opened; a resumed run must find the same samples in it, and goes on counting its unusable ones.
-    keep: number of newest checkpoints. background: training continues while a checkpoint is written.
-    parallel: how ranks share the weights, which are whole while they are saved and restored.
+    saving: number of newest checkpoints, their format, and whether training continues while they are written.
+    parallel: how ranks share the weights.
     report: called with one line for the terminal.
-    frozen: tensors of the model that training does not change. They are written once, to <folder>/frozen.pt, and are in
-    no checkpoint. facts: small values that `checkpoint.recorded` returns before a checkpoint is loaded.
+    facts: small values that `checkpoint.recorded` returns before a checkpoint is loaded.
     history: parts that look back on the training: a rewind leaves them as they are, and earlier checkpoints lack them.
     """
 
@@ -43,29 +55,34 @@ class TrainingState:
         self,
         folder: Path | None,
         modules: Mapping[str, nn.Module],
+        tuned: TunedModel,
         parts: Mapping[str, Stateful],
         dataset: Dataset,
         throughput: Throughput,
-        keep: int,
-        background: bool,
+        saving: Saving,
         parallel: Parallel[Model],
         report: Callable[[str], None],
-        frozen: Mapping[str, Tensor] | None = None,
         facts: Mapping[str, Any] | None = None,
         history: Mapping[str, Stateful] | None = None,
     ) -> None:
         self._facts, self._parallel = facts or {}, parallel
-        self._folder, self._keep, self._world, self._report = folder, keep, parallel.world, report
-        self._modules, self._parts, self._history = modules, {**modules, **parts}, history or {}
+        self._folder, self._keep, self._world, self._report = folder, saving.keep, parallel.world, report
+        self._modules, self._history = modules, history or {}
+        self._whole: Mapping[str, Stateful] = {**modules, **parts, MODEL: tuned}
+        # The same parts; of sharded weights this rank's shards.
+        self._own: Mapping[str, Stateful] = {**self._whole, MODEL: tuned.part_of(parallel.trained)}
         self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
         self.counters = Counters(dataset.counters)
         self._throughput = throughput
-        self._writer = checkpoint.CheckpointWriter(background)
+        self._background = saving.in_background
+        self._writer = CheckpointWriter(self._background)
+        self._sharding = Sharding({**modules, MODEL: parallel.trained}, self._own, self._world)
+        self._sharded = self._sharding.applies(saving.format)
         self._saved_step: int | None = None
-        self._frozen = FrozenPart(folder, frozen) if frozen and folder else None
+        self._frozen = FrozenPart(folder, tuned.frozen) if tuned.frozen and folder else None
 
     def save(self, step: int) -> None:
-        """Save the state after `step` steps, unless it has been saved.
+        """Save the state after `step` steps, unless it has been saved. Collective.
 
         Raises:
             TrainingError: weights are not finite, or the file cannot be written; on all ranks.
@@ -75,7 +92,7 @@ class TrainingState:
             self._saved_step = step
 
     def save_if_best(self, step: int, metrics: Mapping[str, float], name: str) -> None:
-        """Save the state after `step` steps to <folder>/best if metrics[name] is the highest so far.
+        """Save the state after `step` steps to <folder>/best if metrics[name] is the highest so far. Collective.
 
         Raises:
             ConfigError: there is no such metric.
@@ -105,8 +122,8 @@ class TrainingState:
         self.wait()
         path = self._saved_to_rewind(step - 1)
         assert path is not None, "save_to_rewind comes first"
-        state = checkpoint.read(path, "step", *self._parts)
-        self._load(state, None)
+        state = self._read(path, "step")
+        self._load(state)
         first = state["step"] + 1
         batches = f"batch {step} is" if first == step else f"batches {first} to {step} are"
         self._report(f"step {step}: back to the weights after step {state['step']}; {batches} left out")
@@ -120,13 +137,25 @@ class TrainingState:
         folder = (self._folder or Path()) / REWIND
         return self._world.run_on_first(lambda: checkpoint.newest(folder, at_most=step))
 
+    def raise_error(self) -> None:
+        """Raise the error of a checkpoint that could not be written in the background. Does not wait."""
+        self._writer.raise_error()
+
     def wait(self) -> None:
         """Wait until all checkpoints are on the disk. Collective."""
-        self._world.run_on_first(self._writer.wait)
+        if self._sharded:
+            self._writer.wait()
+        else:
+            self._world.run_on_first(self._writer.wait)
 
     def wait_alone(self) -> None:
         """`wait` on this rank alone, when the run fails."""
-        self._writer.wait()
+        try:
+            self._writer.wait()
+        except RuntimeError as error:
+            if not is_collective_error(error):
+                raise
+            log.warning("the last checkpoint is incomplete, because a rank is lost; the one before it is in use")
 
     def restore(self) -> int:
         """Load the newest valid checkpoint and return the number of its steps; 0 if there is none. Collective.
@@ -145,13 +174,17 @@ class TrainingState:
             return 0
         if not path.exists():
             raise ConfigError(f"rank {self._world.rank} cannot see {path}: runs=... must be a folder of all nodes")
-        state = checkpoint.read(path, "step", "data", "spent", *self._parts)
+        state = self._read(path, "step", "data", "spent")
         if state["data"] != self._data:
             raise ConfigError(
                 f"{path} was trained on another dataset ({state['data']}, now {self._data}): data.shards has changed; "
                 "pass name=NEW to start another run"
             )
-        self._load(state, self._frozen)
+        if self._frozen is not None:
+            with self._parallel.whole():
+                self._frozen.restore(state)
+                self._parallel.load_whole()
+        self._load(state)
         for name, part in self._history.items():
             if name in state:
                 part.load_state_dict(state[name])
@@ -162,45 +195,49 @@ class TrainingState:
         self._report(f"resuming from step {state['step']} ({path})")
         return state["step"]
 
-    def _load(self, state: Mapping[str, Any], frozen: FrozenPart | None) -> None:
-        with self._parallel.whole():
-            if frozen is not None:
-                frozen.restore(state)
-            for name, part in self._parts.items():
-                part.load_state_dict(self._parallel.own_state(part, state[name]))
-            self._parallel.load_whole()
+    def _read(self, path: Path, *names: str) -> dict[str, Any]:
+        """Return the content of a valid checkpoint: of sharded tensors, this rank's shards."""
+        templates = self._sharding.templates()
+        return templates.restored(checkpoint.read(path, *names, *self._own, layout=templates.place, verified=True))
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for name, part in self._own.items():
+            part.load_state_dict(state[name])
 
     def _write(self, folder: Path, step: int, facts: Mapping[str, Any], keep: int) -> None:
-        def write() -> None:
-            require_finite_weights(self._modules, step)
-            spent, counters = self._throughput.state(step), self.counters.read()
-            state = {"step": step, "data": self._data, "spent": spent, "counters": counters, **parts}
-            if self._frozen is not None:
-                state["frozen"] = self._frozen.digest
-            self._writer.save(folder, step, state, {**self._facts, **facts}, keep)
-
+        facts = {"step": step, **self._facts, **facts}
+        if self._sharded:
+            self._writer.wait()
+            self._world.run_on_all(lambda: require_finite_weights(self._sharding.modules, step))
+            state = self._state(step, {name: part.state_dict() for name, part in self._own.items()})
+            path = folder / f"step_{step:08d}"
+            self._writer.run(self._sharding.writing(path, state, facts, keep, self._background))
+            return
         with self._parallel.whole():
-            stateful = {**self._parts, **self._history}
-            parts = {name: self._parallel.whole_state(part.state_dict()) for name, part in stateful.items()}
-            self._world.run_on_first(write)
+            parts = {name: self._parallel.whole_state(part.state_dict()) for name, part in self._whole.items()}
+            self._world.run_on_first(lambda: self._write_file(folder, step, parts, facts, keep))
 
+    def _write_file(
+        self, folder: Path, step: int, parts: Mapping[str, Any], facts: Mapping[str, Any], keep: int
+    ) -> None:
+        # Before the state is copied: main memory holds one copy at most.
+        self._writer.wait()
+        require_finite_weights(self._modules, step)
+        state = self._state(step, parts)
+        if self._background:
+            state = mapped(state, lambda keys, tensor: tensor.detach().to("cpu", copy=True))
+        self._writer.run(partial(checkpoint.save, folder, step, state, facts, keep))
 
-class Counters:
-    """Numbers of unusable samples since the run first started.
-
-    count: those that this process has seen, by kind: `Dataset.counters`.
-    """
-
-    def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
-        self._count = count
-        self._before: dict[str, int] = {}
-
-    def resume(self, stored: Mapping[str, int]) -> None:
-        """Continue from the numbers of a checkpoint. They include damaged shards, which `Dataset.open` counts again."""
-        again = self._count()
-        self._before = {kind: max(0, number - again.get(kind, 0)) for kind, number in stored.items()}
-
-    def read(self) -> dict[str, int]:
-        """Return the numbers by kind."""
-        before, now = self._before, self._count()
-        return {kind: before.get(kind, 0) + now.get(kind, 0) for kind in {**before, **now}}
+    def _state(self, step: int, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the content of a checkpoint. parts: state of the parts."""
+        state = {
+            "step": step,
+            "data": self._data,
+            "spent": self._throughput.state(step),
+            "counters": self.counters.read(),
+            **parts,
+            **{name: part.state_dict() for name, part in self._history.items()},
+        }
+        if self._frozen is not None:
+            state["frozen"] = self._frozen.digest
+        return state

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from clipzoo import io
+from clipzoo.distributed.world import World
 from clipzoo.objectives.base import Objective
 from clipzoo.training.parts import Dataset
 from clipzoo.types import Embedding, PointSet, Similarity, map_embedding
@@ -52,24 +53,34 @@ def embedding_diagnostics(image: Embedding, text: Embedding, rows: int = ROWS) -
     return {**alignment, "uniformity_image": _uniformity(x), "uniformity_text": _uniformity(y)}
 
 
-def summarise_samples(objective: Objective, extremes: int) -> dict[str, Any]:
+def summarise_samples(objective: Objective, extremes: int, world: World = World()) -> dict[str, Any]:
     """Return per-sample statistics of the objective's state: a histogram and the samples with extreme values.
+
+    Collective if the ranks share the state.
 
     {name: {"seen", "mean", "std", "counts" [BINS], "edges" [BINS + 1], "highest": [{"sample_id", "value"}], "lowest"}};
     empty for an objective without state, or before a sample was seen.
     """
+    first = next((offsets[1] for _, offsets, _ in objective.shares().values()), None)
+    if first is None:
+        world = World()
     summaries: dict[str, Any] = {}
     for name, values in objective.sample_statistics().items():
         seen = values.isfinite()
-        if seen.any():
-            summaries[name] = _summary(values[seen].cpu(), seen.nonzero()[:, 0].cpu(), extremes)
+        ids = seen.nonzero()[:, 0].cpu() + (first or 0)
+        if any(world.gather_object(bool(len(ids)))):
+            summaries[name] = _summary(values[seen].cpu(), ids, extremes, world)
     return summaries
 
 
-def write_sample_summary(objective: Objective, path: Path, extremes: int = 16) -> Mapping[str, Any]:
-    """Write `summarise_samples` as JSON, unless it is empty, and return it."""
-    summary = summarise_samples(objective, extremes)
-    if summary:
+def write_sample_summary(
+    objective: Objective, path: Path, extremes: int = 16, world: World = World()
+) -> Mapping[str, Any]:
+    """Write `summarise_samples` as JSON on the first rank, unless it is empty, and return it."""
+    if not world.is_first and not objective.shares():
+        return {}
+    summary = summarise_samples(objective, extremes, world)
+    if summary and world.is_first:
         io.write_whole(path, json.dumps(summary))
     return summary
 
@@ -91,27 +102,45 @@ def write_examples(summary: Mapping[str, Any], dataset: Dataset, folder: Path) -
     io.write_whole(folder / "captions.json", json.dumps(captions))
 
 
-def _summary(values: Tensor, ids: Tensor, extremes: int) -> dict[str, Any]:
-    low, high = values.aminmax()
+def _summary(values: Tensor, ids: Tensor, extremes: int, world: World) -> dict[str, Any]:
+    """Summarise the values of all ranks. ids: of this rank's samples, which are above those of lower ranks."""
+    low, high = _range(values, world)
     if low == high:
         # A histogram of one value needs a width.
         low, high = low - 0.5, high + 0.5
     edges = torch.linspace(float(low), float(high), BINS + 1)
-    counts = torch.histc(values.float(), BINS, float(low), float(high))
+    counts = torch.stack(world.gather_object(torch.histc(values.float(), BINS, float(low), float(high)))).sum(dim=0)
+    seen = sum(world.gather_object(len(values)))
+    mean, std = values.mean(), values.std(correction=0)
+    if world.size > 1:
+        mean = torch.stack(world.gather_object(values.double().sum())).sum() / seen
+        std = (torch.stack(world.gather_object((values.double() - mean).square().sum())).sum() / seen).sqrt()
+    order = values.argsort(stable=True)
+    # The extremes of all ranks are among those of each.
+    own = torch.cat([order[:extremes], order[max(extremes, len(order) - extremes) :]])
+    parts = world.gather_object((values[own], ids[own]))
+    values, ids = (torch.cat(part) for part in zip(*parts, strict=True))
     order = values.argsort(stable=True)
 
     def samples(positions: Tensor) -> list[dict[str, float]]:
         return [{"sample_id": int(ids[position]), "value": float(values[position])} for position in positions]
 
     return {
-        "seen": len(values),
-        "mean": float(values.mean()),
-        "std": float(values.std(correction=0)),
+        "seen": seen,
+        "mean": float(mean),
+        "std": float(std),
         "counts": counts.int().tolist(),
         "edges": edges.tolist(),
         "highest": samples(order.flip(0)[:extremes]),
         "lowest": samples(order[:extremes]),
     }
+
+
+def _range(values: Tensor, world: World) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest value of all ranks, of which some may have none."""
+    own = tuple(values.aminmax()) if len(values) else (values.new_tensor(math.inf), values.new_tensor(-math.inf))
+    lows, highs = zip(*world.gather_object(own), strict=True)
+    return min(lows), max(highs)
 
 
 def _unit_vectors(embedding: Embedding) -> Tensor:

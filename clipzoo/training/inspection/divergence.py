@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from clipzoo.distributed.world import World
 from clipzoo.errors import TrainingError
 from clipzoo.io import write_whole
+from clipzoo.training.checkpoints.pieces import local
 from clipzoo.training.inspection.spikes import Spikes
 
 
@@ -125,6 +126,8 @@ class DivergenceCheck:
 def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
     """Check weights that are about to be saved, in one pass on their device.
 
+    Of sharded weights this rank's part is checked.
+
     modules: by the names of the message. step: number of steps done. Parameters must be finite. Buffers may be
     infinite, as masks and the state of samples that were never seen are, but not NaN.
 
@@ -134,8 +137,8 @@ def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
     for name, module in modules.items():
         if _largest(module.parameters()).isfinite() and not _largest(module.buffers()).isnan():
             continue
-        broken = [key for key, value in module.named_parameters() if not value.isfinite().all()]
-        broken += [key for key, value in module.named_buffers() if value.isnan().any()]
+        broken = [key for key, value in module.named_parameters() if not local(value).isfinite().all()]
+        broken += [key for key, value in module.named_buffers() if local(value).isnan().any()]
         more = f" and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
         raise TrainingError(
             f"{name} {broken[0]}{more} held NaN or infinite values after step {step} and was not saved; the last "
@@ -145,7 +148,8 @@ def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
 
 def _largest(tensors: Iterable[Tensor]) -> Tensor:
     """Return the largest magnitude of all floating-point tensors, 0-d; NaN if one of them holds NaN."""
-    values = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    parts = [local(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
+    values = [part for part in parts if part.numel()]
     return nn.utils.get_total_norm(values, math.inf)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training.checkpoints import single_file
 
 FILE = "frozen.pt"
 KEY = "frozen"
@@ -28,7 +28,7 @@ class FrozenPart:
     def write(self) -> None:
         """Write the tensors' values. Raises WriteError."""
         content = {name: value.detach().cpu() for name, value in self._tensors.items()}
-        self.digest = checkpoint.write_marked(self._folder / FILE, content, {})
+        self.digest = single_file.write_marked(self._folder / FILE, content, {})
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Fill the tensors with the values that belong to a checkpoint. Raises DamagedFileError."""
@@ -50,6 +50,6 @@ def read_frozen(folder: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     path = folder / FILE
     if not path.exists():
         raise io.DamagedFileError(path, "is missing", REMEDY)
-    if checkpoint.sha256(path) != state[KEY]:
+    if single_file.sha256(path) != state[KEY]:
         raise io.DamagedFileError(path, "has another SHA-256 than the checkpoint was trained with", REMEDY)
-    return checkpoint.read(path)
+    return single_file.read_file(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,25 +59,17 @@ class TunedModel:
             counts[name.replace("_", " ")] = f"{trained:,} of {sum(parameter.numel() for parameter in parameters):,}"
         return "parameters that train: " + ", ".join(f"{name} {count}" for name, count in counts.items())
 
+    def part_of(self, model: nn.Module) -> TunedPart:
+        """Return the part of a checkpoint for a model with the same names, whose parameters may be shards."""
+        return TunedPart(model, self.frozen)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the tensors that training changes, by plain name."""
-        state = self._model.state_dict()
-        if not self.frozen:
-            return state
-        plain = {plain_name(name): value for name, value in state.items()}
-        return {name: value for name, value in plain.items() if name not in self.frozen}
+        return self.part_of(self._model).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Fill them in place."""
-        if not self.frozen:
-            self._model.load_state_dict(state)
-            return
-        tensors = self.state_dict()
-        if tensors.keys() != state.keys():
-            raise RuntimeError(f"the checkpoint has other tensors: {sorted(tensors.keys() ^ state.keys())[:4]}")
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                tensor.copy_(state[name])
+        self.part_of(self._model).load_state_dict(state)
 
     def remove_caches(self) -> None:
         """Remove the cached features, when the training has ended."""
@@ -104,3 +96,28 @@ class TunedModel:
         if "image" in caches and leave_out is not None:
             leave_out(caches["image"].stored_keys)
         return caches
+
+
+class TunedPart:
+    """The tensors of a model that training changes, by plain name. frozen: names of the others."""
+
+    def __init__(self, model: nn.Module, frozen: Collection[str]) -> None:
+        self._model, self._frozen = model, frozen
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = self._model.state_dict()
+        if not self._frozen:
+            return state
+        plain = {plain_name(name): value for name, value in state.items()}
+        return {name: value for name, value in plain.items() if name not in self._frozen}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if not self._frozen:
+            self._model.load_state_dict(state)
+            return
+        tensors = self.state_dict()
+        if tensors.keys() != state.keys():
+            raise RuntimeError(f"the checkpoint has other tensors: {sorted(tensors.keys() ^ state.keys())[:4]}")
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(state[name])

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -126,26 +125,6 @@ def test_a_checkpoint_that_would_run_code_is_not_loaded(tmp_path):
     with pytest.raises(DamagedFileError, match="step_00000002.pt is no checkpoint of weights and plain values"):
         checkpoint.read(path)
     assert not (tmp_path / "harmed").exists()
-
-
-def test_the_background_writes_a_copy_that_later_steps_do_not_reach(tmp_path):
-    writer = checkpoint.CheckpointWriter(background=True)
-    weight = torch.zeros(1_000_000)
-    writer.save(tmp_path, 1, {"step": 1, "weight": weight, "nested": [{"a": weight}]}, {}, keep=1)
-    weight.fill_(1.0)
-    writer.wait()
-    content = checkpoint.read(tmp_path / "step_00000001.pt")
-    assert content["weight"].sum() == 0 and content["nested"][0]["a"].sum() == 0
-
-
-def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path):
-    writer = checkpoint.CheckpointWriter(background=True)
-    writer.save(tmp_path, 1, {"step": 1, "unpicklable": threading.Lock()}, {}, keep=1)
-    with pytest.raises(TypeError):
-        writer.wait()
-    writer.save(tmp_path, 2, state(2), {}, keep=1)
-    writer.wait()
-    assert steps(tmp_path) == [2]
 
 
 @pytest.mark.medium

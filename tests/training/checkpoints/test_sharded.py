@@ -1,0 +1,240 @@
+"""Sharded checkpoints are there whole or not at all, read on any number of ranks, and never run code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clipzoo.distributed.world import World
+from clipzoo.errors import TrainingError
+from clipzoo.io import DamagedFileError
+from clipzoo.io.weights import weights_digest, weights_file
+from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training.checkpoints.sharded_reader import read_sharded
+from tests.support import damage, sharded
+from tests.support.ranks import run_ranks
+
+SHARD = "rank_00000.safetensors"
+
+
+def test_a_state_comes_back_with_the_values_and_types_that_it_had(tmp_path):
+    path = sharded.save(tmp_path, 4)
+    content, found = checkpoint.load_newest(tmp_path) or pytest.fail("none found")
+    assert found == path
+    sharded.assert_same(content, sharded.state(4))
+    assert checkpoint.recorded(tmp_path, "step") == 4
+
+
+def test_parts_of_the_state_are_left_out_on_request(tmp_path):
+    content = checkpoint.read(sharded.save(tmp_path, 4), "model", without=("optimizer", "objective"))
+    assert "optimizer" not in content and torch.equal(content["model"]["weight"], sharded.state(4)["model"]["weight"])
+
+
+def test_a_shard_is_an_ordinary_safetensors_file(tmp_path):
+    from safetensors.torch import load_file
+
+    tensors = load_file(sharded.save(tmp_path, 4) / SHARD)
+    assert torch.equal(tensors["optimizer/state/0/exp_avg"], sharded.state(4)["optimizer"]["state"][0]["exp_avg"])
+
+
+@pytest.mark.medium
+def test_a_checkpoint_of_three_ranks_is_read_on_one_two_and_four(tmp_path):
+    run_ranks(3, sharded.save, tmp_path, 4)
+    assert len(list(tmp_path.glob("step_00000004/rank_*"))) == 3
+    for ranks in (1, 2, 4):
+        for rank in range(ranks):
+            assert_part_is_read(tmp_path / "step_00000004", World(rank, ranks))
+
+
+@pytest.mark.medium
+def test_no_rank_writes_what_another_has_written(tmp_path):
+    run_ranks(3, sharded.save, tmp_path, 4)
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("step_00000004/rank_*"))]
+    alone = (sharded.save(tmp_path / "alone", 4) / SHARD).stat().st_size
+    # Each file has a header besides.
+    assert max(sizes) < 0.6 * alone and sum(sizes) < alone + 3 * 1000
+
+
+def assert_part_is_read(path: Path, world: World) -> None:
+    content = read_sharded(path, lambda keys, shape: sharded.place(keys, shape, world))
+    sharded.assert_same(content, sharded.part_of(sharded.state(4), world))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", [SHARD, "manifest.json"])
+@pytest.mark.parametrize("harm", [truncate, flip_a_bit, Path.unlink, *damage.KINDS])
+def test_a_damaged_file_of_the_newest_is_named_and_the_one_before_is_used(tmp_path, caplog, file, harm):
+    sharded.save(tmp_path, 2)
+    path = sharded.save(tmp_path, 4)
+    harm(path / file)
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002"
+    (line,) = [line for line in caplog.messages if "step_00000004" in line]
+    assert "step_00000004 is not used: " in line and file in line
+    with pytest.raises(DamagedFileError, match=f"{file} .*: give another checkpoint of the run"):
+        checkpoint.read(path)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, *damage.KINDS])
+def test_a_checkpoint_with_a_damaged_mark_is_named_and_the_one_before_is_used(tmp_path, caplog, harm):
+    sharded.save(tmp_path, 2)
+    harm(sharded.save(tmp_path, 4).with_suffix(".json"))
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002"
+    assert "step_00000004 is not used" in caplog.text and "step_00000004.json" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["rank_00000.safetensors", "manifest.json", "step_00000004", "step_00000004.json"]
+)  # fmt: skip
+def test_a_kill_before_any_rename_leaves_the_checkpoint_before_in_use(tmp_path, name):
+    sharded.save(tmp_path, 2, keep=1)
+    child = os.fork()
+    if child == 0:
+        sys.addaudithook(partial(kill_at_rename, name))
+        sharded.save(tmp_path, 4, keep=1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    content, path = checkpoint.load_newest(tmp_path) or pytest.fail("none found")
+    assert path.name == "step_00000002"
+    sharded.assert_same(content, sharded.state(2))
+    # The resumed run saves the same step again, and removes what the killed one has left.
+    sharded.save(tmp_path, 4, keep=1)
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000004"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000004", "step_00000004.json"]
+
+
+def kill_at_rename(name: str, event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "os.rename" and Path(arguments[1]).name == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_both_kinds_rotate_together_and_the_newest_of_either_is_read(tmp_path):
+    checkpoint.save(tmp_path, 2, sharded.state(2), {}, keep=2)
+    sharded.save(tmp_path, 4)
+    checkpoint.save(tmp_path, 6, sharded.state(6), {}, keep=2)
+    assert sorted(path.name for path in tmp_path.glob("step_*[0-9t]")) == ["step_00000004", "step_00000006.pt"]
+    sharded.save(tmp_path, 8)
+    content, path = checkpoint.load_newest(tmp_path) or pytest.fail("none found")
+    assert path.name == "step_00000008" and content["step"] == 8
+    # The same step in the other format takes its place.
+    checkpoint.save(tmp_path, 8, sharded.state(8), {}, keep=2)
+    assert not (tmp_path / "step_00000008").exists()
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000008.pt"
+
+
+def test_a_full_disk_is_named_and_leaves_the_last_one_untouched(tmp_path):
+    sharded.save(tmp_path, 2, keep=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(TrainingError, match=f"{SHARD}: File too large .* Earlier checkpoints are untouched"):
+            sharded.save(tmp_path, 4, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002"
+
+
+class Harmful:
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.canary),)
+
+
+def test_pickles_in_place_of_its_files_are_refused_and_not_executed(tmp_path):
+    content = pickle.dumps(Harmful(tmp_path / "harmed"), protocol=2)
+    for file in (SHARD, "manifest.json"):
+        path = sharded.save(tmp_path / file, 4)
+        # The pickle that torch.distributed.checkpoint would read.
+        (path / ".metadata").write_bytes(content)
+        checkpoint.read(path)
+        (path / file).write_bytes(content)
+        for read in (checkpoint.read, partial(checkpoint.read, verified=True)):
+            with pytest.raises(DamagedFileError, match=file):
+                read(path)
+    assert not (tmp_path / "harmed").exists()
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Change the manifest of a checkpoint."""
+    file = path / "manifest.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    return path
+
+
+CHUNK, OTHER = [[0, 0], [5, 11], SHARD], "rank_00001.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda m: m["files"].update({"../../other.safetensors": {"bytes": 1, "sha256": ""}}), "not the name of"),
+        (lambda m: m["files"].update({"/etc/passwd": {"bytes": 1, "sha256": ""}}), "not the name of"),
+        (lambda m: m["tensors"]["model/weight"].update(chunks=[]), "do not cover it"),
+        (lambda m: m["tensors"]["model/weight"].update(chunks=[CHUNK, CHUNK]), "do not cover it"),
+        (lambda m: m["tensors"]["model/weight"].update(chunks=[[[1, 0], [5, 11], SHARD]]), "sticks out"),
+        (lambda m: m["tensors"]["model/weight"].update(chunks=[[[0, 0], [5, 11], OTHER]]), "not listed"),
+        (lambda m: m["tensors"]["model/weight"].update(shape=[-5, -11]), "has the shape"),
+        (lambda m: m["tensors"]["model/weight"].update(dtype="load"), "has the data type 'load'"),
+        (
+            lambda m: m["tensors"]["model/weight"].update(shape=[10**9, 11], chunks=[[[0, 0], [10**9, 11], SHARD]]),
+            "is larger than its files",
+        ),
+        (lambda m: m["tensors"].pop("model/weight"), "names a tensor that it does not list"),
+        (lambda m: m["state"].update(model={"__tensor__": ["x"]}), "the name of a tensor is no text"),
+        (lambda m: m["state"].update(model={"__items__": 3}), "is no manifest of a checkpoint"),
+        (lambda m: m["state"].update(model={"__tuple__": "abc"}), "a tuple is no list"),
+        (lambda m: m.update(tensors=[]), "as tensors, not a mapping"),
+        (lambda m: m.update(format=2), "has format 2, this version of clipzoo reads 1: update clipzoo"),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_does_not_fit_its_files_is_one_message(tmp_path, change, fault):
+    path = changed(sharded.save(tmp_path, 4), change)
+    with pytest.raises(DamagedFileError, match=f"manifest.json .*{fault}"):
+        checkpoint.read(path)
+
+
+def test_a_tensor_of_another_type_than_the_manifest_says_is_one_message(tmp_path):
+    path = changed(sharded.save(tmp_path, 4), lambda m: m["tensors"]["model/weight"].update(dtype="int32"))
+    with pytest.raises(DamagedFileError, match=f"{SHARD} .*model/weight has another shape or data type than manifest"):
+        checkpoint.read(path)
+
+
+def test_weights_are_found_in_a_run_and_known_by_the_digest_of_the_manifest(tmp_path):
+    (tmp_path / "config.yaml").write_text("x: 1")
+    path = sharded.save(tmp_path / "checkpoints", 4)
+    assert weights_file(str(tmp_path), "init.weights") == weights_file(str(path), "init.weights") == path
+    recorded = json.loads(path.with_suffix(".json").read_text())["sha256"]
+    assert weights_digest(str(tmp_path), "init.weights") == recorded == weights_digest(str(path), "init.weights")
+    copied = shutil.copytree(path, tmp_path / "elsewhere" / path.name)
+    assert weights_digest(str(copied), "init.weights") == recorded
+
+
+def test_a_value_that_a_checkpoint_cannot_hold_is_named(tmp_path):
+    with pytest.raises(TypeError, match="cannot hold model/lock, a object"):
+        sharded.save(tmp_path, 4, content={"model": {"lock": object()}})
+    with pytest.raises(TypeError, match=r"cannot hold a tensor of torch\.complex64"):
+        sharded.save(tmp_path, 4, content={"model": {"phase": torch.zeros(2, dtype=torch.complex64)}})
