@@ -166,7 +166,6 @@ def train(config: DictConfig) -> None:
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
-    from clipzoo.training.inspection import diagnostics
     from clipzoo.training.loggers.terminal import quiet_libraries
     from clipzoo.training.parts import Parts
 
@@ -198,8 +197,7 @@ def train(config: DictConfig) -> None:
             parts.tuning, averaging=parts.averaging,
         )  # fmt: skip
         cost, metrics = trainer.fit(training, world, preemption)
-        samples = diagnostics.write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
-        world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics, samples))
+        finish(training, experiment, cost, metrics, world)
     world.leave()
     spares.release()
 
@@ -246,6 +244,18 @@ def command_line() -> list[str]:
     overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     assert isinstance(overrides, list)
     return [str(override) for override in overrides]
+
+
+def finish(
+    training: Parts, experiment: str | None, cost: Mapping[str, Any], metrics: Mapping[str, float], world: World
+) -> None:
+    """Write the report and the results of a run that has ended. Collective."""
+    from clipzoo.training.inspection import diagnostics
+
+    assert training.folder is not None
+    path = training.folder / "evaluation" / "samples.json"
+    samples = diagnostics.write_sample_summary(training.objective, path, world=world)
+    world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics, samples))
 
 
 def write_outputs(
