@@ -66,7 +66,8 @@ class Sharding:
         pieces: dict[str, Piece] = {}
         for keys, tensor in tensors(state):
             place = self._places.get(keys) or Place.of(tensor)
-            if self._world.is_first or keys not in self._buffers or keys in self._places:
+            # The last two keys, because averaged weights are stored by module too.
+            if self._world.is_first or keys[-2:] not in self._buffers or keys in self._places:
                 pieces[name_of(keys)] = Piece(local(tensor).detach().to("cpu", copy=copy), place)
         return partial(save_sharded, path, pieces, encoded(state), facts, keep, self._world.rank, self._group)
 
