@@ -20,6 +20,7 @@ OVERRIDE_COMMANDS = {
     "train": ("clipzoo.cli.train", "train a model, or resume its run"),
     "evaluate": ("clipzoo.cli.evaluate", "evaluate a run, a checkpoint or an open_clip model"),
     "launch": ("clipzoo.cli.launch", "list, submit, run or tabulate the points of a sweep"),
+    "plan": ("clipzoo.cli.plan", "predict memory, traffic and time of a training on GPUs that are not here"),
     "studies": ("clipzoo.studies.__main__", "run the papers' small experiments"),
 }
 """Commands that take Hydra overrides: the module whose `main(arguments)` parses them, and a summary."""

@@ -1,0 +1,200 @@
+"""Counts of a configuration, without weights or a device: parameters, FLOPs, activations, state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from clipzoo.api.build import build_model, build_parts, parameters_of
+from clipzoo.api.plan.live_memory import LiveMemory, fake_
+from clipzoo.model import Model
+from clipzoo.training.pair_encoder import PairEncoder
+from clipzoo.training.tuning.tuned_model import TunedModel
+from clipzoo.types import Batch
+
+SAMPLES = 2, 4
+"""Batches of which the encoders' activations are counted: the memory is linear in the number of samples."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that the encoders keep for the backward pass: `fixed` and `per_sample`.
+
+    fixed: copies of the weights in the precision of the encoders. Without checkpointing and with it.
+    """
+
+    fixed: float
+    per_sample: float
+
+    def of(self, samples: int) -> float:
+        return self.fixed + self.per_sample * samples
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a step of one configuration needs, independent of the ranks.
+
+    encoder, others: parameters of the encoder, and of head and objective; trained_encoder, trained_others: those that
+    train. blocks: parameters of the blocks of the encoder. optimizer: bytes of its state for a trained parameter.
+    state: bytes of the per-sample state. buffers: bytes of other buffers. forward_flops: of the encoders for a pair;
+    step_flops: with the backward pass. sample: bytes of an image and its caption. activations: without and with
+    recomputation.
+    """
+
+    encoder: int
+    others: int
+    trained_encoder: int
+    trained_others: int
+    blocks: tuple[int, ...]
+    optimizer: float
+    state: int
+    buffers: int
+    forward_flops: float
+    step_flops: float
+    sample: int
+    activations: Mapping[bool, Activations]
+    image_points: int
+    text_points: int
+
+    @property
+    def outside(self) -> int:
+        """Parameters of the encoder outside of its blocks."""
+        return self.encoder - sum(self.blocks)
+
+
+def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -> Counts:
+    """Count a checked configuration. samples: of the dataset."""
+    with torch.device("meta"):
+        parts = build_parts(plain, trust)
+        objective = parts.objective
+        others_before = _buffer_bytes(objective)
+        objective.allocate(samples)
+        model = build_model(plain, parts.head, trust)
+        TunedModel(model, objective, parts.tuning, plain["seed"])
+        image, text, points = _flops(model, plain)
+    autocast = parts.trainer.computation.autocast_dtype
+    encoder = model.encoder
+    trains = [_trained(getattr(encoder, f"{view}_tower", encoder)) > 0 for view in ("image", "text")]
+    forward = image + text
+    activations = {
+        recomputed: _activations(with_recomputation(plain, recomputed), autocast, trust) for recomputed in (False, True)
+    }
+    return Counts(
+        encoder=parameters_of(encoder),
+        others=parameters_of(model.head) + parameters_of(objective),
+        trained_encoder=_trained(encoder),
+        trained_others=_trained(model.head) + _trained(objective),
+        blocks=tuple(parameters_of(block) for block in PairEncoder(model, autocast, compile=False).blocks()),
+        optimizer=_optimizer_bytes(parts.optimizer),
+        state=_buffer_bytes(objective) - others_before,
+        buffers=_buffer_bytes(encoder) + _buffer_bytes(model.head) + others_before,
+        forward_flops=forward,
+        step_flops=sum(flops * (3 if trained else 1) for flops, trained in zip((image, text), trains, strict=True)),
+        sample=3 * plain["encoder"]["image_size"] ** 2 + 8 * plain["encoder"]["context_length"],
+        activations=activations,
+        image_points=points[0],
+        text_points=points[1],
+    )
+
+
+def with_recomputation(plain: Mapping[str, Any], recomputed: bool) -> dict[str, Any]:
+    """Return the configuration with activation checkpointing off, or on: of all towers unless it is on for some."""
+    changed = copy.deepcopy(dict(plain))
+    if recomputed and recomputes(plain):
+        return changed
+    for key in recomputation_keys(plain):
+        *path, name = key.split(".")
+        reduce(getitem, path, changed)[name] = recomputed
+    return changed
+
+
+def recomputes(plain: Mapping[str, Any]) -> bool:
+    """Return True if activation checkpointing is on for a tower."""
+    return any(reduce(getitem, key.split("."), plain) for key in recomputation_keys(plain))
+
+
+def recomputation_keys(plain: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the configuration that switch activation checkpointing."""
+
+    def find(node: Any, path: str) -> list[str]:
+        if not isinstance(node, Mapping):
+            return []
+        return [
+            key
+            for name, value in node.items()
+            for key in ([f"{path}.{name}"] if name == "checkpoint" else find(value, f"{path}.{name}"))
+        ]
+
+    return find(plain["encoder"], "encoder")
+
+
+def batch_of(plain: Mapping[str, Any], samples: int, device: str = "cpu") -> Batch:
+    """Return a batch of the shape that the configuration's loader gives, with values that nothing reads."""
+    size, tokens = plain["encoder"]["image_size"], plain["encoder"]["context_length"]
+    return Batch(
+        torch.zeros(samples, 3, size, size, dtype=torch.uint8, device=device),
+        torch.zeros(samples, tokens, dtype=torch.int64, device=device),
+        torch.arange(samples, dtype=torch.int64, device=device),
+    )
+
+
+def _activations(plain: Mapping[str, Any], autocast: torch.dtype | None, trust: Collection[str]) -> Activations:
+    """Count what a forward pass keeps of two batches, and draw a line through both."""
+    with torch.device("meta"):
+        parts = build_parts(plain, trust)
+        model = build_model(plain, parts.head, trust)
+        TunedModel(model, parts.objective, parts.tuning, plain["seed"])
+    kept = []
+    with FakeTensorMode():
+        fake_(model)
+        model.train()
+        encoder = PairEncoder(model, autocast, compile=False)
+        for samples in SAMPLES:
+            batch = batch_of(plain, samples)
+            with LiveMemory([*model.parameters(), *model.buffers(), batch.image, batch.text]) as memory:
+                features = encoder(batch)
+                kept.append(memory.live)
+                del features
+    slope = (kept[1] - kept[0]) / (SAMPLES[1] - SAMPLES[0])
+    return Activations(kept[0] - SAMPLES[0] * slope, slope)
+
+
+def _flops(model: Model, plain: Mapping[str, Any]) -> tuple[float, float, tuple[int, int]]:
+    """Return the FLOPs of a forward pass of one image and of one caption, and their numbers of tokens."""
+    batch = batch_of(plain, 1, "meta")
+    flops, points = [], []
+    for encode, view in ((model.encoder.image, batch.image), (model.encoder.text, batch.text)):
+        with FlopCounterMode(display=False) as counter:
+            features = encode(view)
+        flops.append(float(counter.get_total_flops()))
+        points.append(1 if features.tokens is None else features.tokens.shape[1])
+    return flops[0], flops[1], (points[0], points[1])
+
+
+def _optimizer_bytes(recipe: Any) -> float:
+    """Return the bytes of state that the optimizer keeps for a parameter, counted on a small matrix."""
+    layer = nn.Linear(64, 64, bias=False)
+    optimizer = recipe.build(layer)
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer.step()
+    values = [
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    return sum(value.nbytes for value in values if value.ndim) / layer.weight.numel()
+
+
+def _trained(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def _buffer_bytes(module: nn.Module) -> int:
+    return sum(buffer.nbytes for buffer in module.buffers())

@@ -1,0 +1,63 @@
+"""What a plan may change without changing a result: how ranks share weights, micro-batches, recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from clipzoo.api.plan.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Setting:
+    """shards: number of ranks that divide weights, gradients and optimizer state; 1 under `trainer.parallel=ddp`.
+
+    micro_batch: samples that pass the encoders at once, at most the rank's share. recomputed: activation checkpointing.
+    """
+
+    shards: int
+    micro_batch: int
+    recomputed: bool
+
+    def name(self, ranks: int) -> str:
+        if self.shards == 1:
+            return "ddp"
+        return "fsdp" if self.shards == ranks else f"hybrid, {self.shards} ranks a copy"
+
+    def overrides(self, ranks: int, local: int, recomputation_keys: list[str], recomputed_now: bool) -> list[str]:
+        """Return the overrides of a training with this setting. recomputed_now: of the configuration."""
+        lines = [f"trainer.parallel={'ddp' if self.shards == 1 else 'fsdp'}"]
+        if 1 < self.shards < ranks:
+            lines.append(f"trainer.fsdp.shard_group={self.shards}")
+        lines.append(f"trainer.micro_batch={'null' if self.micro_batch >= local else self.micro_batch}")
+        if self.recomputed != recomputed_now:
+            lines += [f"{key}={str(self.recomputed).lower()}" for key in recomputation_keys]
+        return lines
+
+
+def settings(cluster: Cluster, local: int, can_recompute: bool) -> Iterator[Setting]:
+    """Yield all settings of a cluster, the simplest first. local: a rank's share of the global batch."""
+    shards = [1]
+    if 1 < cluster.per_node < cluster.gpus and cluster.gpus % cluster.per_node == 0:
+        shards.append(cluster.per_node)
+    if cluster.gpus > 1:
+        shards.append(cluster.gpus)
+    micro_batches = [local]
+    while micro_batches[-1] % 2 == 0:
+        micro_batches.append(micro_batches[-1] // 2)
+    for count in shards:
+        for micro_batch in micro_batches:
+            yield Setting(count, micro_batch, False)
+            if can_recompute:
+                yield Setting(count, micro_batch, True)
+
+
+def configured(plain: dict[str, Any], cluster: Cluster, local: int, recomputed: bool) -> Setting:
+    """Return the setting that a configuration has."""
+    trainer = plain["trainer"]
+    shards = 1
+    if trainer.get("parallel", "ddp") == "fsdp":
+        group = trainer["fsdp"]["shard_group"]
+        shards = {"all": cluster.gpus, "node": min(cluster.per_node, cluster.gpus)}.get(group, group)
+    return Setting(shards, min(trainer["micro_batch"] or local, local), recomputed)

@@ -1,0 +1,148 @@
+"""Plan a training on GPUs that are not here: memory, traffic, predicted time of a step, and the setting to choose.
+
+clipzoo plan encoder=vit_b16 head=clip trainer.global_batch=16384 --gpus 64
+clipzoo plan experiment=kme/cc12m_kme --gpus 8 --gpu A100 --samples 10000000
+clipzoo plan encoder=vit_b16 head=clip trainer.global_batch=4096 --gpus 32 --per-node 4 --memory 96 --between 25
+
+Takes the overrides of a training. Parameters, operations, activations and bytes are counted without weights, data or
+GPUs; times are predictions: counts divided by the GPU's data sheet and the share of its peak that a training reaches.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated
+
+from clipzoo.cli.arguments import Parser, number_in
+from clipzoo.config.compose import compose
+from clipzoo.config.trust import trusted_names
+from clipzoo.config.vocabulary import Count, Positive, Range
+
+if TYPE_CHECKING:
+    from clipzoo.api.plan.cluster import Cluster
+    from clipzoo.api.plan.plan import Prediction
+
+SAMPLES = 12_000_000
+"""Size of the dataset unless --samples gives it: that of CC12M."""
+SHOWN = 8
+"""Settings in the table."""
+
+
+def main(arguments: list[str]) -> None:
+    options = _parser().parse_intermixed_args(arguments)
+    data = [] if any(line.startswith("data") for line in options.overrides) else ["data.shards=none.tar"]
+    plain = compose([*options.overrides, *data])
+    trust = trusted_names(options.overrides)
+    cluster = _cluster(options)
+
+    # torch is imported only now: a mistyped key is reported at once.
+    from clipzoo.api.plan.counts import count, recomputation_keys, recomputes
+    from clipzoo.api.plan.plan import predict, predictions, shape_of
+    from clipzoo.api.plan.settings import configured
+    from clipzoo.training.loggers.terminal import quiet_libraries
+
+    quiet_libraries()
+    counts = count(plain, options.samples, trust)
+    shape = shape_of(plain, counts, cluster)
+    keys = recomputation_keys(plain)
+    recomputed = recomputes(plain)
+    given = predict(plain, counts, cluster, configured(plain, cluster, shape.local, recomputed))
+    best, *others = predictions(plain, counts, cluster)
+    print(
+        f"{counts.encoder + counts.others:,} parameters, {counts.step_flops / 1e9:.0f} GFLOP a pair; {cluster.gpus} "
+        f"{options.gpu}, {cluster.nodes} nodes; {shape.local} of {shape.batch} pairs a GPU"
+    )
+    print(f"\nas configured: {_setting(given, shape.ranks, shape.local)}")
+    print(_details(given, cluster))
+    print(f"\n{_table([best, *others][:SHOWN], cluster, shape.ranks, shape.local)}")
+    if not best.fits(cluster):
+        print("\nno setting fits: use more GPUs, a smaller trainer.global_batch, or a smaller model")
+        return
+    print(f"\nchoose: {' '.join(best.setting.overrides(shape.ranks, shape.local, keys, recomputed))}")
+
+
+def _details(prediction: Prediction, cluster: Cluster) -> str:
+    memory = prediction.memory
+    parts = ", ".join(
+        f"{field.name} {_gigabytes(getattr(memory, field.name))}"
+        for field in fields(memory)
+        if getattr(memory, field.name) >= 5e6
+    )
+    received = ", ".join(f"{item.cause} {_gigabytes(item.received)}" for item in prediction.transfers)
+    seconds = ", ".join(f"{name} {_milliseconds(value)}" for name, value in prediction.seconds.items() if value > 5e-5)
+    room = "fits" if prediction.fits(cluster) else "does not fit"
+    return (
+        f"memory a GPU, GB: {_gigabytes(memory.total)} of {cluster.gpu.memory / 1e9:g}, {room}: {parts}\n"
+        f"received a GPU and step, GB: {_gigabytes(prediction.received)}{': ' if received else ''}{received}\n"
+        f"predicted step, ms: {_milliseconds(prediction.step)}: {seconds}"
+    )
+
+
+def _table(predictions: list[Prediction], cluster: Cluster, ranks: int, local: int) -> str:
+    lines = [
+        "| setting | memory, GB | received, GB | step, ms | |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    for item in predictions:
+        lines.append(
+            f"| {_setting(item, ranks, local)} | {_gigabytes(item.memory.total)} | {_gigabytes(item.received)} | "
+            f"{_milliseconds(item.step)} | {'' if item.fits(cluster) else 'does not fit'} |"
+        )
+    return "\n".join(lines)
+
+
+def _setting(prediction: Prediction, ranks: int, local: int) -> str:
+    setting = prediction.setting
+    words = [setting.name(ranks)]
+    if setting.micro_batch < local:
+        words.append(f"micro-batch {setting.micro_batch}")
+    if setting.recomputed:
+        words.append("checkpointing")
+    return ", ".join(words)
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2g}" if size < 1e9 else f"{size / 1e9:.1f}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.2g}" if seconds < 0.01 else f"{1000 * seconds:.0f}"
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    from clipzoo.api.plan.cluster import GPUS, Cluster
+
+    gpu = GPUS[options.gpu]
+    changes = {
+        name: value
+        for name, value in {
+            "memory": options.memory and options.memory * 1e9,
+            "bf16": options.peak and options.peak * 1e12,
+            "tf32": options.peak and options.peak * 5e11,
+            "within_node": options.within and options.within * 1e9,
+        }.items()
+        if value
+    }
+    return Cluster(replace(gpu, **changes), options.gpus, options.per_node, options.between * 1e9, options.reached)
+
+
+def _parser() -> Parser:
+    from clipzoo.api.plan.cluster import GPUS
+
+    number, size = number_in(Positive), number_in(Count)
+    parser = Parser("clipzoo plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")
+    parser.add_argument("--per-node", type=size, default=8, help="GPUs of a node (default: %(default)s)")
+    parser.add_argument("--gpu", choices=GPUS, default="H100", help="data sheet to use (default: %(default)s)")
+    parser.add_argument("--memory", type=number, help="GB of a GPU, instead of the data sheet's")
+    parser.add_argument("--peak", type=number, help="dense bf16 TFLOP/s of a GPU; TF32 is half of it")
+    parser.add_argument("--within", type=number, help="GB/s that a GPU receives within its node")
+    parser.add_argument(
+        "--between", type=number, default=50.0, help="GB/s that a GPU receives from other nodes (default: %(default)s)"
+    )
+    share = number_in(Annotated[float, Range(above=0, at_most=1)])
+    parser.add_argument("--reached", type=share, default=0.4, help="reached share of the peak (default: %(default)s)")
+    parser.add_argument("--samples", type=size, default=SAMPLES, help="samples of the dataset (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of train")
+    return parser

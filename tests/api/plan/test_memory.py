@@ -1,0 +1,50 @@
+"""Planned memory against that of a whole step on fake tensors: forward, backward, collectives, optimizer."""
+
+from __future__ import annotations
+
+import pytest
+
+from clipzoo.api.plan.cluster import GPUS, Cluster
+from clipzoo.api.plan.counts import count, recomputes
+from clipzoo.api.plan.plan import predict, shape_of
+from clipzoo.api.plan.settings import configured
+from clipzoo.config.compose import compose
+from tests.support.fake_training import peak_memory
+from tests.support.pretended_ranks import pretended_ranks
+
+RANKS = 64
+THREE_BILLION = (
+    "encoder=clip_vit_b16", "encoder.image_width=2048", "encoder.image_tower.layers=48", "encoder.image_tower.heads=16",
+    "encoder.text_width=1280", "encoder.text_tower.layers=32", "encoder.text_tower.heads=20", "head.embed_width=1280",
+    "trainer.global_batch=512",
+)  # fmt: skip
+RECOMPUTED = ("encoder.image_tower.checkpoint=true", "encoder.text_tower.checkpoint=true")
+SMALL = ("encoder=clip_vit_b16", "encoder.image_width=256", "encoder.image_tower.layers=2",
+         "encoder.image_tower.heads=4", "encoder.text_tower.layers=1", "trainer.global_batch=2048")  # fmt: skip
+
+
+def assert_planned(*overrides: str) -> int:
+    """Compare one step of 64 ranks with its plan; return the number of parameters."""
+    plain = compose([*overrides, "head=clip", "data.shards=none.tar"])
+    counts, cluster = count(plain, 1000), Cluster(GPUS["H100"], RANKS)
+    local = shape_of(plain, counts, cluster).local
+    plan = predict(plain, counts, cluster, configured(plain, cluster, local, recomputes(plain)))
+    with pretended_ranks(RANKS) as (world, group):
+        counted = peak_memory(plain, world, samples=1000)
+    assert plan.memory.total == pytest.approx(counted, rel=0.05)
+    # Two steps, and the exchange at the start.
+    exchanged = group.total - group.received["broadcast"]
+    if plain["trainer"]["micro_batch"] is None:
+        assert plan.received == pytest.approx(exchanged / 2, rel=1e-3)
+    return counts.encoder + counts.others
+
+
+@pytest.mark.medium
+def test_planned_memory_and_traffic_of_64_ranks_are_counted():
+    assert_planned(*SMALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [(), RECOMPUTED, (*RECOMPUTED, "trainer.micro_batch=4")])
+def test_planned_memory_of_three_billion_parameters_is_counted(changes):
+    assert assert_planned(*THREE_BILLION, *changes) > 3e9
