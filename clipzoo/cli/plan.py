@@ -18,6 +18,7 @@ from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.vocabulary import Count, Positive, Range
+from clipzoo.errors import ConfigError
 
 if TYPE_CHECKING:
     from clipzoo.api.plan.cluster import Cluster
@@ -35,6 +36,8 @@ def main(arguments: list[str]) -> None:
     plain = compose([*options.overrides, *data])
     trust = trusted_names(options.overrides)
     cluster = _cluster(options)
+    if (batch := plain["trainer"]["global_batch"]) % cluster.gpus:
+        raise ConfigError(f"trainer.global_batch={batch} cannot be divided among {cluster.gpus} GPUs")
 
     # torch is imported only now: a mistyped key is reported at once.
     from clipzoo.api.plan.counts import count, recomputation_keys, recomputes

@@ -12,7 +12,6 @@ from clipzoo.api.plan.heads import Shape, cost_of
 from clipzoo.api.plan.memory import Memory, memory
 from clipzoo.api.plan.settings import Setting, settings
 from clipzoo.api.plan.traffic import Transfer, transfers
-from clipzoo.errors import ConfigError
 
 OPTIMIZER_TRAFFIC = 28
 """Bytes of a GPU's memory that an optimizer's step reads and writes for a parameter: AdamW in float32."""
@@ -42,11 +41,8 @@ class Prediction:
 
 
 def shape_of(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> Shape:
-    """Return the sizes of a step. Raises ConfigError if the GPUs cannot share the global batch."""
-    batch, head = plain["trainer"]["global_batch"], plain["head"]
-    if batch % cluster.gpus:
-        raise ConfigError(f"trainer.global_batch={batch} cannot be divided among {cluster.gpus} GPUs")
-    encoder = plain["encoder"]
+    """Return the sizes of a step. The number of GPUs divides the global batch."""
+    batch, head, encoder = plain["trainer"]["global_batch"], plain["head"], plain["encoder"]
     return Shape(
         local=batch // cluster.gpus,
         ranks=cluster.gpus,

@@ -1,0 +1,42 @@
+"""`clipzoo plan` on the command line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from clipzoo.cli import plan
+from clipzoo.errors import ConfigError
+
+SMALL = ["encoder=tiny", "head=clip", "--gpus", "8"]
+
+
+@pytest.mark.medium
+def test_the_plan_chooses_the_simplest_setting_that_fits(capsys):
+    plan.main([*SMALL, "trainer.global_batch=65536", "trainer.micro_batch=1024"])
+    shown = capsys.readouterr().out
+    assert "as configured: ddp, micro-batch 1024" in shown
+    assert "choose: trainer.parallel=ddp trainer.micro_batch=null" in shown
+
+
+@pytest.mark.medium
+def test_the_plan_divides_weights_that_a_gpu_cannot_hold(capsys):
+    plan.main([*SMALL, "trainer.global_batch=64", "--memory", "0.03"])
+    shown = capsys.readouterr().out
+    assert "does not fit" in shown
+    assert re.search(r"choose: trainer\.parallel=fsdp", shown)
+
+
+def test_a_batch_that_the_gpus_cannot_share_is_refused():
+    with pytest.raises(ConfigError, match=r"trainer\.global_batch=64 cannot be divided among 7 GPUs"):
+        plan.main(["encoder=tiny", "trainer.global_batch=64", "--gpus", "7"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--gpu", "H1000"], "invalid choice"), (["--reached", "2"], "at most 1"), (["head=clipp"], "did you mean clip")],
+)
+def test_wrong_options_are_named(words, message):
+    with pytest.raises(ConfigError, match=message):
+        plan.main(words)
