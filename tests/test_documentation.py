@@ -11,7 +11,7 @@ from pathlib import Path
 import open_clip
 import pytest
 
-from clipzoo.cli import __main__ as commands, train
+from clipzoo.cli import __main__ as commands, launch, train, trials
 from clipzoo.cli.evaluate import PLACEHOLDERS
 from clipzoo.config.compose import compose
 from tests.support.paths import ROOT
@@ -62,7 +62,9 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
     elif words[0] in ("--help", "--version"):
         with pytest.raises(SystemExit, match="^0$"):
             commands._parser().parse_args(words)
-    elif words[0] != "launch":
+    elif words[0] == "launch":
+        trials.search_of(launch._options(words[1:]).overrides)
+    else:
         commands._parser().parse_args(words)
 
 

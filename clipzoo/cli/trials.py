@@ -17,7 +17,7 @@ from clipzoo import io
 from clipzoo.config.compose import compose
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.stop_signals import EXIT_CODE
-from clipzoo.errors import TrainingError
+from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.search.objective import measured, require_metrics, results_of
 from clipzoo.runs.search.settings import Search, chosen_search
@@ -44,9 +44,14 @@ def search_of(overrides: Sequence[str]) -> tuple[Search, Space] | None:
     Raises:
         ConfigError: its settings or ranges are invalid.
     """
-    search = chosen_search(overrides)
+    hydra = [line for line in overrides if line.lstrip("+").startswith("hydra")]
+    search = chosen_search([line for line in overrides if line not in hydra])
     if search is None:
         return None
+    if hydra:
+        raise ConfigError(
+            f"{hydra[0]} is for plain sweeps: run the command of a search several times, or clipzoo launch --submit"
+        )
     space = space_of(of_search_option(overrides), overrides)
     space.require(search.sampler or "")
     corner = compose(space.overrides(space.corners()[0]))
@@ -124,10 +129,17 @@ def _finish(study: Study, trial: Trial) -> None:
 def _record(study: Study, trial: Trial) -> None:
     """Record the results of a finished run."""
     try:
-        results = measured(study.search.metrics, results_of(trial.folder))
+        found = results_of(trial.folder)
     except io.DamagedFileError as error:
         study.finish(trial, "failed", reason=str(error), run=trial.folder)
         return
+    try:
+        results = measured(study.search.metrics, found)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{trial.folder} is finished, and {error}. Evaluate it (clipzoo evaluate run={trial.folder}), or give "
+            "another metric"
+        ) from None
     if all(map(math.isfinite, results)):
         study.finish(trial, "finished", results, run=trial.folder)
     else:

@@ -17,9 +17,12 @@ from clipzoo.errors import ConfigError
 from clipzoo.runs.search.study import Study, study_folder
 from clipzoo.runs.search.trial import Trial
 from tests.support.evaluation_sets import write_sets
+from tests.support.paths import ROOT
 from tests.support.processes import children, run_script, start_script
 from tests.support.runs import overrides
 
+SECONDS = 800
+"""Longest wait for a search; the machine may be busy."""
 PEAK = "optim.schedule.peak=tag(log,interval(1e-5,1e-2))"
 TPE = ("search.sampler=tpe", "search.trials=4", "search.startup=2")
 TOP5 = "search.maximize=zero_shot/colours/top5"
@@ -31,13 +34,10 @@ TOP5 = "search.maximize=zero_shot/colours/top5"
         (["search.sampler=tpx"], "search.sampler must be tpe or quasi_random or random or grid or null, not 'tpx'"),
         (["search.sampler=tpe", PEAK], "search.sampler=tpe needs a metric: give search.maximize="),
         (["search.sampler=tpe", "search.minimize=loss", PEAK], "needs the number of runs: give search.trials=20"),
-        ([*TPE, "search.minimize=loss"], "the search has no ranges"),
-        ([*TPE, "search.minimize=loss", PEAK.replace("1e-5", "-1")], "a logarithmic interval begins above 0"),
         ([*TPE, "search.minimize=loss", "optim.schedule.peak=interval(-1,1)"], "peak must be a number from 1e-12 to"),
         ([*TPE, TOP5, PEAK], "there is no metric zero_shot/colours/top5 (there are: loss, training/seconds)"),
-        ([*TPE, "search.minimize=loss", "search.rungs=[0.5,0.1]", PEAK], "search.rungs must be a list"),
-        ([*TPE, "search.minimize=loss", "search.trial=3", PEAK], "there is no key search.trial; did you mean"),
         ([*TPE, "search.minimize=loss", "search.seed=1,2", PEAK], "a search has one value of search.seed"),
+        ([*TPE, "search.minimize=loss", PEAK, "hydra/launcher=slurm"], "hydra/launcher=slurm is for plain sweeps"),
         (["search.trials=3", "seed=0,1"], "search.trials=3 has no effect without search.sampler=tpe"),
         ([PEAK], "is no list of values: give optim.schedule.peak=a,b,c or"),
     ],
@@ -50,6 +50,23 @@ def test_a_wrong_search_is_one_message(lines, words):
 def test_settings_of_a_search_belong_to_a_sweep():
     with pytest.raises(ConfigError, match=re.escape("search.trials=3 is for a sweep: add -m")):
         hydra_arguments(["encoder=tiny", "data.shards=a.tar", "search.trials=3"])
+
+
+def test_the_documented_search_file_states_a_search(tmp_path, monkeypatch):
+    (content,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "searches.md").read_text(), re.DOTALL)
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "mine.yaml").write_text(content)
+    monkeypatch.setenv("CLIPZOO_CONFIG_DIR", str(tmp_path))
+    lines = ["data=cc3m", "eval=wpse", "head=wpse", "search=mine", "search.trials=7"]
+    search, space = trials.search_of(lines)
+    assert (search.sampler, search.trials, search.metrics, search.rungs) == (
+        "tpe",
+        7,
+        ["zero_shot/*/top1"],
+        [0.11, 0.33],
+    )
+    assert list(space.dimensions) == ["head.kernel.width", "optim.schedule.peak"]
+    assert trials.search_of(["head=wpse", "search=wpse", "data=cc3m"]) is None
 
 
 def lines_of(shards: str, folder: Path, *changes: str) -> list[str]:
@@ -71,10 +88,11 @@ def summary(found: list[Trial]) -> list[object]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS)
 def test_a_search_killed_ten_times_draws_the_same_trials_with_the_same_results(tiny_shards, tmp_path):
-    changes = ["search.rungs=[0.4]", "search.trials=6"]
+    changes = ["search.rungs=[0.4]", "search.trials=5"]
     plain, killed = (lines_of(tiny_shards, tmp_path / name, *changes) for name in ("plain", "killed"))
-    run_script("train.py", "-m", *plain, log=tmp_path / "log")
+    run_script("train.py", "-m", *plain, log=tmp_path / "log", seconds=SECONDS)
     draw, kills = random.Random(0), 0
     while kills < 10:
         process = start_script("train.py", "-m", *killed, log=tmp_path / f"killed{kills}")
@@ -87,9 +105,9 @@ def test_a_search_killed_ten_times_draws_the_same_trials_with_the_same_results(t
             os.kill(child, signal.SIGKILL)
         process.kill()
         kills += 1
-    run_script("train.py", "-m", *killed, log=tmp_path / "last")
+    run_script("train.py", "-m", *killed, log=tmp_path / "last", seconds=SECONDS)
     expected = summary(study_of(plain).trials())
-    assert summary(study_of(killed).trials()) == expected and len(expected) == 6
+    assert summary(study_of(killed).trials()) == expected and len(expected) == 5
     assert kills >= 3 and {state for _, state, _, _ in expected} == {"finished", "pruned"}
 
 
@@ -97,7 +115,7 @@ def test_a_search_killed_ten_times_draws_the_same_trials_with_the_same_results(t
 def test_two_processes_on_one_search_train_every_trial_once(tiny_shards, tmp_path):
     lines = lines_of(tiny_shards, tmp_path / "runs", "search.sampler=random")
     processes = [start_script("train.py", "-m", *lines, log=tmp_path / f"log{number}") for number in range(2)]
-    assert [process.wait() for process in processes] == [0, 0], processes[0].stderr + processes[1].stderr
+    assert [process.wait(SECONDS) for process in processes] == [0, 0], processes[0].stderr + processes[1].stderr
     drawn = [re.findall(r"^trial (\d) of 4", process.stderr, re.MULTILINE) for process in processes]
     assert sorted(drawn[0] + drawn[1]) == ["1", "2", "3", "4"] and all(drawn)
     assert [trial.state for trial in study_of(lines).trials()] == ["finished"] * 4
@@ -108,7 +126,7 @@ def test_two_processes_on_one_search_train_every_trial_once(tiny_shards, tmp_pat
 def test_a_failing_trial_costs_only_its_row(tiny_shards, tmp_path):
     common = [line for line in lines_of(tiny_shards, tmp_path / "runs") if not line.startswith("data.shards")]
     lines = [*common, f"data.shards=/nosuch/0.tar,'{tiny_shards}'", "optim.schedule.peak=1e-3", "search.sampler=grid"]
-    process = run_script("train.py", "-m", *lines, log=tmp_path / "log", code=1)
+    process = run_script("train.py", "-m", *lines, log=tmp_path / "log", code=1, seconds=SECONDS)
     states = [trial.state for trial in study_of(lines).trials()]
     assert sorted(states) == ["failed", "failed", "finished", "finished"]
     assert "2 of 4 trials of the search have failed, see their messages above: " in process.stderr.splitlines()[-1]

@@ -99,7 +99,7 @@ def test_every_picture_is_drawn_for_several_metrics_one_metric_and_no_result(sho
     assert drawn == [everything, everything[:3], [everything[0], everything[2]]]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_the_page_of_a_search_compares_its_runs(tmp_path):
     lines = [("experiment=demo/clip", "name=null", "data.shards=a.tar", f"head={head}") for head in ("clip", "kme")]
     found = []

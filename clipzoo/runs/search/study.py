@@ -24,6 +24,7 @@ from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import locked, try_lock
 from clipzoo.runs.names import run_folder
 from clipzoo.runs.search import sampling
+from clipzoo.runs.search.objective import TASKS
 from clipzoo.runs.search.settings import Search
 from clipzoo.runs.search.space import Space
 from clipzoo.runs.search.trial import State, Trial, passes
@@ -192,6 +193,8 @@ class Study:
 def study_folder(search: Search, space: Space) -> Path:
     """Return the folder of a search, beside its runs. The same ranges and settings, in any order, find it again.
 
+    The datasets of the evaluation count as settings: a metric may be a mean over them.
+
     Raises:
         ConfigError: the configuration is invalid at one of the corners of the space, or names all runs alike.
     """
@@ -203,7 +206,8 @@ def study_folder(search: Search, space: Space) -> Path:
             "by its overrides and a digest"
         )
     ranges = {key: dimension.description for key, dimension in space.dimensions.items()}
-    facts = [ranges, search.facts, identity(plain)]
+    evaluated = {key: plain["eval"].get(key) for key in ("_target_", *TASKS)}
+    facts = [ranges, search.facts, evaluated, identity(plain)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     return run_folder(plain, lines[0]).parent / f"search-{digest}"
 

@@ -1,0 +1,94 @@
+"""A pruned search beside the whole grid: search=wpse on the demo, the best result and the cost of both.
+
+    python scripts/make_world.py
+    python scripts/benchmark_search.py --output docs/benchmarks/search.json
+
+Both searches train into folders of their own, so that neither finds runs of the other. Costs: minutes of training as
+the runs report them, and CPU minutes of the whole command with evaluations and starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from clipzoo.cli.arguments import Parser, run_main
+from clipzoo.cli.trials import search_of
+from clipzoo.report.comparison.trials import Trials
+from clipzoo.runs.search.study import Study, study_folder
+
+COMMON = [
+    "experiment=demo/clip", "name=null", "head=wpse", "head.embed_width=128", "search=wpse", "eval.linear_probe=[]",
+    "eval.retrieval=[]", "trainer.save_every=1000", "search.maximize=zero_shot/*/top1", "search.trials=15",
+]  # fmt: skip
+SEARCHES = {
+    "grid": ["search.sampler=grid"],
+    "pruned": ["search.sampler=tpe", "search.startup=5", "search.rungs=[0.2,0.45]", "search.keep=0.25"],
+}
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = options.runs or Path(scratch)
+        readings = {
+            name: measure([*COMMON, *own, *options.overrides, f"runs={runs / name}"]) for name, own in SEARCHES.items()
+        }
+    grid, pruned = readings["grid"], readings["pruned"]
+    result = {
+        "what": "search=wpse on the demo: the whole grid, and a pruned search of the same points",
+        "overrides": options.overrides,
+        **readings,
+        "share of the grid's minutes": round(pruned["minutes of training"] / grid["minutes of training"], 3),
+        "share of the grid's CPU time": round(pruned["CPU minutes"] / grid["CPU minutes"], 3),
+        "points below the grid's best": round(grid["best"] - pruned["best"], 3),
+    }
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+def measure(overrides: list[str]) -> dict[str, Any]:
+    """Run a search to its end; return its best result and its cost."""
+    before, start = _cpu_seconds(), time.monotonic()
+    subprocess.run([sys.executable, "-m", "clipzoo.cli", "train", "-m", *overrides], check=True)
+    chosen = search_of(overrides)
+    assert chosen is not None
+    search, space = chosen
+    shown = Trials(Study(study_folder(search, space), search, space).trials(), search.metrics, search.directions)
+    return {
+        "best": round(shown.best[0].results[0], 3),
+        "best point": dict(shown.best[0].values),
+        "finished": len(shown.finished),
+        "trials": len(shown.trials),
+        "minutes of training": round(sum(shown.minutes.values()), 3),
+        "CPU minutes": round((_cpu_seconds() - before) / 60, 3),
+        "minutes": round((time.monotonic() - start) / 60, 3),
+        "results": {str(trial.number): [*trial.rungs.values(), *trial.results] for trial in shown.trials},
+    }
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of the child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _options() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="folder for the runs; a second command goes on in it")
+    parser.add_argument("--output", type=Path, help="JSON file for the readings")
+    parser.add_argument("overrides", nargs="*", default=["trainer.epochs=2.5"], help="default: %(default)s")
+    return parser.parse_intermixed_args()
+
+
+if __name__ == "__main__":
+    run_main(main)
