@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 
-from clipzoo.cli import report
+from clipzoo.cli import compare, configuration, report
 from clipzoo.cli.arguments import Parser, own_paths, with_config_folder
 from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.cli.data import datasets, emoji, shards, world
@@ -29,6 +29,8 @@ RESUMABLE = ("train", "evaluate", "launch")
 
 COMMANDS = {
     "report": (report, "write the report of a run, or the papers' tables beside finished runs"),
+    "config": (configuration, "list the keys of a run: type, default, meaning, options"),
+    "compare": (compare, "compare runs: metrics, intervals and paired tests of their differences"),
     "export": (export, "write a trained model for open_clip, transformers, torch.export or onnxruntime"),
     "index": (index, "embed images once, to search them"),
     "search": (search, "search an index of images by captions"),

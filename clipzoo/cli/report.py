@@ -40,17 +40,21 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError("give a run directory, or a folder of run directories: clipzoo report runs/demo")
     given = options.folders
     options.folders = [local_copy(place, "FOLDER", weights=False) for place in given]
-    if len(given) == 1 and _is_run(options.folders[0]) and not options.table:
+    if len(given) == 1 and is_run(options.folders[0]) and not options.table:
         from clipzoo.report.run_page.page import write_report
 
         print(write_report(options.folders[0]))
     else:
-        from clipzoo.report.tables_page import write_pages
-
-        output = options.output or _default_output(options.folders)
-        print(write_pages(options.folders, options.table, output, options.note))
+        write_comparison(options.folders, options.table, options.output, options.note)
     if len(given) == 1 and options.output is None:
         write_back(given[0], "FOLDER")
+
+
+def write_comparison(folders: list[Path], tables: list[str], output: Path | None, note: str | None) -> None:
+    """Write the papers' tables, or a comparison of several runs, and print the path of the page."""
+    from clipzoo.report.tables_page import write_pages
+
+    print(write_pages(folders, tables, output or _default_output(folders), note))
 
 
 def _default_output(folders: list[Path]) -> Path:
@@ -59,5 +63,5 @@ def _default_output(folders: list[Path]) -> Path:
     return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "comparison"
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
     return (folder / "metrics.jsonl").exists() or (folder / "results.json").exists()

@@ -25,10 +25,14 @@ _WITHOUT_ARGUMENTS = {"object", "ABC", "Protocol", "Generic", "Module", "Part"}
 
 @dataclass(frozen=True)
 class Argument:
-    """A constructor argument. annotation: None if it has none. optional: it has a default."""
+    """A constructor argument. annotation: None if it has none. optional: it has a default.
+
+    default: None where there is none, or where it is not in the source.
+    """
 
     annotation: ast.expr | None
     optional: bool
+    default: ast.expr | None = None
 
 
 def constructor_arguments(target: str) -> dict[str, Argument]:
@@ -76,6 +80,29 @@ def class_constant(target: str, name: str) -> Any:
     return constant
 
 
+def class_docstring(target: str) -> str:
+    """Return the docstring of the class with the dotted name `target`; empty without one."""
+    module, _, name = target.rpartition(".")
+    if module.split(".")[0] != PACKAGE.name:
+        return inspect.getdoc(getattr(importlib.import_module(module), name)) or ""
+    node = _names(module).get(name)
+    if isinstance(node, str):
+        return class_docstring(node)
+    return (ast.get_docstring(node) or "") if isinstance(node, ast.ClassDef | ast.FunctionDef) else ""
+
+
+def class_bases(target: str) -> list[str]:
+    """Return the dotted names of the bases of a class of this package, those without arguments left out."""
+    module, _, name = target.rpartition(".")
+    if module.split(".")[0] != PACKAGE.name:
+        return []
+    names = _names(module)
+    node = names.get(name)
+    if isinstance(node, str):
+        return class_bases(node)
+    return _bases(node, module, names) if isinstance(node, ast.ClassDef) else []
+
+
 def _bases(node: ast.ClassDef, module: str, names: dict[str, ast.stmt | str]) -> list[str]:
     """Return the dotted names of the bases of a class, those from outside the package without arguments left out."""
     targets = []
@@ -97,7 +124,9 @@ def _class_arguments(node: ast.ClassDef, module: str, names: dict[str, ast.stmt 
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
         arguments |= {
-            ast.unparse(field.target): Argument(_expanded(field.annotation, names), field.value is not None)
+            ast.unparse(field.target): Argument(
+                _expanded(field.annotation, names), field.value is not None, field.value
+            )
             for field in fields
         }
     return arguments
@@ -125,11 +154,10 @@ def _names(module: str) -> dict[str, ast.stmt | str]:
 def _signature(arguments: ast.arguments, names: dict[str, ast.stmt | str]) -> dict[str, Argument]:
     positional = [*arguments.posonlyargs, *arguments.args]
     required = len(positional) - len(arguments.defaults)
-    optional = [index >= required for index in range(len(positional))]
-    optional += [default is not None for default in arguments.kw_defaults]
+    defaults = [*[None] * required, *arguments.defaults, *arguments.kw_defaults]
     signature = {
-        argument.arg: Argument(_expanded(argument.annotation, names), has_default)
-        for argument, has_default in zip([*positional, *arguments.kwonlyargs], optional, strict=True)
+        argument.arg: Argument(_expanded(argument.annotation, names), default is not None, default)
+        for argument, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=True)
     }
     if arguments.kwarg:
         signature[ANY_KEY] = Argument(_expanded(arguments.kwarg.annotation, names), True)

@@ -35,6 +35,8 @@ class ClipTokenizer(Part):
 
     A caption that is too long keeps its first tokens and still ends with end-of-text. Text that spells a control
     token, such as "<end_of_text>", is encoded as ordinary text (in open_clip it would end the caption).
+
+    context_length: maximum number of tokens L of a caption.
     """
 
     start_token = 49406

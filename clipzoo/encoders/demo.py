@@ -17,7 +17,7 @@ class DemoImageTower(Tower):
 
     Instance norm makes shapes learnable in few steps, but removes the amount of every colour: a second path adds the
     coarse colours of the image. Tokens: the positions of the last feature map, M = (image_size / 16)^2.
-    width: width of the tokens. heads: number of heads of the transformer block.
+    image_size: H = W. width: width of the tokens. heads: number of heads of the transformer block.
     """
 
     relations = {"width % heads == 0": "width must be a multiple of heads"}

@@ -79,7 +79,9 @@ class TimmTower(ImageTower):
 class ClipViT(Tower):
     """open_clip's vision transformer, with its norm before the blocks. Tokens: CLS first, after ln_post.
 
-    quick_gelu: x sigmoid(1.702 x) instead of GELU. checkpoint: recompute activations in the backward pass.
+    image_size: H = W. patch_size: side of a patch in pixels. width: of the tokens. layers: number of blocks.
+    heads: number of attention heads. quick_gelu: x sigmoid(1.702 x) instead of GELU.
+    checkpoint: recompute activations in the backward pass.
     """
 
     relations = {
@@ -127,6 +129,7 @@ class ClipViT(Tower):
 class ClipResNet(Tower):
     """CLIP's modified ResNet with attention pooling, stopped before the pooling's output projection.
 
+    image_size: H = W. checkpoint: recompute activations in the backward pass.
     layers: blocks per stage, [3, 4, 6, 3] for ResNet-50. stem_width: 64 for ResNet-50; the features are 32 times as
     wide. heads: number of heads of the attention pooling. Tokens: the last feature map's positions.
     """

@@ -32,6 +32,7 @@ class ISogCLR(MovingAverageObjective):
     """1/n sum_i tau_i [ log mean_{j != i} exp((s_ij - s_ii) / tau_i) + rho ], both directions added, tau_i learned.
 
     temperature: initial value of every tau_i, which is clamped to [minimum_temperature, maximum_temperature].
+    minimum_temperature and maximum_temperature: bounds of every tau_i.
     gamma: weight of the new value in the moving average. rho: radius of the robust objective.
     eta: learning rate of the temperatures. momentum: weight of the new gradient in their momentum, initially zero.
     gradient_clip: bound of the gradient of a temperature.

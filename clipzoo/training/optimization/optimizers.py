@@ -16,7 +16,11 @@ from clipzoo.types import Decay, Epsilon, NonNegative, Positive, Range, checked
 @checked
 @dataclass(frozen=True)
 class AdamW(GroupedOptimizer):
-    """torch's fused AdamW, without weight decay for parameters of fewer than two dimensions (biases, norms, scales)."""
+    """torch's fused AdamW, without weight decay for parameters of fewer than two dimensions (biases, norms, scales).
+
+    betas: decay rates of the first and the second moment. eps: added to the root of the second moment.
+    weight_decay: of matrices.
+    """
 
     betas: tuple[Decay, Decay]
     eps: Epsilon
@@ -32,7 +36,11 @@ class AdamW(GroupedOptimizer):
 @checked
 @dataclass(frozen=True)
 class SGD(GroupedOptimizer):
-    """torch's stochastic gradient descent. Weight decay is added to the gradient, as in torch."""
+    """torch's stochastic gradient descent. Weight decay is added to the gradient, as in torch.
+
+    momentum: weight of the earlier gradients. nesterov: look one step of the momentum ahead.
+    weight_decay: of matrices.
+    """
 
     momentum: Decay
     nesterov: bool
@@ -71,7 +79,11 @@ class Adafactor(GroupedOptimizer):
 @checked
 @dataclass(frozen=True)
 class AdamW8bit(GroupedOptimizer):
-    """AdamW of bitsandbytes: 8-bit moments for tensors of at least 4096 elements (Dettmers et al. 2022)."""
+    """AdamW of bitsandbytes: 8-bit moments for tensors of at least 4096 elements (Dettmers et al. 2022).
+
+    betas: decay rates of the first and the second moment. eps: added to the root of the second moment.
+    weight_decay: of matrices.
+    """
 
     betas: tuple[Decay, Decay]
     eps: Epsilon

@@ -1,0 +1,37 @@
+"""Compare runs: metrics, paired tests, what their settings differ in, and samples on which only one is right.
+
+clipzoo compare runs/a runs/b                runs/comparison/index.html, tables.md, tables.csv, tables.tex
+clipzoo compare runs/a runs/b runs/c --output pages --note "three heads"
+clipzoo compare runs                         all runs of a folder
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from clipzoo.cli.report import is_run, write_comparison
+from clipzoo.errors import ConfigError
+from clipzoo.runs.remote import local_copy
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folders", nargs="+", help="run directories, or folders of them; URLs too", metavar="FOLDER")
+    parser.add_argument("--output", type=Path, help="folder for the page (default: comparison, beside the runs)")
+    parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    folders = [local_copy(place, "FOLDER", weights=False) for place in options.folders]
+    runs = [run for folder in folders for run in ([folder] if is_run(folder) else _runs(folder))]
+    if len(runs) < 2:
+        given = " ".join(options.folders)
+        raise ConfigError(f"{given} holds {len(runs)} runs: give two or more, clipzoo compare runs/a runs/b")
+    write_comparison(runs, [], options.output, options.note)
+
+
+def _runs(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}")
+    return [path.parent for path in sorted(folder.rglob("config.yaml"))]

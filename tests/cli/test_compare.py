@@ -1,0 +1,48 @@
+"""`clipzoo compare`: the comparison of several runs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clipzoo.cli.__main__ import main
+from clipzoo.report.comparison.disagreements import Disagreement
+
+
+def compare(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["clipzoo", "compare", *map(str, words)])
+    main()
+
+
+@pytest.mark.medium
+def test_two_runs_or_a_folder_of_them_are_compared(undisturbed, tmp_path, monkeypatch, capsys):
+    for name in ("a", "b"):
+        shutil.copytree(undisturbed / "run", tmp_path / name)
+    config = tmp_path / "b" / "config.yaml"
+    config.write_text(config.read_text().replace("clip_gradient: null", "clip_gradient: 1.0"))
+    for given in ([tmp_path / "a", tmp_path / "b"], [tmp_path]):
+        compare(monkeypatch, *given)
+        page = Path(capsys.readouterr().out.strip())
+        assert "clip_gradient" in (page.parent / "tables.md").read_text()
+
+
+def test_one_run_and_a_missing_folder_are_one_clear_message(tmp_path, monkeypatch, capsys):
+    (tmp_path / "metrics.jsonl").touch()
+    for given, message in ((tmp_path, "holds 1 runs: give two or more"), (tmp_path / "no", "there is no folder")):
+        with pytest.raises(SystemExit) as end:
+            compare(monkeypatch, given)
+        assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_difference_of_paired_accuracies_has_the_interval_of_its_samples():
+    """The mean of x_i in {-1, 0, 1}, one for each sample, with 1.96 standard errors."""
+    generator = np.random.default_rng(0)
+    labels, first, second = (generator.integers(0, 3, 400) for _ in range(3))
+    pair = Disagreement("", "", (None, None), (), labels, first, second)  # type: ignore[arg-type]
+    change = (second == labels).astype(float) - (first == labels)
+    expected = 100 * change.mean(), 100 * 1.96 * change.std() / 20
+    assert pair.difference == pytest.approx(expected)

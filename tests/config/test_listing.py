@@ -1,0 +1,95 @@
+"""`clipzoo config`: every key of a run is listed, with what the source says of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from clipzoo.cli.__main__ import main
+from clipzoo.config.compose import compose
+from clipzoo.config.listing import Section, sections
+from clipzoo.config.meanings import argument_meanings, comments
+from clipzoo.runs.flat import flat
+from tests.support.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def listed() -> list[Section]:
+    return list(sections())
+
+
+def clipzoo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["clipzoo", "config", *words])
+    main()
+    return capsys.readouterr().out
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["head=kme", "objective=nuclr", "encoder=nuclr_rn50", "optim=muon", "optim/schedule=wsd"],
+        ["head=wpse", "encoder=towers", "data=demo", "tune/image=lora", "eval=demo", "objective=mmd_joint"],
+    ],
+)
+def test_every_key_of_a_configuration_is_listed(listed, overrides):
+    keys = {entry.key for section in listed for entry in section.entries}
+    composed = [key for key in flat(compose(overrides, complete=False)) if not key.rpartition(".")[2].startswith("_")]
+    # An argument whose value is a mapping is one key.
+    missing = [key for key in composed if key not in keys and key.rpartition(".")[0] not in keys]
+    assert missing == []
+
+
+def test_every_key_has_a_type_and_a_meaning(listed):
+    entries = [entry for section in listed for entry in section.entries]
+    assert [entry.key for entry in entries if not entry.type or not entry.meaning] == []
+    (temperature,) = [
+        entry
+        for section in listed
+        for entry in section.entries
+        if entry.key == "head.temperature" and "clip" in section.options
+    ]
+    assert temperature.default == "0.07, 1.0" and temperature.type == "a number from 0.001 to 1000"
+    assert temperature.meaning == "initial tau, scale = 1 / tau."
+
+
+def test_docstrings_and_comments_are_read_by_argument(tmp_path):
+    path = tmp_path / "option.yaml"
+    path.write_text(
+        "# The header.\n_target_: a.B\nfirst: 1  # one\n# Above,\n# two lines.\nsecond:\n  inner: 2 # two\n"
+    )
+    assert comments(path) == {
+        "_target_": "The header.", "first": "one", "second": "Above, two lines.", "second.inner": "two",
+    }  # fmt: skip
+    meanings = argument_meanings("clipzoo.heads.clip.ClipHead", ["image_width", "text_width", "embed_width", "bias"])
+    assert meanings["image_width"] == meanings["text_width"] == "widths of the pooled features."
+    assert meanings["bias"].startswith("add a vector to each projection")
+
+
+def test_words_are_searched_in_keys_options_and_meanings(capsys, monkeypatch):
+    spikes = clipzoo(capsys, monkeypatch, "spike")
+    assert "trainer.on_spike = null" in spikes and "report or stop or skip or rewind or null" in spikes
+    assert "head.temperature" not in spikes
+    assert "head.temperature = 0.07, 1.0" in clipzoo(capsys, monkeypatch, "tau")
+    assert "objective.temperature" not in clipzoo(capsys, monkeypatch, "head", "tau")
+
+
+def test_a_word_that_is_nowhere_is_one_clear_message(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["clipzoo", "config", "temperatur_"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "holds temperatur_; did you mean temperature?" in capsys.readouterr().err
+
+
+def test_the_page_of_the_documentation_is_up_to_date(capsys, monkeypatch):
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert page == clipzoo(capsys, monkeypatch, "--markdown"), "clipzoo config --markdown > docs/configuration.md"
+
+
+@pytest.mark.medium
+def test_the_list_needs_no_torch():
+    code = "import sys; from clipzoo.cli.__main__ import main; main(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, "config"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
