@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+import clipzoo
 from clipzoo.io.stores.tree import tree_of
 from tests.support import runs
+from tests.support.evaluation_sets import write_sets
 from tests.support.processes import Process, run_script
-from tests.support.runs import assert_equal, log_of_end, losses, weights
+from tests.support.runs import assert_equal, log_of_end, losses, newest_state, weights
 from tests.support.s3 import BUCKET, S3Proxy, names, request, s3_server, stored
 
 pytestmark = pytest.mark.slow
@@ -116,7 +118,7 @@ def _release(server: S3Proxy) -> None:
 def test_an_outage_within_the_bound_does_not_stop_the_run_and_a_longer_one_ends_it_with_one_message(
     server, tiny_shards, undisturbed, tmp_path
 ):
-    process = start(server, tiny_shards, tmp_path, "upload_patience=8", "trainer.steps=1000", pause=0.3)
+    process = start(server, tiny_shards, tmp_path, "upload_patience=25", "trainer.steps=1000", pause=0.3)
     process.wait_for("step 3/")
     server.outage = True
     time.sleep(3)
@@ -125,7 +127,7 @@ def test_an_outage_within_the_bound_does_not_stop_the_run_and_a_longer_one_ends_
     server.outage = True
     log = log_of_end(process, 1)
     lines = [line for line in log.splitlines() if line.startswith("clipzoo: ")]
-    assert len(lines) == 1 and "upload_patience=8" in lines[0] and "saved after step" in lines[0]
+    assert len(lines) == 1 and "upload_patience=25" in lines[0] and "saved after step" in lines[0]
     assert "Traceback" not in log
     server.outage = False
     # The same command goes on with the local copy, which is newer than the store's.
@@ -140,7 +142,12 @@ def test_commands_work_on_a_run_in_the_store(server, tiny_shards, tmp_path, monk
     assert log_of_end(start(server, tiny_shards, tmp_path), 0)
     for name, value in server.environment(tmp_path / "elsewhere").items():
         monkeypatch.setenv(name, value)
+    assert_equal(clipzoo.load(f"{URL}/run").state_dict(), newest_state(fetched(server, tmp_path / "copy"))["model"])
+    write_sets(tmp_path / "sets")
+    sets = (f"eval.root={tmp_path / 'sets'}", "eval.zero_shot=[colours]", "eval.batch_size=16", "eval.workers=0")
+    run_script("scripts/evaluate.py", f"run={URL}/run", "eval=none", *sets, log=tmp_path / "evaluate")
     before = stored(server, "runs/run")
+    assert "zero_shot/colours/top1" in before["results.json"].decode()
     run_script("scripts/report.py", f"{URL}/run", log=tmp_path / "report")
     assert {"report.md", "report/training.png"} <= set(stored(server, "runs/run"))
     assert stored(server, "runs/run")["results.json"] == before["results.json"]
