@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from clipzoo.training.checkpoints import checkpoint
 class FaultyFileSystem(MemoryFileSystem):
     """operations: what was done to which file, such as ("put", "a/config.yaml"), in order.
 
-    faults: by operation, errors to raise the next times, or "truncated": half of the bytes are stored.
+    before_get: called before metrics.jsonl is read. faults: by operation, errors to raise the next times, or
+    "truncated": half of the bytes are stored.
     """
 
     protocol = "faulty"
     store: dict[str, Any] = {}
     pseudo_dirs = [""]
     operations: list[tuple[str, str]] = []
+    before_get: Callable[[str], object] = staticmethod(lambda name: None)
     faults: dict[str, list[Exception | str]] = {}
 
     @classmethod
@@ -38,6 +40,8 @@ class FaultyFileSystem(MemoryFileSystem):
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         fault = self._begin("get", path)
+        if path.endswith("metrics.jsonl"):
+            type(self).before_get(path)
         content: bytes = super().cat_file(path, start, end)
         return content[: len(content) // 2] if fault == "truncated" else content
 
@@ -67,6 +71,7 @@ def faulty_store() -> Iterator[type[FaultyFileSystem]]:
     FaultyFileSystem.pseudo_dirs[:] = [""]
     FaultyFileSystem.operations.clear()
     FaultyFileSystem.faults.clear()
+    FaultyFileSystem.before_get = staticmethod(lambda name: None)
     yield FaultyFileSystem
     FaultyFileSystem.store.clear()
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from clipzoo.io.stores.filesystem import TruncatedError
+from clipzoo.io.stores import filesystem
+from clipzoo.io.stores.filesystem import ChangedError, TruncatedError
 from clipzoo.io.stores.lease import writer
 from clipzoo.io.stores.record import Record
 from clipzoo.io.stores.store import Store
 from clipzoo.io.stores.tree import FINISHED, Group, Tree, Version, local_files, stated_digests, tree_of, version_of
+from clipzoo.io.writing import whole
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ def fetch_group(store: Store, folder: Path, group: Group, sizes: Mapping[str, in
             digest = store.download(name, sizes[name], folder / name)
             if digest != stated.get(name, digest):
                 raise TruncatedError(f"the SHA-256 of {name} differs from the one in {mark}")
-    except (TruncatedError, FileNotFoundError) as error:
+    except (ChangedError, TruncatedError, FileNotFoundError) as error:
         log.warning("checkpoint %s/%s is not used: %s", store.url, group.name, error)
         for name in others:
             (folder / name).unlink(missing_ok=True)
@@ -91,19 +93,20 @@ def fetch_group(store: Store, folder: Path, group: Group, sizes: Mapping[str, in
 
 
 def _download(store: Store, folder: Path, sizes: Mapping[str, int]) -> None:
-    def one(name: str) -> None:
-        for _ in range(3):
-            try:
-                store.download(name, sizes[name], folder / name)
-                return
-            except (FileNotFoundError, TruncatedError):
-                # Another machine has replaced it since it was listed.
-                now = store.sizes()
-                if name not in now:
-                    return
-                sizes_now[name] = now[name]
+    """Fetch single files. One that has been removed since it was listed is left out."""
 
-    sizes_now = dict(sizes)
+    def one(name: str) -> None:
+        try:
+            # Files that grow are small; a large one is written once.
+            if sizes[name] > filesystem.RANGE:
+                store.download(name, sizes[name], folder / name)
+            else:
+                content = store.read_whole(name)
+                with whole(folder / name) as file:
+                    file.write(content)
+        except FileNotFoundError:
+            log.info("%s/%s was removed in the meantime", store.url, name)
+
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(one, sizes))
 

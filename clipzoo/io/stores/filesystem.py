@@ -40,6 +40,10 @@ class TruncatedError(ConnectionError):
     """A server has sent fewer bytes than it announced, or other ones than were stored."""
 
 
+class ChangedError(OSError):
+    """A file of a store has another size than it was listed with."""
+
+
 def is_url(location: str) -> bool:
     return "://" in location
 

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.errors import ConfigError, TrainingError, cause, masked
-from clipzoo.io.stores.filesystem import Result, TruncatedError, open_filesystem, protocol_of, read_ranges, repeated
+from clipzoo.io.stores.filesystem import (
+    ChangedError,
+    Result,
+    TruncatedError,
+    open_filesystem,
+    protocol_of,
+    read_ranges,
+    repeated,
+)
 from clipzoo.io.writing import explained, make_folder
 
 
@@ -85,14 +93,25 @@ class Store:
         """Yield the content of a file of `size` bytes.
 
         Raises:
-            TruncatedError: it has another size.
+            ChangedError: it has another size.
         """
         filesystem, root = self._open()
         path = f"{root}/{name}"
         actual = self._repeated(lambda filesystem, root: filesystem.info(path)["size"])
         if actual != size:
-            raise TruncatedError(f"{self.url}/{name} has {actual} bytes, not {size}")
+            raise ChangedError(f"{self.url}/{name} has {actual} bytes, not {size}")
         yield from read_ranges(f"{self.url}/{name}", filesystem, path, size, self.key)
+
+    def read_whole(self, name: str) -> bytes:
+        """Return the content of a file that may be replaced in the meantime: one of its versions, never a part."""
+
+        def read(filesystem: Any, root: str) -> bytes:
+            content: bytes = filesystem.cat_file(f"{root}/{name}")
+            if len(content) != filesystem.info(f"{root}/{name}")["size"]:
+                raise TruncatedError(f"{self.url}/{name} ends early, or was replaced")
+            return content
+
+        return self._repeated(read)
 
     def download(self, name: str, size: int, target: Path) -> str:
         """Copy a file of `size` bytes to `target`, completely or not at all; return its SHA-256."""

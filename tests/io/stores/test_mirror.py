@@ -191,6 +191,16 @@ def test_truncated_answers_never_become_a_local_file(files, tmp_path):
     assert not any(files.faults.values())
 
 
+def test_a_file_that_grows_while_it_is_fetched_arrives_in_one_of_its_versions(files, tmp_path):
+    versions = [b"step 1", b"step 1, step 2", b"step 1, step 2, step 3"]
+    store = Store(URL, "runs")
+    store.write("metrics.jsonl", versions[0])
+    growing = iter(versions[1:])
+    files.before_get = lambda name: store.write("metrics.jsonl", next(growing, versions[2]))
+    refresh(store, tmp_path / "there")
+    assert (tmp_path / "there" / "metrics.jsonl").read_bytes() in versions
+
+
 def test_a_local_copy_that_another_machine_has_left_behind_is_replaced_and_a_newer_one_is_kept(files, tmp_path):
     here, there, store = tmp_path / "here", tmp_path / "there", Store(URL, "runs")
     save_checkpoint(here, 2)
