@@ -160,7 +160,7 @@ def train(config: DictConfig) -> None:
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
     from clipzoo.api.build import build_model, build_parts
-    from clipzoo.api.initial.start import initialise, report_initial_weights
+    from clipzoo.api.initial.start import continue_other_run, initialise, report_initial_weights
     from clipzoo.distributed.device import set_threads
     from clipzoo.distributed.elastic import Spares
     from clipzoo.distributed.preemption import Preemption
@@ -185,6 +185,7 @@ def train(config: DictConfig) -> None:
             rows = initialise(model, folder, values, trust, world)
             dataset.open(folder, world)
             trainer.check(dataset, plain["seed"], world)
+            continue_other_run(folder, plain, parts, trust, world)
             precision = trainer.choose_precision(folder, world)
             evaluator.open()
             evaluator.require(of_weights(trainer.saving.best_metric, averaged=parts.averaging is not None))

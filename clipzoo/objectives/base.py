@@ -24,6 +24,8 @@ class Objective(nn.Module):
     name: str
     own_temperature: bool = False
     """True if the objective scales the scores itself, which should then be plain cosines."""
+    depends_on_length: bool = False
+    """True if a step depends on the length of the training, `Progress.total_steps`."""
 
     @abstractmethod
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:

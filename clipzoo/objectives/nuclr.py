@@ -53,6 +53,7 @@ class NUCLR(MovingAverageObjective):
     """
 
     name = "nuclr"
+    depends_on_length = True
     zeta: Tensor
     zeta_momentum: Tensor
     xi: Tensor

@@ -20,8 +20,8 @@ HARMLESS = (
     "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.group_captions", "trainer.loss_limit",
     "trainer.best_metric", "trainer.save_in_background", "trainer.checkpoint_format", "trainer.sample_state",
     "trainer.profile", "trainer.on_spike", "trainer.spike_window", "trainer.spike_threshold", "trainer.head_products",
-    "init._target_", "init.weights", "init.image", "init.text", "init.head", "tune.image.cache_gigabytes",
-    "tune.text.cache_gigabytes", "upload_patience", "upload_every",
+    "init._target_", "init.weights", "init.image", "init.text", "init.head", "init.resume",
+    "tune.image.cache_gigabytes", "tune.text.cache_gigabytes", "upload_patience", "upload_every",
 )  # fmt: skip
 """Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
 

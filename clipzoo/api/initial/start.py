@@ -11,6 +11,7 @@ from clipzoo.distributed.world import World
 from clipzoo.model import Model
 
 if TYPE_CHECKING:
+    from clipzoo.api.build import RunParts
     from clipzoo.encoders.weights.matching import Row
 
 
@@ -28,6 +29,18 @@ def initialise(
     if world.run_on_first(lambda: checkpoint.newest(folder / "checkpoints")) is not None:
         return []
     return part(values["init"], trust, InitialWeights).load(model, values, trust)
+
+
+def continue_other_run(
+    folder: Path, plain: Mapping[str, Any], parts: RunParts, trust: Collection[str], world: World
+) -> None:
+    """Copy the checkpoint of `init.resume`, if it is given, to a new run directory, which then resumes from it."""
+    source = plain["init"].get("resume")
+    if source is None:
+        return
+    from clipzoo.api.initial.resume import copy_checkpoint
+
+    world.run_on_first(lambda: copy_checkpoint(source, folder, plain, parts, trust))
 
 
 def report_initial_weights(rows: list[Row], folder: Path) -> None:

@@ -43,6 +43,7 @@ class InitialWeights(Part):
         weights where all of them fit.
     image, text, head: for one part, in place of `weights`; "random" keeps the values of the seed.
     digests: of the weights, by argument; set when the configuration is checked.
+    resume: a run, or one of its checkpoints, whose training the run continues; see `clipzoo.api.initial.resume`.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class InitialWeights(Part):
         text: str | None,
         head: str | None,
         digests: dict[str, str] | None = None,
+        resume: str | None = None,
     ) -> None:
         given = {"image": image, "text": text, "head": head}
         self._sources = {

@@ -1,0 +1,146 @@
+"""A run that continues from a checkpoint of another run: a cooldown that branches off a stable phase.
+
+The run is the one that its configuration states: it equals a run that was trained from its first step. Hence the two
+runs may differ in their length and their schedule only, and their learning rates must be equal up to the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clipzoo import io
+from clipzoo.api.build import RunParts, part
+from clipzoo.distributed.environment import say
+from clipzoo.errors import ConfigError
+from clipzoo.runs.directory import config_of
+from clipzoo.runs.extension import LENGTH
+from clipzoo.runs.identity import differing, identity
+from clipzoo.runs.variables import with_variables
+from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training.parts import Optimizer
+from clipzoo.training.settings import Length
+from clipzoo.types import Progress
+
+SCHEDULE = "optim.schedule."
+COPIED = ("metrics.jsonl", "frozen.pt", "frozen.json")
+"""Files beside the checkpoints that the run needs too; the logger removes later lines from metrics.jsonl."""
+
+
+def copy_checkpoint(
+    source: str, folder: Path, plain: Mapping[str, Any], parts: RunParts, trust: Collection[str] = ()
+) -> None:
+    """Copy a checkpoint of another run into a new run directory, which then resumes from it. On the first rank.
+
+    source: a run directory, whose newest checkpoint that serves is taken, or one of its checkpoints. plain: the
+    configuration of the new run. parts: of the new run, its dataset opened.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or a run of this configuration would not have reached it.
+    """
+    if checkpoint.newest(folder / "checkpoints") is not None:
+        return
+    run, chosen = _run_and_step(source)
+    stored = config_of(run)
+    before, now = identity(stored), identity(plain)
+    different = [key for key in differing(before, now) if key not in LENGTH and not key.startswith(SCHEDULE)]
+    if different:
+        shown = ", ".join(f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:6])
+        raise ConfigError(
+            f"init.resume={source} is a run of another configuration ({shown}): only its length and its schedule may "
+            "differ"
+        )
+    if parts.objective.depends_on_length and _length(stored) != _length(plain):
+        raise ConfigError(
+            f"init.resume={source}: the steps of this objective depend on the length of the training: train anew"
+        )
+    equal = equal_steps(stored, plain, parts, trust)
+    if chosen is not None and chosen > equal:
+        raise ConfigError(
+            f"init.resume={source}: the learning rates of the two runs differ after step {equal}: give the run, or a "
+            "checkpoint before"
+        )
+    path = checkpoint.newest(run / "checkpoints", at_most=equal if chosen is None else chosen)
+    if path is None or (chosen is not None and _step(path) != chosen):
+        raise ConfigError(
+            f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most {equal} steps, up to "
+            "which the learning rates of the two runs are equal: train that run with a larger trainer.keep"
+        )
+    _copy(run, path, folder)
+    say(f"{folder} continues from step {_step(path)} of {run}")
+
+
+def equal_steps(
+    stored: Mapping[str, Any], plain: Mapping[str, Any], parts: RunParts, trust: Collection[str] = ()
+) -> int:
+    """Return the number of first steps with equal learning rates in two runs, less than the length of the new one."""
+    samples = parts.dataset.samples
+    recipes: list[Optimizer] = [part(with_variables(stored["optim"]), trust, Optimizer), parts.optimizer]
+    # A schedule sets its rate on an optimizer.
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    totals = [_length(config).total_steps(samples) for config in (stored, plain)]
+    batch = plain["trainer"]["global_batch"]
+
+    def same(step: int) -> bool:
+        before, now = (Progress(step, total, samples, batch) for total in totals)
+        rates = [recipe.set_rate(optimizer, at) for recipe, at in zip(recipes, (before, now), strict=True)]
+        after = [replace(at, step=step + 1) for at in (before, now)]
+        entered = [parts.averaging(at) for at in after] if parts.averaging else [0.0, 0.0]
+        return rates[0] == rates[1] and entered[0] == entered[1]
+
+    last = min(totals[0], totals[1] - 1)
+    return next((step for step in range(last) if not same(step)), last)
+
+
+def _run_and_step(source: str) -> tuple[Path, int | None]:
+    """Return the run directory, and the number of steps of its checkpoint if the source names one."""
+    path = Path(with_variables(source))
+    is_checkpoint = path.name.startswith("step_")
+    run = path.parent.parent if is_checkpoint else path
+    if not (run / "config.yaml").exists():
+        raise ConfigError(f"init.resume={source} is no run: there is no {run / 'config.yaml'}")
+    return run, _step(path) if is_checkpoint else None
+
+
+def _step(path: Path) -> int:
+    try:
+        return int(path.stem.removeprefix("step_"))
+    except ValueError:
+        raise ConfigError(
+            f"init.resume={path} is no checkpoint: give a run, or RUN/checkpoints/step_NUMBER.pt"
+        ) from None
+
+
+def _length(config: Mapping[str, Any]) -> Length:
+    trainer = config["trainer"]
+    return Length(trainer["global_batch"], trainer["epochs"], trainer["steps"])
+
+
+def _copy(run: Path, path: Path, folder: Path) -> None:
+    """Copy a checkpoint, its mark last, and the files beside it; checkpoints are linked where the disk can."""
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    with io.explained(folder):
+        for name in COPIED:
+            if (run / name).exists():
+                shutil.copy2(run / name, folder / name)
+        # The mark, step_<number>.json, comes last.
+        for file in sorted(path.parent.glob(f"{path.stem}*"), key=lambda file: file.suffix == ".json"):
+            target = folder / "checkpoints" / file.name
+            if file.is_dir():
+                shutil.copytree(file, target, copy_function=_link, dirs_exist_ok=True)
+            else:
+                _link(file, target)
+
+
+def _link(file: str | Path, target: str | Path) -> None:
+    Path(target).unlink(missing_ok=True)
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copy2(file, target)
