@@ -105,6 +105,8 @@ def _run_and_step(source: str) -> tuple[Path, int | None]:
     run = path.parent.parent if is_checkpoint else path
     if not (run / "config.yaml").exists():
         raise ConfigError(f"init.resume={source} is no run: there is no {run / 'config.yaml'}")
+    if not path.exists():
+        raise ConfigError(f"init.resume={source} does not exist: the run's checkpoints are in {run / 'checkpoints'}")
     return run, _step(path) if is_checkpoint else None
 
 

@@ -52,16 +52,15 @@ def test_a_cooldown_from_a_stable_checkpoint_equals_a_direct_run_bit_for_bit(sta
 
 @pytest.mark.slow
 def test_a_checkpoint_that_a_run_would_not_reach_is_refused_and_leaves_no_directory(stable, tiny_shards, tmp_path):
+    checkpoints = stable / "checkpoints"
     refused = {
-        ("optim.schedule.peak=1e-3",): "the learning rates of the two runs are equal: train that run with a larger",
-        ("head.temperature=0.5",): "is a run of another configuration (head.temperature 0.07 -> 0.5): only its length",
-        (
-            f"init.resume={stable}/checkpoints/step_00000006.pt",
-        ): "the learning rates of the two runs differ after step 5",
-        (f"init.resume={stable}/checkpoints/step_00000003.pt",): "has no valid checkpoint of at most 5 steps",
-        (f"init.resume={tmp_path}/nothing",): f"init.resume={tmp_path}/nothing is no run: there is no",
+        "optim.schedule.peak=1e-3": "the learning rates of the two runs are equal: train that run with a larger",
+        "head.temperature=0.5": "is a run of another configuration (head.temperature 0.07 -> 0.5): only its length",
+        f"init.resume={checkpoints}/step_00000006.pt": "the learning rates of the two runs differ after step 5",
+        f"init.resume={checkpoints}/step_00000003.pt": f"does not exist: the run's checkpoints are in {checkpoints}",
+        f"init.resume={tmp_path}/nothing": f"init.resume={tmp_path}/nothing is no run: there is no",
     }
-    for changes, message in refused.items():
-        log = train(tiny_shards, tmp_path / "branch", *BRANCH, f"init.resume={stable}", *changes, expected_code=2)
+    for change, message in refused.items():
+        log = train(tiny_shards, tmp_path / "branch", *BRANCH, f"init.resume={stable}", change, expected_code=2)
         assert message in log, log
         assert not (tmp_path / "branch" / "run").exists()
