@@ -49,7 +49,8 @@ class WeightAverage:
         """Let the weights after `progress.step` steps enter the average."""
         weight = self._averaging(progress)
         if weight == 1:
-            torch._foreach_copy_(self._averages, self._tensors)
+            for average, tensor in zip(self._averages, self._tensors, strict=True):
+                average.copy_(tensor)
             self.has_begun = True
         elif weight > 0:
             torch._foreach_lerp_(self._averages, self._tensors, weight)
