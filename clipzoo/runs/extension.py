@@ -70,15 +70,24 @@ def keep_results(folder: Path) -> Path | None:
     for left in (partial, kept):
         shutil.rmtree(left, ignore_errors=True)
     with io.explained(kept):
-        (partial / "checkpoints").mkdir(parents=True)
-        _link(checkpoint, partial / "checkpoints" / checkpoint.name)
-        _link(mark_of(checkpoint), partial / "checkpoints" / mark_of(checkpoint).name)
+        link_checkpoint(checkpoint, partial / "checkpoints")
         for name in KEPT:
             _copy(folder / name, partial / name)
         os.replace(partial, kept)
         (folder / "dataset.json").unlink(missing_ok=True)  # has the digest of the shorter run; written again
         (folder / FILE).unlink()
     return kept
+
+
+def link_checkpoint(checkpoint: Path, folder: Path) -> None:
+    """Give a checkpoint a second place, its mark last. An incomplete copy is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in (checkpoint, mark_of(checkpoint)):
+        target = folder / file.name
+        if target.is_dir():
+            shutil.rmtree(target)
+        target.unlink(missing_ok=True)
+        _link(file, target)
 
 
 def kept_results(folder: Path, plain: Mapping[str, Any]) -> Path | None:

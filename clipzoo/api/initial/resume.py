@@ -6,7 +6,6 @@ runs may differ in their length and their schedule only, and their learning rate
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -20,7 +19,7 @@ from clipzoo.api.build import RunParts, part
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError
 from clipzoo.runs.directory import config_of
-from clipzoo.runs.extension import LENGTH
+from clipzoo.runs.extension import LENGTH, link_checkpoint
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.variables import with_variables
 from clipzoo.training.checkpoints import checkpoint
@@ -124,25 +123,10 @@ def _length(config: Mapping[str, Any]) -> Length:
     return Length(trainer["global_batch"], trainer["epochs"], trainer["steps"])
 
 
-def _copy(run: Path, path: Path, folder: Path) -> None:
-    """Copy a checkpoint, its mark last, and the files beside it; checkpoints are linked where the disk can."""
-    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+def _copy(run: Path, checkpoint: Path, folder: Path) -> None:
+    """Copy a checkpoint, and the files beside it before it."""
     with io.explained(folder):
         for name in COPIED:
             if (run / name).exists():
                 shutil.copy2(run / name, folder / name)
-        # The mark, step_<number>.json, comes last.
-        for file in sorted(path.parent.glob(f"{path.stem}*"), key=lambda file: file.suffix == ".json"):
-            target = folder / "checkpoints" / file.name
-            if file.is_dir():
-                shutil.copytree(file, target, copy_function=_link, dirs_exist_ok=True)
-            else:
-                _link(file, target)
-
-
-def _link(file: str | Path, target: str | Path) -> None:
-    Path(target).unlink(missing_ok=True)
-    try:
-        os.link(file, target)
-    except OSError:
-        shutil.copy2(file, target)
+        link_checkpoint(checkpoint, folder / "checkpoints")
