@@ -2,7 +2,7 @@
 
 clipzoo evaluate run=runs/demo eval=demo
 clipzoo evaluate run=runs/demo/checkpoints/step_00001000.pt eval=demo eval.draws=5
-clipzoo evaluate run=runs/demo average=true eval=demo                       the averaged weights of a run
+clipzoo evaluate run=runs/demo averaged=true eval=demo                       the averaged weights of a run
 clipzoo evaluate run=runs/tuned mix_with=runs/demo mix=[0,0.5,1] eval=demo      WiSE-FT: the weights between two runs
 clipzoo evaluate model=ViT-B-32 pretrained=laion2b_s34b_b79k eval=paper
 torchrun --nproc-per-node 8 --no-python clipzoo evaluate run=runs/demo eval=paper
@@ -85,8 +85,8 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
             metrics = evaluate_mixes(_mixed_with(plain, trust), model, plain["mix"], suite, folder, world)
         else:
             output = folder / "evaluation"
-            metrics = suite.run(model.to(world.device), output / AVERAGE if plain["average"] else output, world)
-            metrics = of_average(metrics) if plain["average"] else metrics
+            metrics = suite.run(model.to(world.device), output / AVERAGE if plain["averaged"] else output, world)
+            metrics = of_average(metrics) if plain["averaged"] else metrics
             world.run_on_first(lambda: _write(folder, plain, overrides, metrics))
         if given is not None and plain["output"] is None:
             world.run_on_first(lambda: write_back(given, "run"))
@@ -107,8 +107,8 @@ def _check(plain: Mapping[str, Any]) -> None:
         _stored_config(plain["mix_with"], "mix_with")
         if not plain["mix"]:
             raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
-    if plain["average"] and (plain["run"] is None or plain["mix_with"] is not None):
-        raise ConfigError("average=true goes with run= alone: it is the average of a run's weights")
+    if plain["averaged"] and (plain["run"] is None or plain["mix_with"] is not None):
+        raise ConfigError("averaged=true goes with run= alone: it is the average of a run's weights")
     if plain["row"] is not None and plain["run"] is not None:
         raise ConfigError(f"row={plain['row']} goes with model=: a run has a row of its own")
     if plain["row"] is not None:
@@ -131,7 +131,7 @@ def _load(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
     from clipzoo.api import loading
 
     if plain["run"] is not None:
-        return loading.load(plain["run"], trust=tuple(trust), average=plain["average"])
+        return loading.load(plain["run"], trust=tuple(trust), average=plain["averaged"])
     return loading.from_open_clip(plain["model"], plain["pretrained"])
 
 

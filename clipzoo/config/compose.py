@@ -29,7 +29,7 @@ TOP_LEVEL = {
         "row": "str | None",
     },
     "eval": {
-        "run": "str | None", "average": "bool", "model": "str | None", "pretrained": "str | None", "row": "str | None",
+        "run": "str | None", "averaged": "bool", "model": "str | None", "pretrained": "str | None", "row": "str | None",
         "output": "str | None", "device": "Literal['auto', 'cpu', 'cuda']", "timeout": "Seconds",
         "mix_with": "str | None", "mix": "list[Probability]",
     },
