@@ -1,4 +1,5 @@
 """Run a sweep without a resident process: each point is a job of a SLURM array; afterwards, tabulate the points.
+With --to, print the file that starts one training on several machines.
 
 clipzoo launch head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1                        lists the points
 clipzoo launch --submit --sbatch '--gpus-per-node=4' head=wpse seed=0,1                  submits slurm/sweep.sbatch
@@ -6,6 +7,8 @@ clipzoo launch --point 3 head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1      
 clipzoo launch --table zero_shot/imagenet/top1 head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1
 clipzoo launch --submit --at-once 8 search.sampler=tpe search.trials=40 ...     submits 8 processes of a search
 clipzoo launch search.sampler=tpe search.trials=40 ...                          lists its trials, writes its page
+clipzoo launch --to kubernetes --nodes 4 --gpus 8 name=kme runs=/runs experiment=kme/cc12m_kme
+                                        prints a file; or torchrun, pytorchjob, skypilot
 
 Points are numbered from 0; the values of the last key change fastest. The table averages over seeds, marks the best
 point, and is written to <output> with its plot.
@@ -22,6 +25,7 @@ from pathlib import Path
 
 from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser, number_in, own_paths
+from clipzoo.cli.recipes import RECIPES, recipe
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count, NonNegativeCount
@@ -45,6 +49,9 @@ def main(arguments: list[str]) -> None:
 def _launch(options: argparse.Namespace) -> None:
     if (search := trials.search_of(options.overrides)) is not None:
         _launch_search(options, *search)
+        return
+    if options.to is not None:
+        print(recipe(options), end="")
         return
     points = sweep.points(options.overrides)
     if options.point is not None:
@@ -127,6 +134,17 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     action.add_argument("--point", type=number_in(NonNegativeCount), help="train this point, replacing this process")
     action.add_argument("--submit", action="store_true", help="submit all points as a SLURM array")
     action.add_argument("--table", metavar="METRIC", help="tabulate and plot this metric of results.json, or loss")
+    action.add_argument("--to", choices=RECIPES, help="print the file that starts a training on several machines")
+    nodes = parser.add_argument_group("with --to")
+    nodes.add_argument("--nodes", type=number_in(Count), default=1, help="number of nodes (default: %(default)s)")
+    nodes.add_argument("--min-nodes", type=number_in(Count), help="fewest nodes that go on after a loss; default: all")
+    nodes.add_argument("--gpus", type=number_in(Count), default=8, help="ranks of a node (default: %(default)s)")
+    nodes.add_argument("--max-restarts", type=number_in(NonNegativeCount), default=3, help="default: %(default)s")
+    nodes.add_argument("--host", default="HOST", help="first node, of torchrun")
+    nodes.add_argument("--port", type=number_in(Count), default=29400, help="of the rendezvous (default: %(default)s)")
+    nodes.add_argument("--gpu", default="H100", help="name of the GPU, of SkyPilot (default: %(default)s)")
+    nodes.add_argument("--image", default="clipzoo:latest", help="container of Kubernetes (default: %(default)s)")
+    nodes.add_argument("--volume", default="runs", help="claim mounted at /runs, of Kubernetes (default: %(default)s)")
     parser.add_argument("--sbatch", default="", help="options for sbatch, in one string")
     parser.add_argument(
         "--at-once",
