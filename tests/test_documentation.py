@@ -11,7 +11,7 @@ from pathlib import Path
 import open_clip
 import pytest
 
-from clipzoo.cli import __main__ as commands, launch, train, trials
+from clipzoo.cli import __main__ as commands, launch, plan, train, trials
 from clipzoo.cli.evaluate import PLACEHOLDERS
 from clipzoo.config.compose import compose
 from tests.support.paths import ROOT
@@ -59,6 +59,8 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
         train.hydra_arguments(words[1:])
     elif words[0] == "evaluate":
         compose(words[1:], "eval", nodes={"encoder": PLACEHOLDERS})
+    elif words[0] == "plan":
+        compose([*plan._parser().parse_intermixed_args(words[1:]).overrides, "data.shards=none.tar"])
     elif words[0] in ("--help", "--version"):
         with pytest.raises(SystemExit, match="^0$"):
             commands._parser().parse_args(words)
