@@ -70,7 +70,7 @@ def run(search: Search, space: Space) -> None:
     study = Study(study_folder(search, space), search, space)
     try:
         while (trial := study.claim()) is not None:
-            total = f" of {search.trials or space.count}"
+            total = f" of {min(search.trials or space.count, space.count)}"
             values = "  ".join(f"{key}={value}" for key, value in trial.values.items())
             say(f"trial {trial.number + 1}{total}: {values}")
             _finish(study, trial)

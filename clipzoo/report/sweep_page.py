@@ -30,7 +30,8 @@ def write_sweep(overrides: Sequence[str]) -> str:
     if not _finished(swept):
         return "no point of the sweep is finished: there is no table"
     folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
-    first = [section(_trials(swept), "The sweep")] if len(folders) > 1 else []
+    shown = _trials(swept)
+    first = [section(shown, "The sweep")] if shown.keys and len(shown.trials) > 1 else []
     page = write_pages(folders, [], sweep_folder(swept, overrides), first=first)
     return f"\n{terminal(overview(swept))}\n\nthe comparison of the runs: {page}"
 
@@ -58,20 +59,24 @@ def overview(points: Sequence[Point]) -> Table:
 
 
 def _trials(points: Sequence[Point]) -> Trials:
-    """Return the points of a sweep as trials, compared by the mean of the first task, or by the last loss."""
+    """Return the points of a sweep, averaged over seeds, as trials: compared by the first task, or by the last loss."""
     finished = _finished(points)
     tasks = columns(list(finished.values()))
     task = next(iter(tasks), None)
     name = LOSS if task is None else f"{task} ({tasks[task][0].label})"
-    trials = []
-    for number, point in enumerate(points):
-        run = finished.get(point.folder)
-        value = None if run is None else _loss(run) if task is None else tasks[task][0].value(run.metrics)
-        state: State = "failed" if value is None else "finished"
-        trials.append(
-            Trial(number, point.swept, state, point.overrides, point.folder, () if value is None else (value,))
-        )
-    return Trials(trials, [name], ["minimize" if task is None else "maximize"])
+    groups: dict[tuple[tuple[str, str], ...], list[Point]] = {}
+    for point in points:
+        groups.setdefault(tuple(item for item in point.swept.items() if item[0] != "seed"), []).append(point)
+    trials, folders = [], {}
+    for number, (values, members) in enumerate(groups.items()):
+        folders[number] = list(dict.fromkeys(point.folder for point in members))
+        runs = [finished[folder] for folder in folders[number] if folder in finished]
+        results = [_loss(run) if task is None else tasks[task][0].value(run.metrics) for run in runs]
+        known = [value for value in results if value is not None]
+        state: State = "finished" if known else "failed"
+        mean = (statistics.fmean(known),) if known else ()
+        trials.append(Trial(number, dict(values), state, members[0].overrides, folders[number][0], mean))
+    return Trials(trials, [name], ["minimize" if task is None else "maximize"], runs=folders)
 
 
 def _finished(points: Sequence[Point]) -> dict[Path, Run]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clipzoo.report.render import terminal
-from clipzoo.report.sweep_page import overview
+from clipzoo.report.sweep_page import _trials as trials_of, overview
 from clipzoo.runs.sweep import points, sweep_folder
 from tests.support.paper_runs import write_run
 from tests.support.processes import run_script
@@ -33,6 +33,11 @@ def test_seeds_are_averaged_and_the_highest_mean_has_a_star(runs):
     assert re.split("  +", lines[0]) == ["head", "zero-shot top-1 (mean)", "loss", "minutes", "runs"]
     assert lines[1].split()[:5] == ["clip", "43", "±", "2.8", "1.5"] and lines[1].endswith(" 2")
     assert lines[2].split()[:2] == ["kme", "44*"] and lines[2].endswith("1 of 2")
+    shown = trials_of(points([*COMMON, f"runs={runs}", *SWEPT]))
+    assert [(trial.values, trial.results) for trial in shown.trials] == [
+        ({"head": "clip"}, (43.0,)), ({"head": "kme"}, (44.0,)),
+    ]  # fmt: skip
+    assert shown.minutes[0] == 2 * shown.minutes[1] > 0
 
 
 @pytest.mark.slow

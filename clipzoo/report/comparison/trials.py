@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 
 from clipzoo.io import DamageLog
 from clipzoo.report.table import Cell, Table, text_table
+from clipzoo.runs.directory import is_finished
+from clipzoo.runs.record import RunRecord
 from clipzoo.runs.search.trial import Trial, front
 from clipzoo.runs.training_log import TrainingLog
 
@@ -24,12 +27,14 @@ class Trials:
     Args:
         trials: in the order of the draws.
         metrics, directions: compared values, "maximize" or "minimize" for each. rungs: shares of the training.
+        runs: run directories of trials that are means over seeds, by number.
     """
 
     trials: Sequence[Trial]
     metrics: Sequence[str]
     directions: Sequence[str]
     rungs: Sequence[float] = ()
+    runs: Mapping[int, Sequence[Path]] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -48,7 +53,9 @@ class Trials:
     @cached_property
     def minutes(self) -> dict[int, float]:
         """Minutes of training of each trial, 0 where unknown."""
-        return {trial.number: _minutes(trial) for trial in self.trials}
+        return {
+            trial.number: sum(map(_minutes, self.runs.get(trial.number) or [trial.folder])) for trial in self.trials
+        }
 
     @property
     def compared(self) -> tuple[str, dict[int, float]]:
@@ -140,6 +147,9 @@ def _share(numbers: Sequence[int], values: Sequence[float]) -> float | None:
     return max(0.0, (total - within - chance) / total)
 
 
-def _minutes(trial: Trial) -> float:
-    log = DamageLog().read(partial(TrainingLog.read, trial.folder), TrainingLog((), ()))
-    return max((float(line[SECONDS]) for line in log.training if SECONDS in line), default=0.0) / 60
+def _minutes(run: Path) -> float:
+    damage = DamageLog()
+    log = damage.read(partial(TrainingLog.read, run), TrainingLog((), ()))
+    record = damage.read(partial(RunRecord.read, run), RunRecord()) if is_finished(run) else RunRecord()
+    seconds = [float(line[SECONDS]) for line in log.training if SECONDS in line]
+    return max([*seconds, float(record.training.get(SECONDS, 0.0))]) / 60
