@@ -2,11 +2,15 @@
 
 python scripts/gradient_parity.py                       1, 2 and 4 ranks, each whole and in micro-batches of a quarter
 python scripts/gradient_parity.py --ranks 2 --heads clip kme
+python scripts/gradient_parity.py --steps 5             a training with ddp, fsdp and hybrid sharding on 2 and 4 ranks
 
 A cell is the largest difference of any parameter's gradient (encoders, head, temperature or gamma, objective) from
 that of one process with the whole batch, relative to the parameter's largest gradient. Real gloo processes, DDP and
 float64, through the trainer's own `clipzoo.training.gradient_cache`. The last rows show open_clip's ClipLoss with its
 default flags and its accumulation (`--accum-freq 4`).
+
+With --steps a cell is the largest difference of the loss of any step, and of the gradients and the objective's state in
+the last step, from those of one process. The last row has the share of weights and optimizer state on the first rank.
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -30,13 +36,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo import Batch, Encoder, Features, Model, Progress, World
 from clipzoo.api import build
+from clipzoo.api.training import adam
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count
+from clipzoo.distributed.parallel.base import Parallel, Replicated
 from clipzoo.objectives.compatibility import check_pair
 from clipzoo.training.gradient_cache import GradientCache
 
-SAMPLES, BATCH, PARTS = 24, 16, 4
+SAMPLES, BATCH, PARTS, CLIP = 24, 16, 4, 1.0
 IMAGE_WIDTH, TEXT_WIDTH, END = 10, 6, 19
 SMALL = {"embed_width": 8, "features": 32, "evaluation_features": 32}
 """Sizes of heads that change no formula."""
@@ -49,19 +57,77 @@ Gradients = dict[str, Tensor]
 def main() -> int:
     options = _options()
     pairs = compatible_pairs(options.heads)
-    expected = {pair: gradients(pair, 1) for pair in pairs}
-    peer = open_clip_gradients(1)
-    columns: dict[str, dict[Pair, str]] = {}
-    for ranks in options.ranks:
-        for parts in (1, PARTS):
-            actual, peer_actual = _on_ranks(ranks, pairs, parts)
-            name = f"{ranks} rank{'s' * (ranks > 1)}" + ", micro-batches" * (parts > 1)
-            columns[name] = {pair: f"{difference(actual[pair], expected[pair]):.0e}" for pair in pairs}
-            columns[name] |= {(OPEN_CLIP, part): f"{error:.1g}" for part, error in _by_part(peer_actual, peer).items()}
+    columns = (
+        training_columns(pairs, options.ranks, options.steps)
+        if options.steps
+        else gradient_columns(pairs, options.ranks)
+    )
     print(table(columns))
     ours = [float(column[pair]) for column in columns.values() for pair in pairs]
     print(f"\n{len(pairs)} pairs; largest difference {max(ours):.1e}")
     return int(max(ours) > 1e-10)
+
+
+def gradient_columns(pairs: Sequence[Pair], ranks: Iterable[int]) -> dict[str, dict[Pair, str]]:
+    """Return the table of gradients, with the rows of open_clip."""
+    expected = {pair: gradients(pair, 1) for pair in pairs}
+    peer = open_clip_gradients(1)
+    columns: dict[str, dict[Pair, str]] = {}
+    for size in ranks:
+        for parts in (1, PARTS):
+            actual, peer_actual = on_ranks(size, _all_gradients, pairs, parts)
+            name = f"{size} rank{'s' * (size > 1)}" + ", micro-batches" * (parts > 1)
+            columns[name] = {pair: f"{difference(actual[pair], expected[pair]):.0e}" for pair in pairs}
+            columns[name] |= {(OPEN_CLIP, part): f"{error:.1g}" for part, error in _by_part(peer_actual, peer).items()}
+    return columns
+
+
+def training_columns(pairs: Sequence[Pair], ranks: Iterable[int], steps: int) -> dict[str, dict[Pair, str]]:
+    """Return the table of trainings that share the weights in different ways."""
+    expected = {pair: training(pair, steps, 1, None) for pair in pairs}
+    whole = bytes_of_encoder(None, World())
+    columns: dict[str, dict[Pair, str]] = {}
+    for size in ranks:
+        for name, (held, actual) in on_ranks(size, _trainings, pairs, steps).items():
+            columns[name] = {pair: f"{difference(actual[pair], expected[pair]):.0e}" for pair in pairs}
+            columns[name]["share of weights and optimizer state", ""] = f"{held / whole:.3f}"
+    return columns
+
+
+def sharing(ranks: int) -> dict[str, int | None]:
+    """Return the ways in which ranks share the weights: name -> number of ranks that divide them, None for DDP."""
+    return {"ddp": None, "fsdp": ranks} | ({"hybrid": ranks // 2} if ranks > 2 else {})
+
+
+def training(pair: Pair, steps: int, parts: int, group: int | None, world: World = World()) -> Gradients:
+    """Return the losses of a training, and the gradients and the objective's state in its last step, whole.
+
+    group: number of ranks that divide the weights; None for DDP.
+    """
+    plain = _config(*pair)
+    torch.manual_seed(0)
+    model = Model(BlockEncoder(), build.build_head(plain)).double()
+    objective = build.build_objective(plain).double()
+    objective.allocate(SAMPLES)
+    share = BATCH // world.size
+    parallel = _parallel(model, world, group)
+    cache = GradientCache(model, objective, world, share // parts, parallel=parallel)
+    optimizer = adam(1e-2).build(parallel.trained, objective)
+    values: Gradients = {}
+    for step in range(steps):
+        optimizer.zero_grad()
+        model.head.resample(step)
+        loss = cache(_batch(step).split(share)[world.rank], Progress(step, 10, SAMPLES, BATCH))
+        values[f"loss {step}"] = world.mean(loss.total)
+        trained = [p for part in (parallel.trained, objective) for p in part.parameters() if p.grad is not None]
+        parallel.clip_gradient_(trained, CLIP, parallel.gradient_norm(trained))
+        with parallel.stepping(optimizer):
+            optimizer.step()
+        model.head.clamp_()
+    both = nn.ModuleDict({"model": parallel.trained, "objective": objective})
+    named = {name: parameter.grad for name, parameter in both.named_parameters() if parameter.grad is not None}
+    values |= {name: _whole(gradient).clone() for name, gradient in named.items()}
+    return values | {f"state {name}": value.clone() for name, value in objective.named_buffers()}
 
 
 def compatible_pairs(heads: Iterable[str] | None = None) -> list[Pair]:
@@ -90,6 +156,30 @@ def gradients(pair: Pair, parts: int, world: World = World()) -> Gradients:
         cache(_batch(step).split(share)[world.rank], Progress(step, 10, SAMPLES, BATCH))
     values = {name: parameter.grad.clone() for name, parameter in both.named_parameters() if parameter.grad is not None}
     return values | {f"state {name}": value.clone() for name, value in objective.named_buffers()}
+
+
+def _parallel(model: Model, world: World, group: int | None) -> Parallel[Model]:
+    if group is None or world.size == 1:
+        return Replicated(model, world)
+    from clipzoo.distributed.parallel.sharded import Sharded
+
+    return Sharded(model, world, [model.head], group)
+
+
+def bytes_of_encoder(group: int | None, world: World) -> int:
+    """Return the bytes of weights and of AdamW's state of the encoder that this rank holds."""
+    model = Model(BlockEncoder(), build.build_head(plain := _config("clip", "infonce"))).double()
+    objective = build.build_objective(plain).double()
+    parallel = _parallel(model, world, group)
+    cache = GradientCache(model, objective, world, parallel=parallel)
+    optimizer = adam(1e-2).build(parallel.trained.encoder)
+    cache(_batch(0).split(BATCH // world.size)[world.rank], Progress(0, 10, SAMPLES, BATCH))
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    tensors = [*parallel.trained.encoder.parameters(), *states]
+    if parallel.trained is not model:
+        tensors += model.encoder.parameters()
+    return sum(getattr(tensor, "_local_tensor", tensor).nbytes for tensor in tensors)
 
 
 def open_clip_gradients(parts: int, world: World = World()) -> Gradients:
@@ -146,6 +236,41 @@ class SmallEncoder(Encoder):
         return Features((tokens * mask[..., None]).sum(dim=1), tokens, mask)
 
 
+class BlockTower(nn.Module):
+    """A stem and three blocks of a size that four ranks do not divide. Shapes: [b, M, inputs] -> [b, M, width]."""
+
+    def __init__(self, stem: nn.Module, width: int, hidden: int) -> None:
+        super().__init__()
+        self.stem, self.norm = stem, nn.LayerNorm(width)
+        layers = (nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width)) for _ in range(3))
+        self.blocks = nn.ModuleList(layers)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        states = self.stem(inputs)
+        for block in self.blocks:
+            states = states + block(states)
+        return self.norm(states)
+
+
+class BlockEncoder(Encoder):
+    """Two towers of residual blocks with tokens and captions of different lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image_width, self.text_width = IMAGE_WIDTH, TEXT_WIDTH
+        self.image_tower = BlockTower(nn.Linear(12, IMAGE_WIDTH), IMAGE_WIDTH, 30)
+        self.text_tower = BlockTower(nn.Embedding(END + 1, TEXT_WIDTH), TEXT_WIDTH, 22)
+
+    def image(self, image: Tensor) -> Features:
+        tokens = self.image_tower(image.unflatten(2, (2, 2)).transpose(1, 2).flatten(2))  # [b, 2, IMAGE_WIDTH]
+        return Features(tokens.mean(dim=1), tokens)
+
+    def text(self, text: Tensor) -> Features:
+        mask = (text == END).cumsum(dim=1) - (text == END).int() == 0
+        tokens = self.text_tower(text)
+        return Features((tokens * mask[..., None]).sum(dim=1), tokens, mask)
+
+
 class OpenClipLike(nn.Module):
     """The inputs of open_clip's losses: unit vectors of both towers and the scale."""
 
@@ -189,6 +314,10 @@ def _part(group: str, name: str) -> dict[str, Any]:
     return {group: plain[group], "seed": 0}
 
 
+def _whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def _names(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml") if not path.stem.startswith("_"))
 
@@ -208,15 +337,15 @@ def _by_part(actual: Gradients, expected: Gradients) -> dict[str, float]:
     return {"InfoNCE: towers": towers, "InfoNCE: temperature": _difference(actual[scale], expected[scale])}
 
 
-def _on_ranks(ranks: int, pairs: Sequence[Pair], parts: int) -> tuple[dict[Pair, Gradients], Gradients]:
-    """Return the gradients of the first of `ranks` new processes."""
+def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the first rank's `function(world, *arguments)`, called in `ranks` new processes."""
     context = multiprocessing.get_context("spawn")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     answers: Any = context.SimpleQueue()
     processes = [
-        context.Process(target=_rank, args=(answers, rank, ranks, port, pairs, parts), daemon=True)
+        context.Process(target=_rank, args=(answers, rank, ranks, port, function, arguments), daemon=True)
         for rank in range(ranks)
     ]
     for process in processes:
@@ -227,26 +356,47 @@ def _on_ranks(ranks: int, pairs: Sequence[Pair], parts: int) -> tuple[dict[Pair,
     return answer
 
 
-def _rank(answers: Any, rank: int, ranks: int, port: int, pairs: Sequence[Pair], parts: int) -> None:
+def _rank(answers: Any, rank: int, ranks: int, port: int, function: Callable[..., Any], arguments: Any) -> None:
     torch.set_num_threads(1)
     names = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
     world = World.join("cpu", 300)
-    values = {pair: gradients(pair, parts, world) for pair in pairs}, open_clip_gradients(parts, world)
+    values = function(world, *arguments)
     if rank == 0:
         # By value: tensors sent as shared memory would die with this process.
         answers.put(pickle.dumps(values))
-    world.barrier()
+    # The store ends with the first rank.
+    with suppress(dist.DistError):
+        world.barrier()
     # gloo with DDP may abort in its destructors.
     sys.stderr.flush()
     os._exit(0)
 
 
+def _all_gradients(world: World, pairs: Sequence[Pair], parts: int) -> tuple[dict[Pair, Gradients], Gradients]:
+    return {pair: gradients(pair, parts, world) for pair in pairs}, open_clip_gradients(parts, world)
+
+
+def _trainings(world: World, pairs: Sequence[Pair], steps: int) -> dict[str, tuple[int, dict[Pair, Gradients]]]:
+    """Return the bytes that this rank holds and the trainings of all pairs, by the name of a column."""
+    return {
+        f"{name}, {world.size} ranks" + ", micro-batches" * (parts > 1): (
+            bytes_of_encoder(group, world),
+            {pair: training(pair, steps, parts, group, world) for pair in pairs},
+        )
+        for name, group in sharing(world.size).items()
+        for parts in (1, PARTS)
+    }
+
+
 def _options() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=number_in(Count), nargs="+", default=[1, 2, 4])
+    parser.add_argument("--ranks", type=number_in(Count), nargs="+", help="1 2 4; 2 4 with --steps")
     parser.add_argument("--heads", nargs="+", help="only these")
-    return parser.parse_args()
+    parser.add_argument("--steps", type=number_in(Count), help="compare trainings of so many steps, with ddp and fsdp")
+    options = parser.parse_args()
+    options.ranks = options.ranks or ([2, 4] if options.steps else [1, 2, 4])
+    return options
 
 
 if __name__ == "__main__":

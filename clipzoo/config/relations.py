@@ -21,6 +21,9 @@ RUN = {
     "data.image_size == encoder.image_tower.image_size": "images must have the size that the encoder takes",
     "data.tokenizer.context_length <= encoder.context_length": "captions must fit into the encoder's context",
     "optim.schedule.warmup_epochs <= trainer.epochs": "the warmup must end within the training",
+    "trainer.parallel == 'ddp' or optim.takes_shards": (
+        "this optimizer cannot update weights that ranks divide: choose another one, or trainer.parallel=ddp"
+    ),
 }
 """Relations between the groups of a run."""
 FUNCTIONS: dict[str, Callable[..., Any]] = {"sum": sum, "len": len, "min": min, "max": max}

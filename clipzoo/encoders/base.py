@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -108,3 +109,17 @@ def longest_list(tower: nn.Module) -> list[nn.Module]:
     lists = [list(module) for module in tower.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     alike = [modules for modules in lists if len({type(module) for module in modules}) == 1]
     return max(alike, key=len, default=[])
+
+
+def call_as_forward(module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Return `function(module, *inputs)`, called as the module's forward pass if the module has hooks.
+
+    A hook may gather the module's weights, for one.
+    """
+    if not (module._forward_pre_hooks or module._forward_hooks):
+        return function(module, *inputs)
+    module.forward = partial(function, module)
+    try:
+        return module(*inputs)
+    finally:
+        del module.forward

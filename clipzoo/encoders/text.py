@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from clipzoo.encoders.base import Tower
+from clipzoo.encoders.base import Tower, call_as_forward
 from clipzoo.io.imports import import_alone
 from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, checked
 
@@ -111,8 +111,8 @@ def causal_state(trunk: Any, text: Tensor, behind: Tensor, recompute: bool) -> T
     *blocks, last = trunk.transformer.resblocks
     states = _states_after(trunk, blocks, text, recompute)
     if recompute:
-        return checkpoint(_causal_block_at, last, states, behind, use_reentrant=False)
-    return _causal_block_at(last, states, behind)
+        return checkpoint(call_as_forward, last, _causal_block_at, states, behind, use_reentrant=False)
+    return call_as_forward(last, _causal_block_at, states, behind)
 
 
 def _states_after(trunk: Any, blocks: Iterable[nn.Module], text: Tensor, recompute: bool) -> Tensor:
@@ -120,9 +120,9 @@ def _states_after(trunk: Any, blocks: Iterable[nn.Module], text: Tensor, recompu
     states = trunk.token_embedding(text) + trunk.positional_embedding[: text.shape[1]]
     for block in blocks:
         if recompute:
-            states = checkpoint(_causal_block, block, states, use_reentrant=False)
+            states = checkpoint(call_as_forward, block, _causal_block, states, use_reentrant=False)
         else:
-            states = _causal_block(block, states)
+            states = call_as_forward(block, _causal_block, states)
     return states
 
 

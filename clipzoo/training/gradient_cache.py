@@ -57,6 +57,8 @@ class GradientCache:
         self._micro_batch = micro_batch
         self._encoder = PairEncoder(self._model, autocast, compile)
         self._caches = caches or {}
+        for cache in self._caches.values() if self._parallel.equal_passes else ():
+            cache.any_rank = self._parallel.any_rank
         self._trained = [view for view in VIEWS if _trains(self._model, view)]
         self._others = [p for module in (model.head, objective) for p in module.parameters() if p.requires_grad]
         world.broadcast_(parameter.detach() for parameter in self._others)

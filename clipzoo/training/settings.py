@@ -16,6 +16,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.heads.similarity.tiled import automatic_tile
 from clipzoo.model import Model
 from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training.fully_sharding import FullySharding
 from clipzoo.types import Count, Epochs, Positive, Range, SpikePolicy, SpikeWindow, StepRange, checked, decimal
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,10 @@ class Computation:
     tile: rows and columns of the tiles of scores; None for a matrix, "auto" for tiles where the matrix would be large.
     clip_gradient: largest norm of the gradient. loss_limit: a larger absolute loss counts as divergence.
     compile: run the encoders through torch.compile. gather: precision in which embeddings travel between ranks.
-    group_captions: encode captions in groups of similar length, if no score depends on padding.
+    group_captions: encode captions in groups of similar length, if no score depends on padding; with "fsdp" never,
+    because all ranks gather the weights of a block equally often.
     sample_state: per-sample state of the objective on every rank, or a part of it on each.
+    parallel: "ddp" for all weights on every rank, "fsdp" to divide them as `fsdp` says.
     """
 
     precision: Precision = "float32"
@@ -85,6 +88,12 @@ class Computation:
     gather: Literal["exact", "bf16"] = "exact"
     group_captions: bool = True
     sample_state: SampleState = "whole"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    fsdp: FullySharding = FullySharding()
+
+    relations = {
+        "not fsdp.offload or precision != 'fp16'": "offloaded gradients cannot be scaled: take trainer.precision=bf16",
+    }
 
     def resolved(self, folder: Path | None, world: World) -> Computation:
         """Return these settings with a precision in place of "auto". Collective.
@@ -114,13 +123,30 @@ class Computation:
     def parameter_dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "float64" else torch.float32
 
+    def check(self, world: World) -> None:
+        """Raise ConfigError if these ranks cannot divide the weights."""
+        if self._shards(world):
+            self.fsdp.ranks(world)
+
     def place(self, model: Model, world: World) -> None:
-        """Move the model to the device, in the precision of the parameters."""
-        model.to(world.device, self.parameter_dtype)
+        """Set the precision of the parameters, and move to the device those that ranks will not divide."""
+        model.to(dtype=self.parameter_dtype)
+        (model.head if self._shards(world) else model).to(world.device)
 
     def share(self, model: Model, world: World) -> Parallel[Model]:
         """Return how ranks share the weights of the model. Collective."""
-        return Replicated(model, world)
+        if not self._shards(world):
+            return Replicated(model, world)
+        # Imports another second of torch.
+        from clipzoo.distributed.parallel.sharded import Sharded
+
+        kept = (model.head, getattr(model.encoder, "tokenizer", None))
+        ranks, sharding = self.fsdp.ranks(world), self.fsdp
+        return Sharded(model, world, kept, ranks, sharding.reshard, sharding.offload, self.autocast_dtype)
+
+    def _shards(self, world: World) -> bool:
+        """Return False for a single rank, which has nobody to share with."""
+        return self.parallel == "fsdp" and world.size > 1
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:

@@ -17,6 +17,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import AVERAGE
 from clipzoo.training.checkpoints.state import TrainingState
+from clipzoo.training.fully_sharding import FullySharding
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.inspection.divergence import DivergenceCheck
 from clipzoo.training.inspection.profile import StepProfiler
@@ -54,6 +55,10 @@ class Trainer(Part):
         "checkpoint_format != 'file' or sample_state == 'whole'": (
             "one file would need the whole state on the first rank: give checkpoint_format=auto"
         ),
+        "parallel == 'fsdp' or (fsdp.shard_group == 'all' and fsdp.reshard and not fsdp.offload)": (
+            "the settings of trainer.fsdp need trainer.parallel=fsdp"
+        ),
+        "not fsdp.offload or precision != 'fp16'": "offloaded gradients cannot be scaled: take trainer.precision=bf16",
     }
 
     def __init__(
@@ -83,18 +88,21 @@ class Trainer(Part):
         spike_threshold: Positive = 20.0,
         checkpoint_format: Literal["auto", "file", "sharded"] = "auto",
         sample_state: Literal["whole", "sharded"] = "whole",
+        parallel: Literal["ddp", "fsdp"] = "ddp",
+        fsdp: FullySharding | None = None,
     ) -> None:
         self.length = Length(global_batch, epochs, steps)
         self.computation = Computation(
-            precision, head_products, micro_batch, tile, clip_gradient, loss_limit, compile, gather, group_captions,
-            sample_state,
-        )  # fmt: skip
+            *(precision, head_products, micro_batch, tile, clip_gradient, loss_limit, compile, gather, group_captions),
+            *(sample_state, parallel, fsdp or FullySharding()),
+        )
         self.saving = Saving(log_every, save_every, keep, best_metric, save_in_background, checkpoint_format)
         self.inspection = Inspection(profile, on_spike, spike_window, spike_threshold)
         self.device, self.timeout = device, timeout
 
     def check(self, dataset: Dataset, seed: int, world: World) -> None:
         """Raise ConfigError if the dataset cannot supply this batch size or length, or ranks cannot share a batch."""
+        self.computation.check(world)
         dataset.check(seed, self.length.global_batch)
         self.length.check(dataset.samples, world)
         self.inspection.check(self.length.total_steps(dataset.samples))

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from clipzoo.distributed.world import World
-from scripts.gradient_parity import PARTS, compatible_pairs, difference, gradients, open_clip_gradients
+from scripts.gradient_parity import (
+    PARTS,
+    bytes_of_encoder,
+    compatible_pairs,
+    difference,
+    gradients,
+    open_clip_gradients,
+    training,
+)
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.medium
@@ -66,3 +74,37 @@ def test_the_comparison_sees_open_clips_smaller_encoder_gradients(two_ranks):
     torch.testing.assert_close(actual["logit_scale"], expected["logit_scale"], rtol=1e-9, atol=0)
     for name in ("image_projection.weight", "text_projection.weight"):
         torch.testing.assert_close(2 * actual[name], expected[name], rtol=1e-9, atol=1e-12)
+
+
+def all_trainings(pairs: list[Pair], steps: int, groups: list[int | None]):
+    """Trainings in micro-batches, in one process group, by the number of ranks that divide the weights."""
+    world = World.from_process_group()
+    return {group: {pair: training(pair, steps, PARTS, group, world) for pair in pairs} for group in groups}
+
+
+def test_ranks_that_divide_the_weights_train_as_one_rank_does():
+    pairs = [("clip", "infonce"), ("cosine", "nuclr"), ("kme", "infonce")]
+    expected = {pair: training(pair, 5, 1, None) for pair in pairs}
+    for actual in run_ranks(2, all_trainings, pairs, 5, [2]):
+        assert_equal(actual[2], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "groups"), [(2, [None, 2]), (4, [None, 4, 2])])
+def test_any_pair_trains_alike_on_one_rank_with_ddp_with_fsdp_and_with_hybrid_sharding(pairs, ranks, groups):
+    expected = {pair: training(pair, 5, 1, None) for pair in pairs}
+    for actual in run_ranks(ranks, all_trainings, pairs, 5, groups, seconds=800):
+        for group in groups:
+            assert_equal(actual[group], expected)
+
+
+def held_bytes(groups: list[int | None]):
+    world = World.from_process_group()
+    return {group: bytes_of_encoder(group, world) for group in groups}
+
+
+def test_a_rank_holds_its_share_of_weights_and_optimizer_state():
+    whole = bytes_of_encoder(None, World())
+    for held in run_ranks(2, held_bytes, [None, 2]):
+        assert held[None] == whole
+        assert held[2] <= (1 / 2 + 0.05) * whole

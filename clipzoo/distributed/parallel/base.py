@@ -14,6 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from clipzoo.distributed.world import World
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T", bound=Tensor)
+
+
+def by_kind(tensors: Sequence[T]) -> list[list[T]]:
+    """Return the shards, which are DTensors, and the whole tensors: torch computes with no list that holds both."""
+    kinds = [[t for t in tensors if hasattr(t, "device_mesh") == is_sharded] for is_sharded in (True, False)]
+    return [kind for kind in kinds if kind]
 
 
 class Stateful(Protocol):
@@ -57,8 +64,8 @@ class Parallel(ABC, Generic[M]):
         """Return the context of the passes of one micro-batch. last: of the step."""
 
     def any_rank(self, condition: bool) -> bool:
-        """Return True if the condition holds on any rank with which this rank must run the encoder equally often."""
-        return condition
+        """Return True if the condition holds on any rank. Collective."""
+        return bool(self.world.maximum(torch.tensor(int(condition), device=self.world.device)).item())
 
     def end_step(self) -> None:
         """Free the memory that only the passes of the encoder need."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from clipzoo.distributed.parallel.base import by_kind
 from clipzoo.encoders.tuning.lora import plain_name
 from clipzoo.training.parts import Averaging
 from clipzoo.types import Progress
@@ -53,7 +54,8 @@ class WeightAverage:
                 average.copy_(tensor)
             self.has_begun = True
         elif weight > 0:
-            torch._foreach_lerp_(self._averages, self._tensors, weight)
+            for averages, tensors in zip(by_kind(self._averages), by_kind(self._tensors), strict=True):
+                torch._foreach_lerp_(averages, tensors, weight)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -26,6 +26,9 @@ class GroupedOptimizer(Part):
     weight_decay: float
     schedule: Schedule
 
+    takes_shards = True
+    """False if the optimizer cannot update weights that ranks divide (DTensors)."""
+
     relations = {
         "schedule.peak * weight_decay <= 1": "a step must not take away more than the whole weight: lower one of them"
     }

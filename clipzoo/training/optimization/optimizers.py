@@ -70,6 +70,8 @@ class Adafactor(GroupedOptimizer):
     weight_decay: NonNegative
     schedule: Schedule
 
+    takes_shards = False
+
     def construct(self, groups: list[Group]) -> torch.optim.Adafactor:
         return torch.optim.Adafactor(
             groups, lr=self.schedule.peak, beta2_decay=self.beta2_decay, eps=(self.eps1, self.eps2), d=self.clip
@@ -89,6 +91,8 @@ class AdamW8bit(GroupedOptimizer):
     eps: Epsilon
     weight_decay: NonNegative
     schedule: Schedule
+
+    takes_shards = False
 
     def __post_init__(self) -> None:
         self.require_constructible("optim=adamw_8bit")

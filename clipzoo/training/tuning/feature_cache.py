@@ -33,7 +33,12 @@ class FeatureCache:
     row, of whose tokens a batch may have fewer; None where all rows have the same number.
     report: called with one line if the features do not fit. images: returns the images of some sample ids, which
     are black in the batch if the loader has left them out.
+
+    any_rank: returns True if its argument is True on any rank that must call `encode` equally often; None if ranks
+    encode independently.
     """
+
+    any_rank: Callable[[bool], bool] | None = None
 
     def __init__(
         self,
@@ -61,7 +66,11 @@ class FeatureCache:
         stored = self.stored_keys(ids)
         known = stored == keys
         if known.all():
+            if self.any_rank is not None and self.any_rank(False):
+                encode(self._with_images(batch.map(lambda tensor: tensor[:1])))
             return self._read(ids, view)
+        if self.any_rank is not None:
+            self.any_rank(True)
         missing = (~known).to(view.device)
         new = encode(self._with_images(batch if missing.all() else batch.map(lambda tensor: tensor[missing])))
         if self._is_open is None:

@@ -1,0 +1,274 @@
+"""Weights, gradients and optimizer state divided among ranks: torch's `fully_shard` (FSDP2).
+
+Each block of the encoder is a unit: its weights are gathered before its forward and backward pass and freed afterwards.
+Everything outside of the blocks (embeddings, last norms) is one more unit. Parameters of other modules, such as a head,
+stay whole on every rank.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.utils import parametrize
+
+from clipzoo.distributed.parallel.base import Parallel, Stateful, by_kind
+from clipzoo.distributed.parallel.sharded_scaler import ShardedScaler
+from clipzoo.distributed.parallel.twin import twin
+from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError, first_line
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Sharded(Parallel[M]):
+    """Divides the weights of the encoder among groups of ranks; the groups hold copies of each other.
+
+    `trained` is a twin of `model`: its parameters are DTensors, of which this rank holds a shard. Those of `model` are
+    empty but inside `whole` and after `finish`, so that evaluation and checkpoints see an ordinary model.
+
+    kept: objects inside the model that `model` and `trained` share, such as the head.
+    ranks: number of consecutive ranks that divide the weights. With fewer than all, the gradients of the groups are
+    averaged (hybrid sharding).
+    reshard: free the weights of a block after its forward pass; the backward pass gathers them again.
+    offload: keep shards, their gradients and the optimizer's state in main memory.
+    precision: in which the weights of blocks travel; None for their own. Gradients travel in float32 then.
+    """
+
+    equal_passes = True
+
+    def __init__(
+        self,
+        model: M,
+        world: World,
+        kept: Iterable[object],
+        ranks: int,
+        reshard: bool = True,
+        offload: bool = False,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, world)
+        self._ranks, self._reshard, self._offload, self._precision = ranks, reshard, offload, precision
+        self._mesh = _mesh(world, ranks)
+        self.trained = twin(model, kept)
+        self._encoder: nn.Module | None = None
+        self._shards: list[_Shard] = []
+        self._is_whole = False
+
+    def wrap(self, encoder: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
+        names = {id(parameter): name for name, parameter in self.trained.named_parameters()}
+        wholes = {names[id(parameter)]: parameter for parameter in encoder.parameters()}
+        strides = {name: parameter.stride() for name, parameter in wholes.items()}
+        for unit in [*_units(encoder, blocks), encoder]:
+            self._shard(unit, is_block=unit is not encoder)
+        trained = dict(self.trained.named_parameters())
+        self._shards = [_Shard(whole, trained[name], strides[name]) for name, whole in wholes.items()]
+        self._free()
+        # Features are views of the last norm's output; nothing changes them in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        self._encoder = encoder
+        return encoder
+
+    @contextmanager
+    def accumulating(self, last: bool) -> Iterator[None]:
+        # Gradients are summed as shards, within a group in every micro-batch and over the groups in the last one.
+        assert isinstance(self._encoder, FSDPModule)
+        self._encoder.set_requires_all_reduce(last)
+        self._encoder.set_is_last_backward(last)
+        yield
+
+    def end_step(self) -> None:
+        # A pass without a backward pass leaves weights behind that are not freed otherwise.
+        assert self._encoder is not None
+        for module in self._encoder.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def trained_parameters(self, values: Mapping[nn.Parameter, float]) -> dict[nn.Parameter, float]:
+        counterparts = {shard.whole: shard.parameter for shard in self._shards}
+        return {counterparts.get(parameter, parameter): value for parameter, value in values.items()}
+
+    def scaler(self, enabled: bool) -> torch.amp.GradScaler:
+        return ShardedScaler(self.world, enabled)
+
+    def gradient_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        whole = nn.utils.get_total_norm([gradient for gradient in gradients if not isinstance(gradient, DTensor)])
+        shards = nn.utils.get_total_norm(
+            [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+        )
+        groups = self.world.size // self._ranks
+        of_encoder = self.world.sum(shards.to(self.world.device).square()) / groups
+        return (of_encoder + whole.to(self.world.device).square()).sqrt()
+
+    def clip_gradient_(self, parameters: Sequence[nn.Parameter], largest: float, norm: Tensor) -> None:
+        for group in by_kind(parameters):
+            nn.utils.clip_grads_with_norm_(group, largest, norm)
+
+    @contextmanager
+    def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Split the parameter groups for the step: torch updates no shards together with whole tensors."""
+        groups = optimizer.param_groups
+        parts = [
+            (group, {**group, "params": parameters}) for group in groups for parameters in by_kind(group["params"])
+        ]
+        optimizer.param_groups = [part for _, part in parts]
+        try:
+            yield
+        except RuntimeError as error:
+            if "DTensor" not in str(error) and "placement" not in str(error):
+                raise
+            raise ConfigError(
+                f"{type(optimizer).__name__} cannot update weights that ranks divide ({first_line(error)}): choose "
+                "another optimizer, or trainer.parallel=ddp"
+            ) from error
+        finally:
+            optimizer.param_groups = groups
+            for group, part in parts:
+                group.update((key, value) for key, value in part.items() if key != "params")
+
+    @contextmanager
+    def whole(self) -> Iterator[M]:
+        if self._is_whole:
+            yield self.model
+            return
+        self.finish()
+        try:
+            yield self.model
+        finally:
+            self._free()
+
+    @torch.no_grad()
+    def load_whole(self) -> None:
+        for shard in self._shards:
+            shard.parameter.copy_(_distributed(shard.whole.detach(), shard.parameter))
+
+    def whole_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: self._whole_value(value) for key, value in state.items()}
+
+    def own_state(self, part: Stateful, state: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(part, torch.optim.Optimizer):
+            return _like(part.state_dict(), state)
+        parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+        own = {
+            index: {key: _distributed(value, parameters[index]) for key, value in values.items()}
+            for index, values in state["state"].items()
+        }
+        return {**state, "state": own}
+
+    def finish(self) -> None:
+        self._is_whole = True
+        for shard in self._shards:
+            shard.fill(self.world.device)
+
+    def _free(self) -> None:
+        self._is_whole = False
+        for shard in self._shards:
+            shard.whole.data = torch.empty(0, dtype=shard.whole.dtype, device=self.world.device)
+
+    def _shard(self, unit: nn.Module, is_block: bool) -> None:
+        parameters = [parameter for parameter in unit.parameters() if not isinstance(parameter, DTensor)]
+        for parameter in parameters:
+            parameter.data = parameter.data.to(self.world.device).contiguous()
+        self.world.broadcast_(parameter.detach() for parameter in parameters)
+        if self._offload:
+            for parameter in parameters:
+                parameter.data = parameter.data.cpu()
+        # Rounding a weight to 8 bits of mantissa before its adapter is added would lose small adapters.
+        lowered = self._precision if is_block and not _has_adapters(unit) else None
+        on_gpu = self.world.device.type == "cuda"
+        fully_shard(
+            unit,
+            mesh=self._mesh,
+            reshard_after_forward=self._reshard,
+            shard_placement_fn=self._placement,
+            mp_policy=MixedPrecisionPolicy(lowered, torch.float32 if lowered else None, cast_forward_inputs=False),
+            offload_policy=CPUOffloadPolicy(pin_memory=on_gpu) if self._offload else OffloadPolicy(),
+        )
+
+    def _placement(self, parameter: nn.Parameter) -> Shard:
+        """Shard the first dimension that the ranks divide evenly, so that every rank holds as much as the others."""
+        even = [place for place, size in enumerate(parameter.shape) if size % self._ranks == 0]
+        return Shard(even[0] if even else 0)
+
+    def _whole_value(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._whole_value(item) for key, item in value.items()}
+        if isinstance(value, DTensor):
+            whole = _gathered(value, self.world.device)
+            return whole.cpu() if self.world.is_first else None
+        return value
+
+
+class _Shard:
+    """A parameter of `trained` and its counterpart in `model`. stride: of the whole parameter."""
+
+    def __init__(self, whole: nn.Parameter, parameter: nn.Parameter, stride: tuple[int, ...]) -> None:
+        self.whole, self.parameter, self._stride = whole, parameter, stride
+
+    def fill(self, device: torch.device) -> None:
+        """Give the whole parameter its values. Collective."""
+        values = _gathered(self.parameter.detach(), device)
+        self.whole.data = torch.empty_strided(values.shape, self._stride, dtype=values.dtype, device=device)
+        self.whole.data.copy_(values)
+
+
+def _mesh(world: World, ranks: int) -> DeviceMesh:
+    """Return the groups of ranks: those that divide the weights, and across them those that hold the same shard."""
+    kind = world.device.type
+    if ranks == world.size:
+        return init_device_mesh(kind, (ranks,), mesh_dim_names=("shard",))
+    return init_device_mesh(kind, (world.size // ranks, ranks), mesh_dim_names=("replicate", "shard"))
+
+
+def _units(encoder: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the blocks to gather by themselves: those with matrices, which share no parameter with other modules."""
+    users: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in encoder.modules():
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(parameter, set()).add(module)
+
+    def is_unit(block: nn.Module) -> bool:
+        modules, parameters = set(block.modules()), list(block.parameters())
+        return any(parameter.ndim > 1 for parameter in parameters) and all(users[p] <= modules for p in parameters)
+
+    return [block for block in blocks if is_unit(block)]
+
+
+def _has_adapters(unit: nn.Module) -> bool:
+    return any(parametrize.is_parametrized(module) for module in unit.modules())
+
+
+def _gathered(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the whole tensor on a device. Collective."""
+    on_device: Any = tensor.to(device)
+    return on_device.full_tensor()
+
+
+def _distributed(value: Any, like: Tensor) -> Any:
+    """Return this rank's shard of a whole tensor, placed as `like` is; other values as they are."""
+    if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.shape != like.shape:
+        return value
+    local = like.to_local()
+    shard = distribute_tensor(value.to(local.device), like.device_mesh, like.placements, src_data_rank=None)
+    return shard.to(local.dtype)
+
+
+def _like(target: Any, value: Any) -> Any:
+    """Return nested values, the tensors as shards where those of `target` are."""
+    if isinstance(target, Mapping) and isinstance(value, Mapping):
+        return {key: _like(target.get(key), item) for key, item in value.items()}
+    return _distributed(value, target) if isinstance(target, Tensor) else value
