@@ -142,7 +142,7 @@ class Computation:
 
         kept = (model.head, getattr(model.encoder, "tokenizer", None))
         ranks, sharding = self.fsdp.ranks(world), self.fsdp
-        return Sharded(model, world, kept, ranks, sharding.reshard, sharding.offload, self.autocast_dtype)
+        return Sharded(model, world, kept, ranks, sharding.reshard, sharding.offload)
 
     def _shards(self, world: World) -> bool:
         """Return False for a single rank, which has nobody to share with."""

@@ -40,10 +40,9 @@ VARIANTS = {
     "adapters": ("tune/image=lora", "tune/text=last_k", "tune.text.layers=1", "tune.head_rate=2"),
     "frozen": ("tune/image=frozen", "tune/text=frozen"),
     "one frozen": ("tune/image=frozen", "tune.head_steps=2"),
-    "evaluation": ("eval=demo", "eval.every_epochs=0.5"),
     "state": ("objective=nuclr", "head=cosine", "objective.frozen_epochs=0"),
     "compiled": ("trainer.compile=true",),
-    "averaged": ("average=ema", "average.half_life_steps=2", "eval=demo"),
+    "averaged": ("average=ema", "average.half_life_steps=2"),
     "sgd": ("optim=sgd",),
 }
 

@@ -105,10 +105,6 @@ class Parallel(ABC, Generic[M]):
         """
         return dict(state)
 
-    def own_state(self, part: Stateful, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this rank's share of a state of `part` with whole tensors, for `part.load_state_dict`."""
-        return dict(state)
-
     def finish(self) -> None:
         """Give `model` the trained weights for good. Collective."""
 

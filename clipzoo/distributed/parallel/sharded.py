@@ -23,9 +23,8 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.nn.utils import parametrize
 
-from clipzoo.distributed.parallel.base import Parallel, Stateful, by_kind
+from clipzoo.distributed.parallel.base import Parallel, by_kind
 from clipzoo.distributed.parallel.sharded_scaler import ShardedScaler
 from clipzoo.distributed.parallel.twin import twin
 from clipzoo.distributed.world import World
@@ -45,7 +44,8 @@ class Sharded(Parallel[M]):
     averaged (hybrid sharding).
     reshard: free the weights of a block after its forward pass; the backward pass gathers them again.
     offload: keep shards, their gradients and the optimizer's state in main memory.
-    precision: in which the weights of blocks travel; None for their own. Gradients travel in float32 then.
+
+    Weights and gradients travel in their own precision: autocast lowers that of the products, as it does with copies.
     """
 
     equal_passes = True
@@ -58,10 +58,9 @@ class Sharded(Parallel[M]):
         ranks: int,
         reshard: bool = True,
         offload: bool = False,
-        precision: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, world)
-        self._ranks, self._reshard, self._offload, self._precision = ranks, reshard, offload, precision
+        self._ranks, self._reshard, self._offload = ranks, reshard, offload
         self._mesh = _mesh(world, ranks)
         self.trained = twin(model, kept)
         self._encoder: nn.Module | None = None
@@ -73,7 +72,7 @@ class Sharded(Parallel[M]):
         wholes = {names[id(parameter)]: parameter for parameter in encoder.parameters()}
         strides = {name: parameter.stride() for name, parameter in wholes.items()}
         for unit in [*_units(encoder, blocks), encoder]:
-            self._shard(unit, is_block=unit is not encoder)
+            self._shard(unit)
         trained = dict(self.trained.named_parameters())
         self._shards = [_Shard(whole, trained[name], strides[name]) for name, whole in wholes.items()]
         self._free()
@@ -159,16 +158,6 @@ class Sharded(Parallel[M]):
     def whole_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return {key: self._whole_value(value) for key, value in state.items()}
 
-    def own_state(self, part: Stateful, state: Mapping[str, Any]) -> dict[str, Any]:
-        if not isinstance(part, torch.optim.Optimizer):
-            return _like(part.state_dict(), state)
-        parameters = [parameter for group in part.param_groups for parameter in group["params"]]
-        own = {
-            index: {key: _distributed(value, parameters[index]) for key, value in values.items()}
-            for index, values in state["state"].items()
-        }
-        return {**state, "state": own}
-
     def finish(self) -> None:
         self._is_whole = True
         for shard in self._shards:
@@ -179,7 +168,7 @@ class Sharded(Parallel[M]):
         for shard in self._shards:
             shard.whole.data = torch.empty(0, dtype=shard.whole.dtype, device=self.world.device)
 
-    def _shard(self, unit: nn.Module, is_block: bool) -> None:
+    def _shard(self, unit: nn.Module) -> None:
         parameters = [parameter for parameter in unit.parameters() if not isinstance(parameter, DTensor)]
         for parameter in parameters:
             parameter.data = parameter.data.to(self.world.device).contiguous()
@@ -187,15 +176,13 @@ class Sharded(Parallel[M]):
         if self._offload:
             for parameter in parameters:
                 parameter.data = parameter.data.cpu()
-        # Rounding a weight to 8 bits of mantissa before its adapter is added would lose small adapters.
-        lowered = self._precision if is_block and not _has_adapters(unit) else None
         on_gpu = self.world.device.type == "cuda"
         fully_shard(
             unit,
             mesh=self._mesh,
             reshard_after_forward=self._reshard,
             shard_placement_fn=self._placement,
-            mp_policy=MixedPrecisionPolicy(lowered, torch.float32 if lowered else None, cast_forward_inputs=False),
+            mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False),
             offload_policy=CPUOffloadPolicy(pin_memory=on_gpu) if self._offload else OffloadPolicy(),
         )
 
@@ -248,10 +235,6 @@ def _units(encoder: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     return [block for block in blocks if is_unit(block)]
 
 
-def _has_adapters(unit: nn.Module) -> bool:
-    return any(parametrize.is_parametrized(module) for module in unit.modules())
-
-
 def _gathered(tensor: Tensor, device: torch.device) -> Tensor:
     """Return the whole tensor on a device. Collective."""
     on_device: Any = tensor.to(device)
@@ -265,10 +248,3 @@ def _distributed(value: Any, like: Tensor) -> Any:
     local = like.to_local()
     shard = distribute_tensor(value.to(local.device), like.device_mesh, like.placements, src_data_rank=None)
     return shard.to(local.dtype)
-
-
-def _like(target: Any, value: Any) -> Any:
-    """Return nested values, the tensors as shards where those of `target` are."""
-    if isinstance(target, Mapping) and isinstance(value, Mapping):
-        return {key: _like(target.get(key), item) for key, item in value.items()}
-    return _distributed(value, target) if isinstance(target, Tensor) else value
