@@ -50,10 +50,9 @@ def of_objective(plain: Mapping[str, Any], counts: Counts, shape: Shape) -> floa
     name = plain["objective"]["_target_"].rpartition(".")[2].lower()
     per_sample = {"joint": 16, "nuclr": 16, "sogclr": 16, "isogclr": 24}.get(name, 0)
     vector = 2 * FLOAT * cost_of(plain["head"], shape).gathered
-    # Tiles of images by images and of captions by captions gather both once more.
-    within = {"cyclip": 3 * vector if shape.tiled else vector, "mmdjoint": 4 * FLOAT * shape.batch + 16, "mmdconditional": 0}.get(
-        name, 0
-    )
+    # Tiles of images by images and of captions by captions gather both once more; the joint MMD gathers its weights.
+    cyclip = 3 * vector if shape.tiled else vector
+    within = {"cyclip": cyclip, "mmdjoint": 4 * FLOAT * shape.batch + 16}.get(name, 0)
     views = counts.sample if name.startswith("mmd") else 0
     return others * (per_sample + within + views)
 
