@@ -17,6 +17,7 @@ from typing import Any, Literal
 from clipzoo import io
 from clipzoo.errors import ConfigError, masked
 from clipzoo.runs.record import revision
+from clipzoo.training.loggers.base import MetricLogger
 from clipzoo.types import Part
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Logger(Part):
 
     wandb: "online", "offline" (upload later with `wandb sync`) or "off". project, entity, group: W&B's names; without a
     group the runs of a sweep share one. tensorboard: write event files; an error if TensorBoard is not installed.
+    also: further loggers by any name, of other services or of one's own.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Logger(Part):
         entity: str | None,
         group: str | None,
         tensorboard: bool,
+        also: dict[str, MetricLogger] | None = None,
     ) -> None:
         if tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError(
@@ -51,7 +54,7 @@ class Logger(Part):
         self._wandb_mode = wandb
         group = group or os.environ.get("CLIPZOO_SWEEP")
         self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}
-        self._tensorboard = tensorboard
+        self._tensorboard, self._also = tensorboard, dict(also or {})
         self._file: io.JsonLines | None = None
         self._writers: list[Write] = []
         self._reporters: list[Report] = []
@@ -73,6 +76,9 @@ class Logger(Part):
             self._guarded(lambda: self._open_wandb(folder, config))
         if self._tensorboard:
             self._guarded(lambda: self._open_tensorboard(folder, step))
+
+        for other in self._also.values():
+            self._guarded(partial(self._open_other, other, folder, config, step))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the values of one step.
@@ -109,6 +115,12 @@ class Logger(Part):
             log.warning("logging continues without it: %s: %s", type(error).__name__, error)
             if writer is not None and writer in self._writers:
                 self._writers.remove(writer)
+
+    def _open_other(self, other: MetricLogger, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        other.open(folder, {**config, "revision": revision()}, step)
+        self._writers.append(other.log)
+        self._reporters.append(other.report)
+        self._closers.append(other.close)
 
     def _open_wandb(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
