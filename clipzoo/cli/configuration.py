@@ -15,10 +15,13 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from clipzoo.config.listing import Section, group_options, sections
 from clipzoo.errors import ConfigError, nearest
 from clipzoo.io.escaping import markdown_code, markdown_text
+
+if TYPE_CHECKING:
+    from clipzoo.config.listing import Section
 
 INTRODUCTION = """# Configuration
 
@@ -37,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    # Imports Hydra, which no help and no other command waits for.
+    from clipzoo.config.listing import group_options, sections
+
     found = list(matching(list(sections()), options.words))
     groups = {group: names for group, names in group_options().items() if _holds([group, *names], options.words)}
     if not found and not groups:

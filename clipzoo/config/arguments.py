@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import is_dataclass
 from functools import wraps
 from typing import Any, TypeVar, get_type_hints
 
@@ -41,8 +42,9 @@ def checked(cls: type[T]) -> type[T]:
 
 
 def _relations(cls: type) -> dict[str, str]:
-    """Return the relations of a class and its bases."""
-    own = (base.__dict__.get("relations", {}) for base in reversed(cls.__mro__))
+    """Return the relations of a class; of a dataclass, whose arguments include those of its bases, theirs too."""
+    classes = reversed(cls.__mro__) if is_dataclass(cls) else (cls,)
+    own = (each.__dict__.get("relations", {}) for each in classes)
     return {expression: sentence for relations in own for expression, sentence in relations.items()}
 
 

@@ -59,7 +59,7 @@ def constructor_arguments(target: str) -> dict[str, Argument]:
 def class_constant(target: str, name: str) -> Any:
     """Return the literal that a class with the dotted name `target`, or a base of it, assigns to `name`, or None.
 
-    A mapping, such as `relations`, includes those of the bases.
+    A mapping, such as `relations`, includes those of the bases, unless the class has a constructor of its own.
     """
     module, _, class_name = target.rpartition(".")
     if module.split(".")[0] != PACKAGE.name:
@@ -76,7 +76,10 @@ def class_constant(target: str, name: str) -> Any:
         match item:
             case ast.Assign(targets=[ast.Name(id=assigned)], value=value) if assigned == name:
                 own = ast.literal_eval(value)
-                return {**(constant or {}), **own} if isinstance(own, dict) else own
+                extends = isinstance(own, dict) and not any(
+                    getattr(other, "name", "") == "__init__" for other in node.body
+                )
+                return {**(constant or {}), **own} if extends else own
     return constant
 
 

@@ -298,13 +298,14 @@ def _actions_of(path: Path) -> list[argparse.Action]:
     class Parsed(Exception):  # noqa: N818
         pass
 
-    def parse(parser: argparse.ArgumentParser) -> None:
+    def parse(parser: argparse.ArgumentParser, *arguments: Any) -> None:
         found.extend(parser._actions)
         raise Parsed
 
     # Without a parser of this class, main() would do the whole work of the script.
     assert hasattr(module, "Parser"), f"{path.name} does not use clipzoo.cli.arguments.Parser"
-    module.Parser = type("Parser", (argparse.ArgumentParser,), {"parse_args": parse})
+    ways = ("parse_args", "parse_known_args", "parse_intermixed_args", "parse_known_intermixed_args")
+    module.Parser = type("Parser", (argparse.ArgumentParser,), dict.fromkeys(ways, parse))
     with contextlib.suppress(Parsed):
         module.main()
     return [action for action in found if action.dest != "help"]

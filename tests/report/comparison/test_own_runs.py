@@ -92,7 +92,7 @@ def test_the_page_of_named_runs_compares_them_whatever_their_rows(folders, tmp_p
     text = (tmp_path / "out" / "tables.md").read_text()
     assert text.startswith("# Comparison of runs")
     assert "| runs/kme (" in text and f"| papers/{row.name} (" in text
-    assert "| zero-shot colours | clip-0 | kme | 1 | 1 | 2 | 1 | 1 |" in text
+    assert "| zero-shot colours | clip-0 | kme | 1 | 1 | 2 | 1 | " in text
     assert "zero-shot colours: one run right, the other wrong" in index.read_text()
     assert "\nruns,,runs/kme," in (tmp_path / "out" / "tables.csv").read_text()
 
