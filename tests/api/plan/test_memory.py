@@ -20,7 +20,7 @@ THREE_BILLION = (
 )  # fmt: skip
 RECOMPUTED = ("encoder.image_tower.checkpoint=true", "encoder.text_tower.checkpoint=true")
 SMALL = ("encoder=clip_vit_b16", "encoder.image_width=256", "encoder.image_tower.layers=2",
-         "encoder.image_tower.heads=4", "encoder.text_tower.layers=1", "trainer.global_batch=2048")  # fmt: skip
+         "encoder.image_tower.heads=4", "encoder.text_tower.layers=1", "trainer.global_batch=8192")  # fmt: skip
 
 
 def assert_planned(*overrides: str) -> int:
