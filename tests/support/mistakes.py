@@ -268,7 +268,7 @@ def _programs() -> list[tuple[str, tuple[str, ...], list[argparse.Action]]]:
         "make_set": (datasets["make"], ("/nosuch", "/nosuch/out")),
     }  # fmt: skip
     programs = [(f"scripts/{name}.py", required, parser._actions) for name, (parser, required) in doors.items()]
-    thin = {*doors, "evaluate", "launch", "benchmark", "loader_process"}
+    thin = {*doors, "evaluate", "launch", "plan", "benchmark", "loader_process"}
     for path in sorted((ROOT / "scripts").glob("*.py")):
         if path.stem not in thin:
             required = ("heads",) if path.stem == "demo_tables" else ()
@@ -305,9 +305,13 @@ def _actions_of(path: Path) -> list[argparse.Action]:
     # Without a parser of this class, main() would do the whole work of the script.
     assert hasattr(module, "Parser"), f"{path.name} does not use clipzoo.cli.arguments.Parser"
     ways = ("parse_args", "parse_known_args", "parse_intermixed_args", "parse_known_intermixed_args")
+    parser_class = module.Parser
     module.Parser = type("Parser", (argparse.ArgumentParser,), dict.fromkeys(ways, parse))
-    with contextlib.suppress(Parsed):
-        module.main()
+    try:
+        with contextlib.suppress(Parsed):
+            module.main()
+    finally:
+        module.Parser = parser_class
     return [action for action in found if action.dest != "help"]
 
 
