@@ -51,6 +51,7 @@ def write_retrieval(path: Path, dataset: RetrievalDataset, result: Retrieval) ->
         images=np.stack([_thumbnails([dataset.images[int(index)] for index in row]) for row in retrieved]),
         gallery=len(dataset.images),
         all_places=result.positions.numpy(),
+        all_owners=np.array(dataset.caption_image),
     )
 
 

@@ -16,6 +16,7 @@ from clipzoo.report.comparison import own_runs, tables as compared
 from clipzoo.report.comparison.disagreements import disagreement_table, disagreements, figure as disagreement_figure
 from clipzoo.report.comparison.figures import figures as comparison_figures
 from clipzoo.report.comparison.scales import Comparison, comparisons
+from clipzoo.report.comparison.separation import SEPARATION, separation_table
 from clipzoo.report.paper_tables import blocks
 from clipzoo.report.paper_tables.collect import PAPER, Run, collect, matches
 from clipzoo.report.paper_tables.experiments import experiments
@@ -145,6 +146,7 @@ def _scale_section(comparison: Comparison, lead: bool) -> Section:
 def _own_section(comparison: Comparison, lead: bool) -> Section:
     """lead: explain the comparison, where the page's own lead does not."""
     tables, differing = compared.task_tables(comparison), own_runs.settings_table(comparison)
+    separated = separation_table(comparison)
     pairs = list(disagreements(comparison.rows))
     pictures = [*comparison_figures(comparison)]
     for pair in pairs:
@@ -154,13 +156,17 @@ def _own_section(comparison: Comparison, lead: bool) -> Section:
         anchor="own-runs",
         title="Runs compared",
         short_title="Runs compared",
-        lead=[OWN] if lead else [],
+        lead=[*([OWN] if lead else []), *([SEPARATION] if separated else [])],
         tables=tables,
         pictures=[(heading, text, render.picture(part)) for heading, text, part in pictures],
         latex="\n".join(render.latex(part) for part in tables[:-1]),
         overview=compared.overview(comparison),
         details=compared.probe_details(comparison),
-        further=[*([differing] if differing.rows else []), *([disagreement_table(pairs)] if pairs else [])],
+        further=[
+            *([separated] if separated else []),
+            *([differing] if differing.rows else []),
+            *([disagreement_table(pairs)] if pairs else []),
+        ],  # fmt: skip
     )
 
 

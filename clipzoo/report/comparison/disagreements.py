@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats
 
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
@@ -21,6 +20,7 @@ from clipzoo.report.comparison.scales import ComparedRow
 from clipzoo.report.drawing import DPI, RIGHT, WRONG
 from clipzoo.report.paper_tables.collect import Run
 from clipzoo.report.run_page.arrays import Arrays, load
+from clipzoo.report.statistics.differences import mcnemar
 from clipzoo.report.table import Table, text_table
 
 MOST_IMAGES = 8
@@ -60,8 +60,7 @@ class Disagreement:
     @property
     def p_value(self) -> float:
         """McNemar's exact test of "both runs are equally accurate"; 1 without disagreement."""
-        first, second = len(self.only_first), len(self.only_second)
-        return float(stats.binomtest(first, first + second).pvalue) if first + second else 1.0
+        return mcnemar(self.first == self.labels, self.second == self.labels)
 
     @property
     def difference(self) -> tuple[float, float]:

@@ -1,0 +1,127 @@
+"""Which rows of a comparison differ from the first by more than chance: intervals and p-values, corrected for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from clipzoo.report.comparison.scales import ComparedRow, Comparison
+from clipzoo.report.paper_tables.collect import Run
+from clipzoo.report.paper_tables.published import PaperColumn
+from clipzoo.report.run_page.arrays import load
+from clipzoo.report.statistics.differences import SIGNIFICANT, holm, mcnemar, sign_flip, welch
+from clipzoo.report.statistics.intervals import Interval, difference_over_seeds, paired_difference
+from clipzoo.report.statistics.power import detectable_difference
+from clipzoo.report.table import Cell, Table, text_table
+from clipzoo.runs.metric_key import MetricKey
+
+SEPARATION = (
+    "Intervals hold the true difference with 95 % probability. With two seeds or more on both sides they are Welch's "
+    "over seeds; otherwise they are bootstrapped over the samples that both runs answered (captions of one picture "
+    "together), and say nothing about other seeds. p is Welch's, McNemar's or, for captions, a permutation test's, "
+    "adjusted by Holm's method for all lines of the table. Detectable: by as many seeds, with 80 % probability."
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row's metric less that of the first row, in percent.
+
+    p: adjusted for all differences of the comparison. basis: what was resampled. detectable: smallest difference that
+    as many seeds show with 80 % probability; None without several seeds.
+    """
+
+    task: str
+    column: PaperColumn
+    row: ComparedRow
+    interval: Interval
+    p: float
+    basis: str
+    detectable: float | None = None
+
+    @property
+    def is_separated(self) -> bool:
+        return self.p < SIGNIFICANT
+
+
+def differences(compared: Comparison) -> list[Difference]:
+    """Compare every row with the first on each dataset; means over datasets have none."""
+    first, *others = compared.rows
+    found = [
+        difference
+        for task, columns in compared.columns.items()
+        for column in columns
+        if column.label != "mean"
+        for row in others
+        if (difference := _over_seeds(task, column, first, row) or _over_samples(task, column, first, row))
+    ]
+    adjusted = holm([difference.p for difference in found])
+    return [replace(difference, p=p) for difference, p in zip(found, adjusted, strict=True)]
+
+
+def separation_table(compared: Comparison) -> Table | None:
+    """Differences from the first row; None if no two rows can be compared."""
+    found = differences(compared)
+    if not found:
+        return None
+    labels = ["metric", "run", "difference", "95 % interval", "p (Holm)", "separated", "over", "detectable"]
+    rows = [
+        [
+            f"{difference.task}, {difference.column.label}", difference.row.label,
+            f"{difference.interval.estimate:+.1f}",
+            f"{difference.interval.low:+.1f} to {difference.interval.high:+.1f}",
+            f"{difference.p:.2g}", Cell("yes" if difference.is_separated else "no", bold=difference.is_separated),
+            difference.basis, "" if difference.detectable is None else f"{difference.detectable:.1f}",
+        ]
+        for difference in found
+    ]  # fmt: skip
+    title = f"Differences from {compared.rows[0].label}, in percent points"
+    return text_table(labels, rows, left=2, title=title)
+
+
+def _over_seeds(task: str, column: PaperColumn, first: ComparedRow, row: ComparedRow) -> Difference | None:
+    sides = [side.group.measurement(column) for side in (first, row)]
+    values = [side.values for side in sides if side is not None]
+    if len(values) < 2 or min(map(len, values)) < 2:
+        return None
+    pooled = float(np.sqrt(np.mean([np.var(side, ddof=1) for side in values])))
+    return Difference(
+        task, column, row, difference_over_seeds(*values), welch(*values),
+        f"{len(values[0])} and {len(values[1])} seeds", detectable_difference(pooled, min(map(len, values))),
+    )  # fmt: skip
+
+
+def _over_samples(task: str, column: PaperColumn, first: ComparedRow, row: ComparedRow) -> Difference | None:
+    key, *more = column.keys
+    sides = [_outcomes(side.group.runs[0].run, key) for side in (first, row)]
+    if more or sides[0] is None or sides[1] is None:
+        return None
+    (before, clusters), (after, others) = sides
+    if not np.array_equal(clusters, others):
+        return None
+    interval = paired_difference(100 * before, 100 * after, clusters)
+    unique = len(np.unique(clusters))
+    if unique == len(before):
+        return Difference(task, column, row, interval, mcnemar(before > 0, after > 0), f"{unique:,} samples")
+    basis = f"{len(before):,} captions of {unique:,} images"
+    return Difference(task, column, row, interval, sign_flip(after - before, clusters), basis)
+
+
+def _outcomes(run: Run, key: MetricKey) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return 1 for each right and 0 for each wrong answer of a run, and the cluster of each sample.
+
+    None if the evaluation left no answers, as for image to text and probes.
+    """
+    names = {("zero_shot", ""): ("all_labels", "all_predictions"),
+             ("retrieval", "text_to_image"): ("all_places", "all_owners")}.get((key.task, key.protocol))  # fmt: skip
+    path = run.folder / "evaluation" / key.task / f"{key.dataset}.npz"
+    if names is None or not path.exists():
+        return None
+    arrays = run.damage.read(partial(load, path), dict[str, np.ndarray]())
+    if not {*names} <= {*arrays}:  # damaged, or of an earlier version
+        return None
+    one, other = (arrays[name] for name in names)
+    right = one == other if key.task == "zero_shot" else one < 1
+    return right.astype(np.float64), np.arange(len(one)) if key.task == "zero_shot" else other
