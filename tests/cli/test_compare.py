@@ -6,11 +6,9 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from clipzoo.cli.__main__ import main
-from clipzoo.report.comparison.disagreements import Disagreement
 
 
 def compare(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -36,13 +34,3 @@ def test_one_run_and_a_missing_folder_are_one_clear_message(tmp_path, monkeypatc
         with pytest.raises(SystemExit) as end:
             compare(monkeypatch, given)
         assert end.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_the_difference_of_paired_accuracies_has_the_interval_of_its_samples():
-    """The mean of x_i in {-1, 0, 1}, one for each sample, with 1.96 standard errors."""
-    generator = np.random.default_rng(0)
-    labels, first, second = (generator.integers(0, 3, 400) for _ in range(3))
-    pair = Disagreement("", "", (None, None), (), labels, first, second)  # type: ignore[arg-type]
-    change = (second == labels).astype(float) - (first == labels)
-    expected = 100 * change.mean(), 100 * 1.96 * change.std() / 20
-    assert pair.difference == pytest.approx(expected)

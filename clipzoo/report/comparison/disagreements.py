@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,17 +61,6 @@ class Disagreement:
         """McNemar's exact test of "both runs are equally accurate"; 1 without disagreement."""
         return mcnemar(self.first == self.labels, self.second == self.labels)
 
-    @property
-    def difference(self) -> tuple[float, float]:
-        """Accuracy of the second run minus that of the first, and half of its 95 % interval, in percent.
-
-        The interval of a difference of paired shares, from the normal approximation (Agresti 2013, section 11.1.1).
-        """
-        count = len(self.labels)
-        first, second = len(self.only_first) / count, len(self.only_second) / count
-        deviation = math.sqrt(max(first + second - (second - first) ** 2, 0.0) / count)
-        return 100 * (second - first), 100 * 1.96 * deviation
-
 
 def disagreements(rows: Sequence[ComparedRow]) -> Iterator[Disagreement]:
     """Compare the first row's first run with that of every other row, where both of them left their answers."""
@@ -109,19 +97,14 @@ def _answers(run: Run, path: Path) -> _Answers | None:
 
 
 def disagreement_table(compared: Sequence[Disagreement]) -> Table:
-    """Counts of samples that one run, both or neither classify correctly; their difference, its interval and test."""
+    """Counts of samples that one run, both or neither classify correctly, and the p-value of the difference."""
     rows = []
     for pair in compared:
         right = (pair.first == pair.labels) & (pair.second == pair.labels)
         both, one, two = int(right.sum()), len(pair.only_first), len(pair.only_second)
         counts = [f"{count:,}" for count in (both, one, two, len(pair.labels) - both - one - two)]
-        rows.append(
-            [pair.title, *pair.run_names, *counts, "{:+.1f} ± {:.1f}".format(*pair.difference), f"{pair.p_value:.2g}"]
-        )
-    labels = [
-        "dataset", "first run", "second run", "both right", "only first", "only second", "both wrong",
-        "second - first, %", "p",
-    ]  # fmt: skip
+        rows.append([pair.title, *pair.run_names, *counts, f"{pair.p_value:.2g}"])
+    labels = ["dataset", "first run", "second run", "both right", "only first", "only second", "both wrong", "p"]
     return text_table(labels, rows, left=3, title="Samples that one run classifies correctly and the other does not")
 
 

@@ -14,7 +14,10 @@ from clipzoo.io import DamageLog
 from clipzoo.report import tables_page
 from clipzoo.report.comparison.disagreements import disagreements
 from clipzoo.report.comparison.own_runs import comparison, settings_table
+from clipzoo.report.comparison.separation import differences, separation_table
 from clipzoo.report.paper_tables.collect import collect, matches
+from clipzoo.report.statistics.differences import mcnemar, sign_flip, welch
+from clipzoo.report.statistics.intervals import difference_over_seeds, paired_difference
 from clipzoo.runs.record import RunRecord
 from tests.support.evaluation_sets import COLOURS, write_sets
 from tests.support.paper_runs import write_run
@@ -92,7 +95,7 @@ def test_the_page_of_named_runs_compares_them_whatever_their_rows(folders, tmp_p
     text = (tmp_path / "out" / "tables.md").read_text()
     assert text.startswith("# Comparison of runs")
     assert "| runs/kme (" in text and f"| papers/{row.name} (" in text
-    assert "| zero-shot colours | clip-0 | kme | 1 | 1 | 2 | 1 | " in text
+    assert "| zero-shot colours | clip-0 | kme | 1 | 1 | 2 | 1 | 1 |" in text
     assert "zero-shot colours: one run right, the other wrong" in index.read_text()
     assert "\nruns,,runs/kme," in (tmp_path / "out" / "tables.csv").read_text()
 
@@ -101,3 +104,54 @@ def test_answers_of_earlier_versions_are_left_out(folders):
     path = folders[0] / "evaluation" / "zero_shot" / "colours.npz"
     np.savez(path, class_names=np.array(list(COLOURS)), images=np.asarray(Image.new("RGB", (1, 1))))
     assert not list(disagreements(comparison(collect(folders[0].parent, DamageLog())[0]).rows))
+
+
+def compared_at(root: Path):
+    return comparison(collect(root, DamageLog())[0])
+
+
+def test_a_difference_between_single_runs_is_judged_on_their_samples(folders):
+    compared = compared_at(folders[0].parent)
+    (difference,) = differences(compared)
+    before, after = np.array([1, 0, 0, 1, 0]), np.array([1, 1, 1, 0, 0])
+    assert difference.basis == "5 samples" and difference.p == mcnemar(before, after) and not difference.is_separated
+    assert difference.interval == paired_difference(100.0 * before, 100.0 * after)
+    table = separation_table(compared)
+    assert table is not None and table.title == "Differences from clip-0 (2 seeds), in percent points"
+    assert [cell.text for cell in table.rows[0].cells[:3]] == ["zero-shot top-1, colours", "kme", "+20.0"]
+
+
+def test_differences_between_several_seeds_are_welchs_adjusted_for_all_rows(tmp_path):
+    results = {"a": (40.0, 42.0, 41.0), "b": (60.0, 61.0, 62.0), "c": (41.0, 40.5, 42.5)}
+    for width, (name, values) in enumerate(results.items(), 1):
+        for seed, top1 in enumerate(values):
+            own_run(tmp_path, top1, f"head.embed_width={64 * width}", f"seed={seed}", f"name={name}-{seed}")
+    far, near = differences(compared_at(tmp_path))
+    assert far.interval == difference_over_seeds(results["a"], results["b"])
+    assert far.p == 2 * welch(results["a"], results["b"]) and far.is_separated
+    assert near.p == welch(results["a"], results["c"]) and not near.is_separated
+    assert far.basis == "3 and 3 seeds" and far.detectable == pytest.approx(3.1, abs=0.1)
+
+
+def test_captions_of_one_picture_are_resampled_together(tmp_path):
+    answers = {"clip": np.array([0, 1, 0, 2, 5, 0]), "kme": np.array([0, 0, 0, 0, 0, 3])}
+    owners = np.array([0, 0, 1, 1, 2, 2])
+    for head, places in answers.items():
+        metrics = {"retrieval/things/text_to_image/recall_at_1": 100 * float(np.mean(places == 0))}
+        run = write_run(tmp_path, "demo/clip", metrics, f"head={head}", f"name={head}", pairs=2000)
+        path = run / "evaluation" / "retrieval" / "things.npz"
+        path.parent.mkdir(parents=True)
+        np.savez(path, all_places=places, all_owners=owners, gallery=3)
+    (difference,) = differences(compared_at(tmp_path))
+    change = (answers["kme"] == 0).astype(float) - (answers["clip"] == 0)
+    assert difference.basis == "6 captions of 3 images" and difference.p == sign_flip(change, owners)
+
+
+def test_answers_of_an_earlier_version_are_not_compared(tmp_path):
+    for head in ("clip", "kme"):
+        metrics = {"retrieval/things/text_to_image/recall_at_1": 50.0}
+        run = write_run(tmp_path, "demo/clip", metrics, f"head={head}", f"name={head}", pairs=2000)
+        path = run / "evaluation" / "retrieval" / "things.npz"
+        path.parent.mkdir(parents=True)
+        np.savez(path, all_places=np.zeros(4), gallery=3)
+    assert differences(compared_at(tmp_path)) == [] and separation_table(compared_at(tmp_path)) is None
