@@ -67,7 +67,7 @@ def separation_table(compared: Comparison) -> Table | None:
     if not found:
         return None
     labels = ["metric", "run", "difference", "95 % interval", "p (Holm)", "separated", "over", "detectable"]
-    rows = [
+    rows: list[list[str | Cell]] = [
         [
             f"{difference.task}, {difference.column.label}", difference.row.label,
             f"{difference.interval.estimate:+.1f}",
@@ -83,22 +83,22 @@ def separation_table(compared: Comparison) -> Table | None:
 
 def _over_seeds(task: str, column: PaperColumn, first: ComparedRow, row: ComparedRow) -> Difference | None:
     sides = [side.group.measurement(column) for side in (first, row)]
-    values = [side.values for side in sides if side is not None]
-    if len(values) < 2 or min(map(len, values)) < 2:
+    before, after = (() if side is None else side.values for side in sides)
+    if min(len(before), len(after)) < 2:
         return None
-    pooled = float(np.sqrt(np.mean([np.var(side, ddof=1) for side in values])))
+    pooled = float(np.sqrt(np.mean([np.var(side, ddof=1) for side in (before, after)])))
     return Difference(
-        task, column, row, difference_over_seeds(*values), welch(*values),
-        f"{len(values[0])} and {len(values[1])} seeds", detectable_difference(pooled, min(map(len, values))),
+        task, column, row, difference_over_seeds(before, after), welch(before, after),
+        f"{len(before)} and {len(after)} seeds", detectable_difference(pooled, min(len(before), len(after))),
     )  # fmt: skip
 
 
 def _over_samples(task: str, column: PaperColumn, first: ComparedRow, row: ComparedRow) -> Difference | None:
     key, *more = column.keys
-    sides = [_outcomes(side.group.runs[0].run, key) for side in (first, row)]
-    if more or sides[0] is None or sides[1] is None:
+    of_first, of_row = (_outcomes(side.group.runs[0].run, key) for side in (first, row))
+    if more or of_first is None or of_row is None:
         return None
-    (before, clusters), (after, others) = sides
+    (before, clusters), (after, others) = of_first, of_row
     if not np.array_equal(clusters, others):
         return None
     interval = paired_difference(100 * before, 100 * after, clusters)

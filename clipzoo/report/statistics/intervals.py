@@ -89,7 +89,7 @@ def over_samples(
     sums, sizes = outcomes, np.ones(len(outcomes))
     if clusters is not None:
         owner = np.unique(np.asarray(clusters), return_inverse=True)[1]
-        sums, sizes = np.bincount(owner, outcomes), np.bincount(owner).astype(np.float64)
+        sums, sizes = np.bincount(owner, outcomes), np.bincount(owner, np.ones(len(owner)))
     means = _resampled_means(sums, sizes, resamples, seed)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(outcomes.mean()), float(low), float(high))
