@@ -86,7 +86,8 @@ def over_samples(
     outcomes = np.asarray(values, dtype=np.float64)
     if outcomes.ndim != 1 or not len(outcomes):
         raise ValueError(f"per-sample outcomes form one dimension of at least one sample, not shape {outcomes.shape}")
-    sums, sizes = outcomes, np.ones(len(outcomes))
+    sums: np.ndarray = outcomes
+    sizes: np.ndarray = np.ones(len(outcomes))
     if clusters is not None:
         owner = np.unique(np.asarray(clusters), return_inverse=True)[1]
         sums, sizes = np.bincount(owner, outcomes), np.bincount(owner, np.ones(len(owner)))
