@@ -225,8 +225,9 @@ class RemoteRun:
         while not self._stopped.wait(lease.BEAT):
             try:
                 owner = self._lease.beat()
-            # The store fails; uploads that wait for it end the run.
-            except Exception:
+            # Stores raise errors of many types. Uploads that wait for this one end the run.
+            except Exception as error:
+                log.warning("%s: the lock was not renewed: %s", self.store.url, error)
                 continue
             if owner is not None and not self._stopped.is_set():
                 self._mirror.stop(TrainingError(f"{self.store.url} has been taken by {owner}: this run ends"))

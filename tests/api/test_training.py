@@ -23,6 +23,7 @@ from clipzoo.training.optimization.optimizers import AdamW
 from clipzoo.training.settings import Computation
 from clipzoo.types import Features
 from tests.support.paths import ROOT
+from tests.support.ranks import run_ranks
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 EXAMPLE = next(block for block in BLOCKS if "clipzoo.train(" in block)
@@ -206,3 +207,18 @@ def test_training_leaves_signal_handlers_and_matmul_precision_as_they_were():
     train(model())
     after = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), torch.get_float32_matmul_precision()
     assert after == before
+
+
+def trained_on_rank(parallel: str) -> dict[str, Tensor]:
+    trained = model().double()
+    world = clipzoo.World.from_process_group()
+    train(trained, steps=5, computation=Computation(precision="float64", parallel=parallel), world=world)
+    assert all(type(parameter) is nn.Parameter for parameter in trained.parameters())
+    return {name: tensor.clone() for name, tensor in trained.state_dict().items()}
+
+
+@pytest.mark.slow
+def test_ranks_that_divide_the_weights_return_an_ordinary_model_with_the_weights_of_those_that_copy_them():
+    copied, divided = (run_ranks(2, trained_on_rank, parallel) for parallel in ("ddp", "fsdp"))
+    for expected, actual in zip(copied, divided, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
