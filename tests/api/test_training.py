@@ -47,14 +47,16 @@ def model() -> Model:
     return Model(Towers(), ClipHead(6, 6, 4, temperature=0.07, max_scale=100.0, learnable_temperature=True))
 
 
-def dataset() -> clipzoo.InMemoryDataset:
+def dataset(dtype: torch.dtype = torch.float32) -> clipzoo.InMemoryDataset:
     generator = torch.Generator().manual_seed(0)
-    return clipzoo.InMemoryDataset(torch.randn(40, 4, generator=generator), torch.randn(40, 3, generator=generator))
+    image, text = (torch.randn(40, size, generator=generator).to(dtype) for size in (4, 3))
+    return clipzoo.InMemoryDataset(image, text)
 
 
 def train(trained: Model, **changes):
     arguments = {"batch": 8, "steps": 10, "log_every": 1, "device": "cpu", "quiet": True, **changes}
-    return clipzoo.train(trained, InfoNCE(0.5, 0.5), dataset(), **arguments)
+    dtype = next(trained.parameters()).dtype
+    return clipzoo.train(trained, InfoNCE(0.5, 0.5), dataset(dtype), **arguments)
 
 
 @pytest.mark.medium
