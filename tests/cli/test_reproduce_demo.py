@@ -25,7 +25,7 @@ def test_the_demo_has_a_row_of_every_paper_at_a_point_of_its_search(tmp_path):
             assert json.loads(value) in axes(search.name)[key]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_finished_rows_of_the_demo_are_skipped_and_a_failed_row_is_named(tmp_path, capsys):
     done, bad = reproduce_demo.jobs_of({"wpse/CC3M/CLIP": (), GAUSSIAN: ("data.shards=nowhere",)}, tmp_path)
     done.folder.mkdir()

@@ -39,6 +39,7 @@ def test_an_exception_on_one_rank_ends_all_ranks_and_its_traceback_is_in_the_run
     assert file.read_text().startswith("Traceback") and "in forward" in file.read_text()
 
 
+@pytest.mark.slow
 def test_a_hanging_rank_is_named_after_the_timeout(tiny_shards, tmp_path):
     ranks = start(tiny_shards, tmp_path, "trainer.timeout=10", ranks=2, fault="hangs:3:1")
     logs = "".join(log_of_end(rank, 1) for rank in ranks)
@@ -55,6 +56,7 @@ def test_a_stopped_first_rank_which_serves_the_store_is_named_and_ends_the_other
     assert expected in second.stderr and "Traceback" not in second.stderr
 
 
+@pytest.mark.slow
 def test_a_stopped_loader_process_ends_a_run_of_one_rank_with_a_remedy(tiny_shards, tmp_path):
     (rank,) = start(tiny_shards, tmp_path, "trainer.steps=100000", "trainer.timeout=2", "data.workers=2")
     rank.wait_for("step 3/")
@@ -66,6 +68,7 @@ def test_a_stopped_loader_process_ends_a_run_of_one_rank_with_a_remedy(tiny_shar
     assert wait_until_gone(loaders, 10)
 
 
+@pytest.mark.slow
 def test_a_run_of_one_rank_that_makes_no_step_ends_after_the_timeout(tiny_shards, tmp_path):
     (rank,) = start(tiny_shards, tmp_path, "trainer.timeout=2", fault="hangs:3:0")
     assert "no step was finished within trainer.timeout=2 seconds: at step 3, computing" in log_of_end(rank, 1)

@@ -53,6 +53,7 @@ def test_nuclr_killed_within_an_epoch_ends_with_the_same_weights_and_state_bit_f
     assert expected["objective"]["log_u"].isfinite().all(), "an epoch has seen every sample"
 
 
+@pytest.mark.slow
 def test_nuclr_killed_on_one_rank_and_resumed_on_two_ends_as_on_one(tiny_shards, straight, killed, tmp_path):
     runs = shutil.copytree(killed, tmp_path / "runs")
     train(tiny_shards, runs, *NUCLR, ranks=2)

@@ -130,10 +130,10 @@ def test_a_setting_that_the_user_can_change_leaves_the_record_of_an_earlier_run(
     assert result is not None and result["verdict"] == "It depends."
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "number"),
-    [(os.killpg, signal.SIGINT), pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.slow)],
+    [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)],
 )
 def test_interrupted_studies_neither_fail_nor_go_on_to_the_next(tmp_path: Path, end, number) -> None:
     command = [sys.executable, "-m", "clipzoo.studies", "studies=[half_disc,rates]", "jobs=1", f"folder={tmp_path}"]

@@ -60,7 +60,8 @@ def test_every_single_damaged_file_of_a_run_is_one_message(tiny_shards, undistur
         check_commands(tiny_shards, folder)
 
 
-@pytest.mark.parametrize("last", [pytest.param("report.md", marks=pytest.mark.slow), "results.json"])
+@pytest.mark.slow
+@pytest.mark.parametrize("last", ["report.md", "results.json"])
 def test_a_kill_while_the_results_are_written_leaves_a_run_that_the_next_start_completes(
     tiny_shards, undisturbed, tmp_path, last
 ):
@@ -105,6 +106,7 @@ def test_a_full_disk_at_the_start_is_one_message(tiny_shards, disk, make_full):
     assert not (disk / "runs" / "run" / "config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_before_the_report_leaves_a_run_that_the_next_start_completes(
     tiny_shards, undisturbed, tmp_path
 ):

@@ -18,7 +18,8 @@ from tests.support.runs import STEPS, assert_close, assert_equal, log_of_end, st
 pytestmark = pytest.mark.medium
 
 
-@pytest.mark.parametrize("kind", ["nan", pytest.param("huge", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nan", "huge"])
 def test_a_broken_loss_stops_the_run_with_its_samples_named_and_the_checkpoint_untouched(
     tiny_shards, undisturbed, tmp_path, kind
 ):
@@ -56,6 +57,7 @@ def test_two_signals_save_one_checkpoint_from_which_the_run_resumes_bit_for_bit(
     assert_equal(weights(tmp_path), weights(undisturbed))
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_checkpoint_leaves_the_one_before_in_use(tiny_shards, undisturbed, tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     (rank,) = start(tiny_shards, tmp_path, killed_at_rename="step_00000004.pt")

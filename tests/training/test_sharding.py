@@ -14,7 +14,7 @@ from tests.support.runs import assert_close, log_of_end, losses, start, train, w
 FSDP = "trainer.parallel=fsdp"
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_two_ranks_that_divide_the_weights_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path):
     train(tiny_shards, tmp_path, FSDP, "trainer.micro_batch=2", ranks=2)
     assert_close(weights(tmp_path), weights(undisturbed))

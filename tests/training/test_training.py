@@ -47,14 +47,14 @@ def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(
     assert losses(tmp_path) == losses(undisturbed)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_two_ranks_with_micro_batches_and_tiles_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path):
     train(tiny_shards, tmp_path, "trainer.micro_batch=2", "trainer.tile=3", ranks=2)
     assert_close(weights(tmp_path), weights(undisturbed))
     assert losses(tmp_path) == pytest.approx(losses(undisturbed), abs=1e-10)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_torchrun_starts_two_ranks_that_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "train.py", *overrides(tiny_shards, tmp_path, "name=run")]

@@ -30,7 +30,7 @@ def rows(run):
     return [{key: line[key] for key in ("step", "loss", "lr", "gradient_norm")} for line in lines if "loss" in line]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_cooldown_from_a_stable_checkpoint_equals_a_direct_run_bit_for_bit(stable, tiny_shards, tmp_path):
     log = train(tiny_shards, tmp_path / "branch", *BRANCH, f"init.resume={stable}")
     # Its own cooldown begins after step 4, so that the checkpoint after step 6 does not serve.

@@ -123,7 +123,7 @@ def all_computed(images: list[str], texts: list[str]) -> list[dict[str, Tensor]]
     return [computed(image, text, world, is_sharded=True) for image, text in zip(images, texts, strict=True)]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_ranks_that_divide_the_blocks_of_any_tower_have_the_gradients_of_one():
     images, texts = list(IMAGES), list(TEXTS)
     for number, actual in enumerate(zip(*run_ranks(2, all_computed, images, texts), strict=True)):
