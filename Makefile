@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.clipzoo-installed
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs -f .mkdocs.yml
 export OMP_NUM_THREADS ?= 1
 # Tests and the demo start many processes, which would compile the package again and again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -12,7 +13,7 @@ JOBS ?= 2
 PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops similarity training)
 
-.PHONY: help demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm lint bench bench-gpu docs studies clean
+.PHONY: help demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm lint bench bench-gpu docs docs-serve package studies clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -36,9 +37,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(REFUSE_OTHER_CHECKOUT)
 	@if command -v uv >/dev/null 2>&1; then \
-	    VIRTUAL_ENV=$(abspath $(VENV)) uv pip install --quiet -c constraints.txt -e '.[dev,fast]'; \
+	    VIRTUAL_ENV=$(abspath $(VENV)) uv pip install --quiet -c constraints.txt -e '.[dev,docs,fast]'; \
 	else \
-	    $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fast]'; \
+	    $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,fast]'; \
 	fi
 	@touch $@
 
@@ -79,11 +80,12 @@ test-cpus: $(STAMP)  ## the numerical tests with the instruction sets of two old
 test-slurm: $(STAMP)  ## test the SLURM scripts on a local two-node SLURM, installed as root
 	@$(PY) -m pytest -m slurm -rs --timeout 1200
 
-lint: $(STAMP)  ## ruff (lint and format) and mypy
+lint: $(STAMP)  ## ruff (lint and format), mypy, and the links of the documentation
 	@echo "== lint"
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@$(MKDOCS) build --strict --quiet
 
 bench: $(STAMP)  ## benchmarks against peers, interleaved
 	@$(PY) scripts/benchmark.py
@@ -94,10 +96,16 @@ bench-gpu: $(STAMP)  ## prove the Triton kernels and measure on one GPU, without
 studies: $(STAMP)  ## run the papers' small experiments (under forty minutes on two cores)
 	@$(PY) -m clipzoo.studies
 
-docs: $(STAMP)  ## build the documentation into site/
+# A warning, such as a dead link, is an error.
+docs: $(STAMP)  ## build the documentation into site/, to be opened as site/index.html
 	@$(REFUSE_OTHER_CHECKOUT)
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	@$(PY) -m mkdocs build --strict
+	@$(MKDOCS) build --strict --quiet
+
+docs-serve: $(STAMP)  ## show the documentation on this machine while it is edited
+	@$(MKDOCS) serve
+
+package: $(STAMP)  ## build sdist and wheel into dist/, install and try both
+	@PYTHON=$(PY) .ci/package dist
 
 clean:  ## remove the environment and the files of `make demo` and `make emoji`
 	rm -rf $(VENV) data/demo data/emoji data/npm runs/demo runs/emoji

@@ -11,7 +11,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
 _MODULES = {
     "Batch": "clipzoo.types",
     "ConfigError": "clipzoo.errors",
@@ -45,6 +44,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name at its first use: `import clipzoo` must not take torch's two seconds."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
+    if name == "__version__":
+        return import_module("importlib.metadata").version("clipzoo")
     raise AttributeError(f"module clipzoo has no attribute {name}")
 
 

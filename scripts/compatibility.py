@@ -1,4 +1,4 @@
-"""Write docs/compatibility.md: which objectives can train which heads, for the heads and objectives of conf/.
+"""Write docs/reference/compatibility.md: which objectives can train which heads, for the heads and objectives of conf/.
 
 python scripts/compatibility.py            write the page
 python scripts/compatibility.py --check    write nothing; exit with 1 if the page is out of date
@@ -20,7 +20,7 @@ from clipzoo.heads.base import Head
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.compatibility import Compatibility, check_pair
 
-PAGE = CONF.parent / "docs" / "compatibility.md"
+PAGE = CONF.parent / "docs" / "reference" / "compatibility.md"
 ENCODER = {"image_width": 8, "text_width": 8}
 """Compatibility does not depend on the encoder; heads are built for a small one."""
 

@@ -1,4 +1,4 @@
-"""Predict the cost of a step on many GPUs: the tables of docs/scaling.md.
+"""Predict the cost of a step on many GPUs: the tables of docs/how_to/scaling.md.
 
     python scripts/scaling_table.py
     python scripts/scaling_table.py --local-batch 512 --ranks 8 32

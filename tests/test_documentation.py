@@ -17,9 +17,9 @@ from clipzoo.config.compose import compose
 from tests.support.paths import ROOT
 from tests.support.shards import picture
 
-OWN_TESTS = {ROOT / "docs" / "add_a_head.md", ROOT / "docs" / "your_own.md"}
+OWN_TESTS = {ROOT / "docs" / "how_to" / "add_a_head.md", ROOT / "docs" / "how_to" / "your_own.md"}
 """Pages whose blocks tests/heads/test_add_a_head.py and tests/test_your_own.py run."""
-PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - OWN_TESTS)]
+PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - OWN_TESTS)]
 CODE = re.compile(r"^```bash\n(.*?)^```|^ {4}(.*?)$", re.M | re.S)
 COMMAND = re.compile(r"^(?:python (?:train\.py|scripts/\w+\.py)|torchrun|sbatch|clipzoo) [^#\n]*", re.M)
 SUBCOMMANDS = {

@@ -1,4 +1,4 @@
-"""The commands of docs/fine_tuning.md, run at a small size; those that download are run by tests/io/test_hub.py."""
+"""The commands of docs/how_to/fine_tuning.md at a small size; tests/io/test_hub.py runs those that download."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = {
 
 
 def documented() -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "fine_tuning.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "how_to" / "fine_tuning.md").read_text(), re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 

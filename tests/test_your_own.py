@@ -1,4 +1,4 @@
-"""The blocks of docs/your_own.md, run in their order in a folder with pictures."""
+"""The blocks of docs/how_to/your_own.md, run in their order in a folder with pictures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_block_of_the_page_runs(tmp_path):
     write_pictures(tmp_path / "pictures" / "train", 32)
     write_pictures(tmp_path / "pictures" / "test", 10)
     output = []
-    for number, (language, text) in enumerate(BLOCK.findall((ROOT / "docs" / "your_own.md").read_text())):
+    for number, (language, text) in enumerate(BLOCK.findall((ROOT / "docs" / "how_to" / "your_own.md").read_text())):
         lines = text.splitlines() if language == "bash" else []
         if language != "bash":
             path = tmp_path / re.search(r"^# (\S+)\n", text, re.MULTILINE)[1]

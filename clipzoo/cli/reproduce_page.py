@@ -1,4 +1,4 @@
-"""Write docs/reproduce.md: the cost of each of the papers' tables and the commands of its rows.
+"""Write docs/papers/reproduce.md: the cost of each of the papers' tables and the commands of its rows.
 
 python -m clipzoo.cli.reproduce_page
 """
@@ -17,11 +17,11 @@ from clipzoo.report.paper_tables.published import PaperTable, layout, search_of,
 from clipzoo.report.render import markdown_page
 from clipzoo.report.table import Cell, text_table
 
-PAGE = CONF.parent / "docs" / "reproduce.md"
+PAGE = CONF.parent / "docs" / "papers" / "reproduce.md"
 
 
 def page() -> str:
-    """Text of docs/reproduce.md."""
+    """Text of docs/papers/reproduce.md."""
     millions = {name: (low / 1e6, high / 1e6) for name, (low, high) in layout()["pairs"].items()}
     tables = [_table_row(table(name)) for name in table_names()]
     rows = [_experiment_row(experiment) for experiment in experiments().values()]

@@ -14,14 +14,16 @@ from tests.support.paths import ROOT
 MODULES = {
     "hydra-core": "hydra", "pillow": "PIL", "faiss-cpu": "faiss", "pyyaml": "yaml", "open_clip_torch": "open_clip",
     "scikit-learn": "sklearn", "hydra-submitit-launcher": "hydra_plugins",
-    "mlflow-skinny": "mlflow",
+    "mlflow-skinny": "mlflow", "mkdocs-material": "material",
 }  # fmt: skip
 """Distributions whose module has another name."""
 PROVIDED = {"open_clip_train": "open_clip"}
 """Further modules of a declared distribution."""
-LOADED_BY_NAME = {"tensorboard", "s3fs", "hydra_plugins", "mkdocs", "onnx", "onnxscript"}
-"""Used through another package: torch.utils.tensorboard, torch.onnx, Hydra's launchers, the documentation's program,
-file systems of fsspec."""
+LOADED_BY_NAME = {
+    "tensorboard", "s3fs", "hydra_plugins", "onnx", "onnxscript", "material", "mkdocstrings", "ipykernel",
+}  # fmt: skip
+"""Used through another package: torch.utils.tensorboard, torch.onnx, Hydra's launchers, plugins of MkDocs, the
+kernel of notebooks, file systems of fsspec."""
 
 
 def declared(extras: bool) -> set[str]:

@@ -1,4 +1,4 @@
-"""The formulae of docs/scaling.md against what torch counts in a real forward and backward pass."""
+"""The formulae of docs/how_to/scaling.md against what torch counts in a real forward and backward pass."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_settings_of_a_search_belong_to_a_sweep():
 
 
 def test_the_documented_search_file_states_a_search(tmp_path, monkeypatch):
-    (content,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "searches.md").read_text(), re.DOTALL)
+    (content,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "how_to" / "searches.md").read_text(), re.DOTALL)
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / "mine.yaml").write_text(content)
     monkeypatch.setenv("CLIPZOO_CONFIG_DIR", str(tmp_path))

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -22,18 +21,14 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> Path:
-    """A virtual environment that holds the wheel; only its dependencies come from the current environment."""
+    """Build wheel and sdist by `make package`; return the commands of the environment that holds the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    call(folder, sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT))
-    call(folder, sys.executable, "-m", "venv", "--without-pip", "environment")
-    python = folder / "environment" / "bin" / "python"
-    (wheel,) = folder.glob("clipzoo-*.whl")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
-    call(folder, *pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel))
-    site = sysconfig.get_paths(vars={"base": str(folder / "environment")})["purelib"]
-    # A path listed in a .pth file is searched, but its own .pth files are not read: no editable installation shows.
-    Path(site, "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    return folder / "environment" / "bin"
+    done = subprocess.run(
+        [ROOT / ".ci" / "package", folder], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("installs and runs") == 2, "the wheel, and the sdist"
+    return folder / "environment-whl" / "bin"
 
 
 def call(folder: Path, *command: str) -> str:
@@ -51,6 +46,13 @@ def test_package_and_configuration_come_from_the_wheel(environment, tmp_path):
     package, conf = call(tmp_path, str(environment / "python"), "-c", code).split()
     assert Path(package).is_relative_to(environment.parent) and Path(package).with_name("py.typed").exists()
     assert Path(conf) == Path(package).parent / "conf"
+
+
+@pytest.mark.medium
+def test_the_version_of_the_package_is_that_of_its_file(environment, tmp_path):
+    code = "import clipzoo; print(clipzoo.__version__)"
+    version = call(tmp_path, str(environment / "python"), "-c", code).strip()
+    assert [path.name for path in environment.parents[1].glob("clipzoo-*.tar.gz")] == [f"clipzoo-{version}.tar.gz"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The code blocks of docs/add_a_head.md, run in a copy of the repository."""
+"""The code blocks of docs/how_to/add_a_head.md, run in a copy of the repository."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_page_adds_a_head_that_passes_every_contract_and_can_be_trained(tmp_
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     for part in ("train.py", "pyproject.toml"):
         shutil.copy(ROOT / part, tmp_path)
-    blocks = BLOCK.findall((ROOT / "docs" / "add_a_head.md").read_text())
+    blocks = BLOCK.findall((ROOT / "docs" / "how_to" / "add_a_head.md").read_text())
     for language, text in blocks:
         if language != "bash":
             path = re.match(r"# (\S+)\n", text)[1]

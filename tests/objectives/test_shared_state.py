@@ -28,7 +28,7 @@ OBJECTIVES = [
     "isogclr",
 ]
 BYTES = {"nuclr": 24, "isogclr": 24, "sogclr": 8}
-"""Bytes of state for each sample in float32, as docs/scaling.md states."""
+"""Bytes of state for each sample in float32, as docs/how_to/scaling.md states."""
 
 
 @cache

@@ -178,7 +178,7 @@ def require(store: Store, action: Callable[[], Result]) -> Result:
     # The backends of fsspec raise errors of many types.
     except (TrainingError, Exception) as error:
         text = str(error) if isinstance(error, TrainingError) else f"{store.key}={store.url}: {cause(error)}"
-        raise ConfigError(f"{text}. Credentials are those of the environment (docs/remote_runs.md)") from error
+        raise ConfigError(f"{text}. Credentials are those of the environment (docs/how_to/remote_runs.md)") from error
 
 
 def _put(filesystem: Any, file: Path, path: str) -> None:

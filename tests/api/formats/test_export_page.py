@@ -1,4 +1,4 @@
-"""The commands and Python blocks of docs/export.md, run in order in a folder with a trained run, pictures and shards.
+"""The commands and Python blocks of docs/how_to/export.md, run in order in a folder with a run, pictures and shards.
 
 The commands with USER/NAME are those of test_upload.py; tests/test_documentation.py checks the training of SigLIP.
 """
@@ -49,9 +49,9 @@ def test_the_page_of_exports_runs(workplace, capsys):
     images = [picture.convert("RGB") for picture in pictures(3)]
     names = {"picture": images[0], "pixels": torch.stack([model.transform(image) for image in images]).numpy()}
     ran = []
-    for language, text in BLOCK.findall((ROOT / "docs" / "export.md").read_text()):
+    for language, text in BLOCK.findall((ROOT / "docs" / "how_to" / "export.md").read_text()):
         if language == "python":
-            exec(compile(text, "docs/export.md", "exec"), names)
+            exec(compile(text, "docs/how_to/export.md", "exec"), names)
             ran.append("python")
             continue
         for line in text.splitlines():

@@ -1,4 +1,6 @@
-"""Shards on an S3 server that is slow, fails, stalls or cuts answers. `pytest -s` prints the table of docs/data.md."""
+"""Shards on an S3 server that is slow, fails, stalls or cuts answers. `pytest -s` prints the table of
+docs/how_to/data.md.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.training.loggers import Logger, MetricLogger
 from tests.support.paths import ROOT
 
-(BLOCK,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "inspection.md").read_text(), re.DOTALL)
+(BLOCK,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how_to" / "inspection.md").read_text(), re.DOTALL)
 CONFIG = {"seed": 3, "trainer": {"global_batch": 8}}
 
 

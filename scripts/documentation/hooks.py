@@ -1,0 +1,74 @@
+"""Hooks of MkDocs: generated pages, links of the changelog, formulas as MathML. See .mkdocs.yml."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from html import escape, unescape
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+from clipzoo.cli import __main__ as commands
+
+ROOT = Path(__file__).parents[2]
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])\s*</\1>', re.DOTALL)
+
+
+def on_files(files: Files, config) -> Files:
+    """Add the changelog and the page of all commands."""
+    for place, text in {"changelog.md": _changelog(), "reference/commands.md": _commands()}.items():
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def on_page_content(html: str, page, config, files) -> str:
+    """Write formulas as MathML, which browsers draw without a script."""
+    return FORMULA.sub(lambda match: _formula(unescape(match[2]), block=match[1] == "div"), html)
+
+
+def _formula(source: str, block: bool) -> str:
+    drawn = convert(source.strip(), display="block" if block else "inline")
+    label = escape(re.sub(r"\s+", " ", source.strip()), quote=True)
+    return drawn.replace("<math ", f'<math aria-label="{label}" ', 1)
+
+
+def _changelog() -> str:
+    return (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+
+
+def _commands() -> str:
+    """Return a page with the help of every command, as `clipzoo COMMAND --help` prints it."""
+    lines = [
+        "# Commands", "",
+        "`clipzoo COMMAND --help` prints the same on the terminal. Commands that take `KEY=VALUE` accept every key of",
+        "the [configuration](../configuration.md). Files in `scripts/` with a command's name call that command.", "",
+    ]  # fmt: skip
+    lines += ["| command | purpose |", "| --- | --- |"]
+    parser = commands._parser()
+    (action,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for choice in action._choices_actions:
+        lines.append(f"| [`clipzoo {choice.dest}`](#clipzoo-{choice.dest}) | {choice.help} |")
+    for name, command in action.choices.items():
+        lines += ["", f"## `clipzoo {name}`", "", *_help(command)]
+    lines += ["", "## Exit codes", "", EXIT_CODES]
+    return "\n".join(lines) + "\n"
+
+
+def _help(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the help of a command, with that of its subcommands."""
+    lines = ["```text", *parser.format_help().rstrip().splitlines(), "```"]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                lines += ["", f"### `{parser.prog} {name}`", "", *_help(command)]
+    return lines
+
+
+EXIT_CODES = """| code | meaning |
+| ---: | --- |
+| 0 | success, also for a run that is finished already |
+| 1 | an error while the command ran |
+| 2 | a mistake in the command or its configuration; nothing was started |
+| 75 | stopped on request (SIGTERM, SIGUSR1, Ctrl-C); a checkpoint is saved and the same command resumes |"""
