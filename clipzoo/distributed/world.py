@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -115,6 +115,16 @@ class World:
     def mean(self, tensor: Tensor) -> Tensor:
         """Mean over ranks, without gradient."""
         return self.sum(tensor) / self.size
+
+    def mean_and_rows(self, values: Tensor, row: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
+        """Return the mean of values over ranks, on the host, and the rows of all ranks; in one collective.
+
+        values: [n]; row: this rank's numbers, equally many on all ranks.
+        """
+        rows = torch.zeros(self.size, len(row), dtype=values.dtype)
+        rows[self.rank] = torch.tensor(row, dtype=values.dtype)
+        total = self.sum(torch.cat([values, rows.flatten().to(values.device)])).cpu()
+        return total[: len(values)] / self.size, total[len(values) :].view_as(rows).tolist()
 
     def maximum(self, tensor: Tensor) -> Tensor:
         """Maximum over ranks, without gradient."""

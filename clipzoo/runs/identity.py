@@ -22,7 +22,7 @@ HARMLESS = (
     "trainer.profile", "trainer.on_spike", "trainer.spike_window", "trainer.spike_threshold", "trainer.head_products",
     "init._target_", "init.weights", "init.image", "init.text", "init.head", "init.resume",
     "tune.image.cache_gigabytes", "tune.text.cache_gigabytes", "upload_patience", "upload_every",
-    "trainer.parallel", "trainer.fsdp",
+    "trainer.parallel", "trainer.fsdp", "trainer.slow_rank_threshold", "trainer.slow_rank_seconds",
 )  # fmt: skip
 """Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
 

@@ -7,12 +7,13 @@ at once) or is made again for one micro-batch after the other (GradCache, Gao et
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from clipzoo.distributed.parallel.base import Parallel, Replicated
+from clipzoo.distributed.parallel.passes import OTHER_RANKS, OWN_PASSES, Mark
 from clipzoo.distributed.ranges import step_part
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
@@ -63,25 +64,29 @@ class GradientCache:
         self._others = [p for module in (model.head, objective) for p in module.parameters() if p.requires_grad]
         world.broadcast_(parameter.detach() for parameter in self._others)
         self._shared = self._parallel.wrap(self._encoder, self._encoder.blocks())
+        self._mark: Mark = _no_mark
+        self._parallel.time_passes(lambda part: self._mark(part))
 
     def __call__(
         self,
         batch: Batch,
         progress: Progress,
         scale: float | Tensor = 1.0,
-        mark: Callable[[str], None] = lambda part: None,
+        mark: Mark | None = None,
         diagnose: bool = False,
         train_encoder: bool = True,
     ) -> Loss:
         """Add the gradient of `scale` times the batch's loss, averaged over ranks, to all parameters.
 
-        batch: this rank's share of the global batch. mark: called with "forward" and "backward" when each is done.
+        batch: this rank's share of the global batch. mark: called with "forward" and "backward" when each is done, and
+        with OWN_PASSES and OTHER_RANKS around waits for other ranks.
         diagnose: also log the diagnostics of similarities and embeddings.
         train_encoder: False for a step of head and objective alone.
 
         Returns:
             The loss, without the scale.
         """
+        self._mark = mark or _no_mark
         micro_batches = batch.split(self._micro_batch or len(batch))
         whole = len(micro_batches) == 1
         trained = self._trained if train_encoder else []
@@ -94,18 +99,20 @@ class GradientCache:
             random_states, features = self._encode_without_graph(micro_batches, trained)
         leaves = {view: _leaf(view_features) for view, view_features in zip(trained, features, strict=True)}
         both = {**constant, **leaves}
+        self._mark(OWN_PASSES)
         loss = self._loss((both["image"], both["text"]), batch, progress, diagnose)
-        mark("forward")
+        self._mark("forward")
         with step_part("backward"):
             (loss.total * scale).backward()
             self._average_others()
             gradients = _gradients(leaves.values())
+            self._mark(OTHER_RANKS)
             if trained and whole:
                 _backward(features, gradients)
             elif trained:
                 self._replay(micro_batches, trained, random_states, gradients)
             self._parallel.end_step()
-        mark("backward")
+        self._mark("backward")
         return loss
 
     @torch.no_grad()
@@ -169,6 +176,10 @@ class GradientCache:
         mean = self._world.mean(torch.cat([gradient.flatten() for gradient in gradients]))
         for gradient, part in zip(gradients, mean.split([len(g.flatten()) for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def _no_mark(part: str) -> None:
+    pass
 
 
 def _encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Features]:

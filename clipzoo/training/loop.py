@@ -16,6 +16,7 @@ from clipzoo.distributed.world import World
 from clipzoo.runs.metric_key import AVERAGE, of_average
 from clipzoo.training.checkpoints.state import TrainingState
 from clipzoo.training.inspection.profile import StepProfiler
+from clipzoo.training.inspection.slow_ranks import SlowRanks
 from clipzoo.training.optimization.average import WeightAverage
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import Saving
@@ -40,6 +41,7 @@ class TrainingLoop:
     total_steps: int
     group_captions: bool = True
     average: WeightAverage | None = None
+    slow_ranks: SlowRanks | None = None
 
     def run(self, profiler: StepProfiler | None = None) -> tuple[dict[str, Any], dict[str, float]]:
         """Train and evaluate; return the cost of the training and the metrics.
@@ -64,6 +66,7 @@ class TrainingLoop:
                 self._set_status(done - 1, "computing")
                 with step_part("transfer"):
                     batch = batch.to(self.world.device)
+                self.step.throughput.mark("transfer")
                 if not self.group_captions or self.step.parallel.equal_passes:
                     batch = replace(batch, text_length=None)
                 if done == start + 1:
@@ -128,9 +131,16 @@ class TrainingLoop:
             **self.step.model.head.logs(),
         }
         tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
-        means = self.world.mean(torch.stack([tensor.to(self.world.device) for tensor in tensors.values()])).tolist()
-        values |= dict(zip(tensors, means, strict=True))
+        # Of the reading before, which is complete: to read this one waits for the device.
+        own = SlowRanks.row(self.step.throughput.own)
+        stacked = torch.stack([tensor.to(self.world.device) for tensor in tensors.values()])
+        means, rows = self.world.mean_and_rows(stacked, own)
+        values |= dict(zip(tensors, means.tolist(), strict=True))
         values |= {**self.step.throughput.read(done), **self.state.counters.read()}
+        slowest, slow_ranks = ({}, []) if self.slow_ranks is None else self.slow_ranks.judge(rows)
+        values |= slowest
+        for slow_rank in slow_ranks:
+            slow_rank.report(done, self.world, self.parts.logger.log)
         if self.world.is_first:
             self.parts.logger.log(done, values)
         self.parts.report(self.step.throughput.progress_line(done, values))

@@ -193,12 +193,16 @@ class Inspection:
     of the last checkpoint at a multiple of save_every. None judges no step.
     spike_window: number of steps by which a step is judged; the first ones are not judged.
     spike_threshold: a value above median + spike_threshold * median absolute deviation is a spike.
+    slow_rank_threshold, slow_rank_seconds: a rank is reported that is slower than the median of the ranks by this
+    share for so long.
     """
 
     profile: StepRange | None = None
     on_spike: SpikePolicy | None = None
     spike_window: SpikeWindow = 100
     spike_threshold: Positive = 20.0
+    slow_rank_threshold: Positive = 0.2
+    slow_rank_seconds: Positive = 60.0
 
     def check(self, total_steps: int) -> None:
         """Raise ConfigError if the training does not have the steps to profile."""

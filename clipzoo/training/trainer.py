@@ -21,6 +21,7 @@ from clipzoo.training.fully_sharding import FullySharding
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.inspection.divergence import DivergenceCheck
 from clipzoo.training.inspection.profile import StepProfiler
+from clipzoo.training.inspection.slow_ranks import SlowRanks
 from clipzoo.training.inspection.spikes import SpikeDetector, Spikes
 from clipzoo.training.inspection.throughput import Throughput
 from clipzoo.training.loop import TrainingLoop
@@ -90,6 +91,8 @@ class Trainer(Part):
         sample_state: Literal["whole", "sharded"] = "whole",
         parallel: Literal["ddp", "fsdp"] = "ddp",
         fsdp: FullySharding | None = None,
+        slow_rank_threshold: Positive = 0.2,
+        slow_rank_seconds: Positive = 60.0,
     ) -> None:
         self.length = Length(global_batch, epochs, steps)
         self.computation = Computation(
@@ -97,7 +100,9 @@ class Trainer(Part):
             *(sample_state, parallel, fsdp or FullySharding()),
         )
         self.saving = Saving(log_every, save_every, keep, best_metric, save_in_background, checkpoint_format)
-        self.inspection = Inspection(profile, on_spike, spike_window, spike_threshold)
+        self.inspection = Inspection(
+            *(profile, on_spike, spike_window, spike_threshold, slow_rank_threshold, slow_rank_seconds)
+        )
         self.device, self.timeout = device, timeout
 
     def check(self, dataset: Dataset, seed: int, world: World) -> None:
@@ -170,7 +175,9 @@ def fit(
     )
     with float32_matmul_precision(computation, world):
         sizes = length.global_batch, total_steps, grouped
-        loop = TrainingLoop(step, parts, state, saving, preemption, world, *sizes, average)
+        asked = inspection or Inspection()
+        slow_ranks = SlowRanks(asked.slow_rank_threshold, asked.slow_rank_seconds)
+        loop = TrainingLoop(step, parts, state, saving, preemption, world, *sizes, average, slow_ranks)
         cost, metrics = loop.run(_profiler(inspection, parts, world))
     parallel.finish()
     world.run_on_first(tuned.remove_caches)

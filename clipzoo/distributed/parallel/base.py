@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from clipzoo.distributed.parallel.passes import OWN_PASSES, Mark, at_end_of_backward, on_gradient
 from clipzoo.distributed.world import World
 
 M = TypeVar("M", bound=nn.Module)
@@ -62,6 +63,9 @@ class Parallel(ABC, Generic[M]):
     @abstractmethod
     def accumulating(self, last: bool) -> AbstractContextManager[None]:
         """Return the context of the passes of one micro-batch. last: of the step."""
+
+    def time_passes(self, mark: Mark) -> None:
+        """Call `mark` with OWN_PASSES and OTHER_RANKS during the passes of the wrapped encoder, in every step."""
 
     def any_rank(self, condition: bool) -> bool:
         """Return True if the condition holds on any rank. Collective."""
@@ -122,6 +126,14 @@ class Replicated(Parallel[M]):
         # Buffers may differ among ranks: batch norm's running statistics are those of the rank's own samples.
         self._encoder = DistributedDataParallel(encoder, broadcast_buffers=False, gradient_as_bucket_view=True)
         return self._encoder
+
+    def time_passes(self, mark: Mark) -> None:
+        def on_forward(module: nn.Module, arguments: object, output: object) -> None:
+            # DDP queues its wait for the other ranks when the last gradient is there: this callback comes before it.
+            on_gradient(output, lambda: at_end_of_backward(lambda: mark(OWN_PASSES)))
+
+        if self._encoder is not None:
+            self._encoder.register_forward_hook(on_forward)
 
     def accumulating(self, last: bool) -> AbstractContextManager[None]:
         # Ranks exchange the sum over the micro-batches, once.

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from clipzoo.distributed.parallel.base import Parallel, by_kind
+from clipzoo.distributed.parallel.passes import OTHER_RANKS, OWN_PASSES, Mark, on_gradient
 from clipzoo.distributed.parallel.sharded_scaler import ShardedScaler
 from clipzoo.distributed.parallel.twin import twin
 from clipzoo.distributed.world import World
@@ -65,13 +66,15 @@ class Sharded(Parallel[M]):
         self.trained = twin(model, kept)
         self._encoder: nn.Module | None = None
         self._shards: list[_Shard] = []
+        self._units: list[nn.Module] = []
         self._is_whole = False
 
     def wrap(self, encoder: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         names = {id(parameter): name for name, parameter in self.trained.named_parameters()}
         wholes = {names[id(parameter)]: parameter for parameter in encoder.parameters()}
         strides = {name: parameter.stride() for name, parameter in wholes.items()}
-        for unit in [*_units(encoder, blocks), encoder]:
+        self._units = [*_units(encoder, blocks), encoder]
+        for unit in self._units:
             self._shard(unit)
         trained = dict(self.trained.named_parameters())
         self._shards = [_Shard(whole, trained[name], strides[name]) for name, whole in wholes.items()]
@@ -80,6 +83,10 @@ class Sharded(Parallel[M]):
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         self._encoder = encoder
         return encoder
+
+    def time_passes(self, mark: Mark) -> None:
+        for unit in self._units:
+            _time_unit(unit, mark)
 
     @contextmanager
     def accumulating(self, last: bool) -> Iterator[None]:
@@ -211,6 +218,30 @@ class _Shard:
         values = _gathered(self.parameter.detach(), device)
         self.whole.data = torch.empty_strided(values.shape, self._stride, dtype=values.dtype, device=device)
         self.whole.data.copy_(values)
+
+
+def _time_unit(unit: nn.Module, mark: Mark) -> None:
+    """Mark the waits for the weights of a unit: its FSDP hooks lie between the two forward pre-hooks here.
+
+    In the backward pass they lie between the gradient of a unit's input and that of the output of the unit before.
+    """
+
+    @torch.compiler.disable
+    def before_wait(module: nn.Module, arguments: object) -> None:
+        mark(OWN_PASSES)
+
+    @torch.compiler.disable
+    def after_wait(module: nn.Module, arguments: object) -> None:
+        mark(OTHER_RANKS)
+        on_gradient(arguments, lambda: mark(OWN_PASSES))
+
+    @torch.compiler.disable
+    def after_pass(module: nn.Module, arguments: object, output: object) -> None:
+        on_gradient(output, lambda: mark(OTHER_RANKS))
+
+    unit.register_forward_pre_hook(before_wait, prepend=True)
+    unit.register_forward_pre_hook(after_wait)
+    unit.register_forward_hook(after_pass)
 
 
 def _mesh(world: World, ranks: int) -> DeviceMesh:

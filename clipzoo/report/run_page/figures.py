@@ -16,16 +16,22 @@ from clipzoo.report.run_page.arrays import Arrays
 from clipzoo.runs.metric_key import MetricKey
 from clipzoo.runs.training_log import Line
 
-NO_CURVES = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib"}
+NO_CURVES = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib", "slowest_rank"}
 FIRST_CURVES = ("loss", "lr", "temperature", "gamma", "gradient_norm", "samples_per_second", "data_wait")
 TITLES = {
     "lr": "learning rate",
     "gradient_norm": "gradient norm",
     "samples_per_second": "throughput",
     "data_wait": "time waiting for data",
+    "slowest_rank_excess": "time of the slowest rank above the median",
     "flops_utilisation": "model FLOPs utilization",
 }
-UNITS = {"samples_per_second": "samples/s", "data_wait": "fraction", "flops_utilisation": "fraction"}
+UNITS = {
+    "samples_per_second": "samples/s",
+    "data_wait": "fraction",
+    "flops_utilisation": "fraction",
+    "slowest_rank_excess": "fraction",
+}
 MOST_NUMBERS = 20
 """Largest number of classes whose confusion matrix has its percentages written in."""
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +52,18 @@ def save_sharded(
     keep: int,
     rank: int,
     group: dist.ProcessGroup | None,
+    written: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the checkpoint <folder>/step_<step>, then remove older ones but the newest `keep`. Collective.
 
     pieces: this rank's parts of the tensors, on the CPU, by name. state: encoded state, of the first rank. facts: small
-    values for the mark. group: process group of all ranks with a CPU backend; None for a single process.
+    values for the mark. group: process group of all ranks with a CPU backend; None for a single process. written:
+    called when this rank's file is on the disk.
 
     Raises:
         WriteError: a file cannot be written, on this or another rank.
     """
-    writer = _Writer(path, state, facts, keep, rank)
+    writer = _Writer(path, state, facts, keep, rank, written)
     try:
         dcp.save(pieces, storage_writer=writer, planner=_Planner(), process_group=group, no_dist=group is None)
     except dcp.CheckpointException as failure:
@@ -101,8 +103,12 @@ def _write_item(name: str, piece: Piece) -> WriteItem:
 class _Writer(StorageWriter):
     """Writes one file for each rank, and the manifest in place of torch's pickled metadata."""
 
-    def __init__(self, path: Path, state: Mapping[str, Any], facts: Mapping[str, Any], keep: int, rank: int) -> None:
+    def __init__(
+        self, path: Path, state: Mapping[str, Any], facts: Mapping[str, Any], keep: int, rank: int,
+        written: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._path, self._state, self._facts, self._keep = path, dict(state), facts, keep
+        self._written = written
         self._temporary, self._file = temporary_folder(path), f"rank_{rank:05d}.safetensors"
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
@@ -127,7 +133,7 @@ class _Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the file of this rank."""
-        written: Future[list[WriteResult]] = Future()
+        result: Future[list[WriteResult]] = Future()
         tensors: dict[str, Tensor] = {}
         for item in plan.items:
             assert item.index.offset is not None
@@ -135,11 +141,12 @@ class _Writer(StorageWriter):
             assert isinstance(tensor, Tensor)
             tensors[key_of(item.index.fqn, item.index.offset)] = tensor
         file = write_tensors(self._temporary / self._file, tensors) if tensors else None
-        written.set_result([
+        self._written()
+        result.set_result([
             WriteResult(item.index, 0, (self._file, file, tuple(tensor.shape)))
             for item, tensor in zip(plan.items, tensors.values(), strict=True)
         ])  # fmt: skip
-        return written
+        return result
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the manifest, give the folder its name, and write the mark; on the first rank."""

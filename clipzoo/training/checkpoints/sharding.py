@@ -53,11 +53,18 @@ class Sharding:
         return format == "sharded" or (format == "auto" and (bool(self._places) or any(map(is_sharded, parameters))))
 
     def writing(
-        self, path: Path, state: Mapping[str, Any], facts: Mapping[str, Any], keep: int, copy: bool
+        self,
+        path: Path,
+        state: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        keep: int,
+        copy: bool,
+        written: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
         """Return a function that writes this rank's part of the state. Collective, and so is that function.
 
-        copy: write a copy of the state, which training may change before it is written.
+        copy: write a copy of the state, which training may change before it is written. written: called when this rank
+        has written its part.
         """
         from clipzoo.training.checkpoints.sharded_writer import save_sharded
 
@@ -69,7 +76,7 @@ class Sharding:
             # The last two keys, because averaged weights are stored by module too.
             if self._world.is_first or keys[-2:] not in self._buffers or keys in self._places:
                 pieces[name_of(keys)] = Piece(local(tensor).detach().to("cpu", copy=copy), place)
-        return partial(save_sharded, path, pieces, encoded(state), facts, keep, self._world.rank, self._group)
+        return partial(save_sharded, path, pieces, encoded(state), facts, keep, self._world.rank, self._group, written)
 
     def templates(self) -> Templates:
         """Return the tensors that a checkpoint is to fill."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -205,13 +206,18 @@ class TrainingState:
             part.load_state_dict(state[name])
 
     def _write(self, folder: Path, step: int, facts: Mapping[str, Any], keep: int) -> None:
-        facts = {"step": step, **self._facts, **facts}
+        before = self._writer.own_seconds
+        self._write_parts(folder, step, {"step": step, **self._facts, **facts}, keep)
+        self._throughput.add_own("checkpoint", self._writer.own_seconds - before)
+
+    def _write_parts(self, folder: Path, step: int, facts: Mapping[str, Any], keep: int) -> None:
         if self._sharded:
             self._writer.wait()
             self._world.run_on_all(lambda: require_finite_weights(self._sharding.modules, step))
             state = self._state(step, {name: part.state_dict() for name, part in self._own.items()})
             path = folder / f"step_{step:08d}"
-            self._writer.run(self._sharding.writing(path, state, facts, keep, self._background))
+            written = self._writer.end_own_part
+            self._writer.run(self._sharding.writing(path, state, facts, keep, self._background, written))
             return
         with self._parallel.whole():
             parts = {name: self._parallel.whole_state(part.state_dict()) for name, part in self._whole.items()}
@@ -225,7 +231,9 @@ class TrainingState:
         require_finite_weights(self._modules, step)
         state = self._state(step, parts)
         if self._background:
+            began = time.perf_counter()
             state = mapped(state, lambda keys, tensor: tensor.detach().to("cpu", copy=True))
+            self._throughput.add_own("checkpoint", time.perf_counter() - began)
         self._writer.run(partial(checkpoint.save, folder, step, state, facts, keep))
 
     def _state(self, step: int, parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,22 +5,40 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
 import torch
 
+from clipzoo.distributed.parallel.passes import OWN_PASSES
 from clipzoo.distributed.ranges import step_part
 from clipzoo.distributed.world import World
 
 T = TypeVar("T")
 SHARES = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 """Part of a step -> its name in metrics.jsonl, where it is a share of the time."""
+PARTS = (*SHARES, "other")
+"""Parts of a step, which together are all of its time."""
+OWN_WORK = {"data": "data", "transfer": "transfer", OWN_PASSES: "computation"}
+"""Mark -> cause of the time before it, which this rank spends without waiting for other ranks."""
+CAUSES = ("data", "transfer", "computation", "checkpoint")
+"""Causes of a rank's own time."""
+
+
+@dataclass(frozen=True)
+class OwnTime:
+    """Time since the reading before: in all, and that which this rank spent without waiting for others, by cause."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    causes: tuple[float, ...] = (0.0,) * len(CAUSES)
 
 
 class Throughput:
-    """Measures a loop over `timed(batches)`; `mark(part)` ends a part of a step.
+    """Measures a loop over `timed(batches)`; `mark(part)` ends a part of a step, or a phase inside a part.
 
+    own: time of this rank alone, between the last two readings.
     flops_per_step: floating-point operations of this rank; None until they are counted.
     peak_flops: floating-point operations per second that its device is capable of.
     """
@@ -35,6 +53,8 @@ class Throughput:
         self._started = self._read_time = time.perf_counter()
         self._first_step = self._read_step = 0
         self._read_parts: dict[str, float] = {}
+        self._read_own: dict[str, float] = {}
+        self.own = OwnTime()
         self._estimate_from = self._started, 0
         self._spent_before: dict[str, float] = {"seconds": 0.0, "steps": 0}
 
@@ -76,8 +96,12 @@ class Throughput:
             yield batch
 
     def mark(self, part: str) -> None:
-        """Assign the time since the last mark to `part`."""
+        """Assign the time since the last part to `part`; the mark of a phase inside a part begins no new part."""
         self._clock.mark(part)
+
+    def add_own(self, cause: str, seconds: float) -> None:
+        """Count seconds that this rank spent without waiting for others, outside of the marks."""
+        self._clock.own[cause] += seconds
 
     def read(self, step: int) -> dict[str, float]:
         """Return samples per second over all ranks and shares of the time since the last reading, and peak memory."""
@@ -91,7 +115,9 @@ class Throughput:
             "peak_memory_mib": self._peak_memory(),
             "seconds": self._spent_before["seconds"] + now - self._started,
         }
-        self._read_time, self._read_step, self._read_parts = now, step, parts
+        own = dict(self._clock.own)
+        self.own = OwnTime(seconds, steps, tuple(own[cause] - self._read_own.get(cause, 0.0) for cause in CAUSES))
+        self._read_time, self._read_step, self._read_parts, self._read_own = now, step, parts, own
         return values
 
     def progress_line(self, step: int, values: Mapping[str, Any]) -> str:
@@ -129,6 +155,7 @@ class Throughput:
         self._estimate_from = now, step
         if self._read_step == self._first_step:
             self._read_time, self._read_step, self._read_parts = now, step, parts
+            self._read_own = dict(self._clock.own)
 
     def _utilization(self, steps: float, seconds: float) -> dict[str, float]:
         """Model FLOPs utilization: recomputed activations do not count."""
@@ -150,11 +177,15 @@ class Throughput:
 
 
 class _Clock:
-    """Seconds by part. A GPU records events at the marks, so that the host does not wait for it."""
+    """Seconds by part. A GPU records events at the marks, so that the host does not wait for it.
+
+    own: seconds by cause; see OWN_WORK. Complete after `totals`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._last = self._now()
+        self._last = self._last_part = self._now()
+        self.own = dict.fromkeys(CAUSES, 0.0)
         self._marks: list[tuple[str, Any]] = []
         self._totals: dict[str, float] = {}
 
@@ -166,11 +197,17 @@ class _Clock:
         if self._on_gpu and self._marks:
             self._marks[-1][1].synchronize()
         for part, end in self._marks:
-            seconds = self._last.elapsed_time(end) / 1000 if self._on_gpu else end - self._last
-            self._totals[part] = self._totals.get(part, 0.0) + seconds
+            if part in OWN_WORK:
+                self.own[OWN_WORK[part]] += self._seconds(self._last, end)
+            if part in PARTS:
+                self._totals[part] = self._totals.get(part, 0.0) + self._seconds(self._last_part, end)
+                self._last_part = end
             self._last = end
         self._marks.clear()
         return self._totals
+
+    def _seconds(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end) / 1000 if self._on_gpu else end - begin
 
     def _now(self) -> Any:
         if not self._on_gpu:

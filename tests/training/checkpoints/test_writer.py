@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from functools import partial
 
 import pytest
 
@@ -59,3 +61,22 @@ def test_without_a_thread_a_checkpoint_is_written_at_once():
     assert done == [1]
     with pytest.raises(OSError, match="the disk is gone"):
         writer.run(fail)
+
+
+def test_the_wait_for_files_of_other_ranks_is_not_the_own_time_of_a_writer():
+    others, written = threading.Event(), threading.Event()
+    writer = CheckpointWriter(background=True)
+
+    def write() -> None:
+        writer.end_own_part()
+        written.set()
+        others.wait()
+
+    writer.run(write)
+    written.wait()
+    threading.Timer(0.1, others.set).start()
+    writer.wait()
+    assert writer.own_seconds == 0
+    writer.run(partial(time.sleep, 0.05))
+    writer.wait()
+    assert 0 < writer.own_seconds < 30
