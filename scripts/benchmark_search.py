@@ -3,8 +3,8 @@
     python scripts/make_world.py
     python scripts/benchmark_search.py --output docs/benchmarks/search.json
 
-Both searches train into folders of their own, so that neither finds runs of the other. Costs: minutes of training as
-the runs report them, and CPU minutes of the whole command with evaluations and starts.
+Both searches train into folders of their own, so that neither finds runs of the other. Costs: steps of training, the
+minutes that the runs report for them, and CPU minutes of the whole command with evaluations and starts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from clipzoo.cli.arguments import Parser, run_main
 from clipzoo.cli.trials import search_of
 from clipzoo.report.comparison.trials import Trials
 from clipzoo.runs.search.study import Study, study_folder
+from clipzoo.runs.search.trial import Trial
 
 COMMON = [
     "experiment=demo/clip", "name=null", "head=wpse", "head.embed_width=128", "search=wpse", "eval.linear_probe=[]",
@@ -46,6 +47,7 @@ def main() -> None:
         "what": "search=wpse on the demo: the whole grid, and a pruned search of the same points",
         "overrides": options.overrides,
         **readings,
+        "share of the grid's steps": round(pruned["steps of training"] / grid["steps of training"], 3),
         "share of the grid's minutes": round(pruned["minutes of training"] / grid["minutes of training"], 3),
         "share of the grid's CPU time": round(pruned["CPU minutes"] / grid["CPU minutes"], 3),
         "points below the grid's best": round(grid["best"] - pruned["best"], 3),
@@ -69,11 +71,18 @@ def measure(overrides: list[str]) -> dict[str, Any]:
         "best point": dict(shown.best[0].values),
         "finished": len(shown.finished),
         "trials": len(shown.trials),
+        "steps of training": sum(_steps(trial) for trial in shown.trials),
         "minutes of training": round(sum(shown.minutes.values()), 3),
         "CPU minutes": round((_cpu_seconds() - before) / 60, 3),
         "minutes": round((time.monotonic() - start) / 60, 3),
         "results": {str(trial.number): [*trial.rungs.values(), *trial.results] for trial in shown.trials},
     }
+
+
+def _steps(trial: Trial) -> int:
+    """Number of the last step of a trial's run that is in its log."""
+    lines = (trial.folder / "metrics.jsonl").read_text().splitlines()
+    return max(int(json.loads(line).get("step", 0)) for line in lines)
 
 
 def _cpu_seconds() -> float:
@@ -86,7 +95,7 @@ def _options() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="folder for the runs; a second command goes on in it")
     parser.add_argument("--output", type=Path, help="JSON file for the readings")
-    parser.add_argument("overrides", nargs="*", default=["trainer.epochs=2.5"], help="default: %(default)s")
+    parser.add_argument("overrides", nargs="*", default=["trainer.global_batch=64", "trainer.epochs=1.25"], help="default: %(default)s")
     return parser.parse_intermixed_args()
 
 

@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,7 @@ def run(search: Search, space: Space) -> None:
     Raises:
         TrainingError: trials have failed; they cost only their rows.
     """
+    _launcher(search)
     study = Study(study_folder(search, space), search, space)
     try:
         while (trial := study.claim()) is not None:
@@ -156,8 +158,7 @@ def _train(study: Study, trial: Trial) -> int:
         # A run whose search was killed a moment ago still saves its state.
         with RunLock(trial.folder) as lock:
             lock.acquire(math.inf)
-    launcher = shlex.split(study.search.launcher or "")
-    command = [*launcher, sys.executable, "-m", "clipzoo.cli", "train", *trial.overrides]
+    command = [*_launcher(study.search), sys.executable, "-m", "clipzoo.cli", "train", *trial.overrides]
     variables = {**os.environ, VARIABLE: f"{study.folder}:{trial.number}", "CLIPZOO_SWEEP": study.name}
     library, parent = ctypes.CDLL(None), os.getpid()
 
@@ -180,6 +181,18 @@ def _train(study: Study, trial: Trial) -> int:
         for number, handler in previous.items():
             signal.signal(number, handler)
     return EXIT_CODE if stopped else code
+
+
+def _launcher(search: Search) -> list[str]:
+    """Return the words before the command of a run. Commands of the environment need not be on the path."""
+    words = shlex.split(search.launcher or "")
+    if not words:
+        return []
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
+    command = shutil.which(words[0], path=path)
+    if command is None:
+        raise ConfigError(f"search.launcher: there is no command {words[0]}")
+    return [command, *words[1:]]
 
 
 def _require_results(trials: Sequence[Trial]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -18,11 +21,16 @@ SECONDS_FOR_LAUNCHER = 2.0
 def exit_on_error() -> Iterator[None]:
     """Turn every error into one message on stderr and an exit code: 2 for ConfigError, 1 for all others.
 
-    The traceback of an unexpected error goes to a file that the message names.
+    The traceback of an unexpected error goes to a file that the message names. If the reader of stdout has closed it,
+    as `head` does, the command ends in silence with the exit code of SIGPIPE.
     """
     try:
         yield
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _stdout_is_closed():
+            # Python flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + signal.SIGPIPE)
         code = 2 if isinstance(error, ConfigError) else 1
         if not isinstance(error, ConfigError | TrainingError | UnexpectedError):
             error = unexpected(error)
@@ -33,6 +41,13 @@ def exit_on_error() -> Iterator[None]:
                 time.sleep(SECONDS_FOR_LAUNCHER)
             print(f"clipzoo: {error}", file=sys.stderr)
         sys.exit(code)
+
+
+def _stdout_is_closed() -> bool:
+    """Return True if stdout is a pipe without a reader."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 @contextmanager

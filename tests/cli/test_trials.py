@@ -47,6 +47,14 @@ def test_a_wrong_search_is_one_message(lines, words):
         hydra_arguments(["-m", "encoder=tiny", "data.shards=a.tar", *lines])
 
 
+def test_a_launcher_that_is_not_there_is_one_message_before_the_first_trial(tmp_path):
+    lines = [*TPE, "search.minimize=loss", PEAK, "encoder=tiny", "data.shards=a.tar", f"runs={tmp_path}"]
+    search = trials.search_of([*lines, "search.launcher='nosuch -n 2'"])
+    with pytest.raises(ConfigError, match="search.launcher: there is no command nosuch"):
+        trials.run(*search)
+    assert not any(tmp_path.iterdir())
+
+
 def test_settings_of_a_search_belong_to_a_sweep():
     with pytest.raises(ConfigError, match=re.escape("search.trials=3 is for a sweep: add -m")):
         hydra_arguments(["encoder=tiny", "data.shards=a.tar", "search.trials=3"])
@@ -90,25 +98,36 @@ def summary(found: list[Trial]) -> list[object]:
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_search_killed_ten_times_draws_the_same_trials_with_the_same_results(tiny_shards, tmp_path):
-    changes = ["search.rungs=[0.4]", "search.trials=5"]
+    changes = ["search.rungs=[0.4]", "search.trials=15"]
     plain, killed = (lines_of(tiny_shards, tmp_path / name, *changes) for name in ("plain", "killed"))
+    start = time.monotonic()
     run_script("train.py", "-m", *plain, log=tmp_path / "log", seconds=SECONDS)
-    draw, kills = random.Random(0), 0
-    while kills < 10:
-        process = start_script("train.py", "-m", *killed, log=tmp_path / f"killed{kills}")
-        end = time.monotonic() + draw.uniform(2, 20)
-        while process.process.is_alive() and time.monotonic() < end:
-            time.sleep(0.05)
-        if not process.process.is_alive():
-            break
+    # Together shorter than an undisturbed search: every kill meets one that goes on.
+    draw, longest = random.Random(0), (time.monotonic() - start) / 15
+    for kill in range(10):
+        process = start_script("train.py", "-m", *killed, log=tmp_path / f"killed{kill}")
+        time.sleep(draw.uniform(0, longest))
+        assert process.process.is_alive()
         for child in children(process.pid) if draw.random() < 0.5 else []:
             os.kill(child, signal.SIGKILL)
         process.kill()
-        kills += 1
     run_script("train.py", "-m", *killed, log=tmp_path / "last", seconds=SECONDS)
     expected = summary(study_of(plain).trials())
-    assert summary(study_of(killed).trials()) == expected and len(expected) == 5
-    assert kills >= 3 and {state for _, state, _, _ in expected} == {"finished", "pruned"}
+    assert summary(study_of(killed).trials()) == expected and len(expected) == 15
+    assert {state for _, state, _, _ in expected} == {"finished", "pruned"}
+
+
+@pytest.mark.slow
+def test_a_pruned_search_of_runs_on_two_ranks_is_that_of_runs_on_one(tiny_shards, tmp_path):
+    changes = ["search.rungs=[0.4]", "search.sampler=random"]
+    one, two = (lines_of(tiny_shards, tmp_path / name, *changes) for name in ("one", "two"))
+    launcher = "search.launcher='torchrun --no-python --standalone --nproc-per-node 2'"
+    run_script("train.py", "-m", *one, log=tmp_path / "log1", seconds=SECONDS)
+    process = run_script("train.py", "-m", *two, launcher, log=tmp_path / "log2", seconds=SECONDS)
+    assert " 2 ranks, " in process.stderr
+    expected, found = (study_of(lines).trials() for lines in (one, two))
+    assert [(trial.values, trial.state) for trial in found] == [(trial.values, trial.state) for trial in expected]
+    assert {trial.state for trial in found} == {"finished", "pruned"}
 
 
 @pytest.mark.slow
