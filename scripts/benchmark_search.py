@@ -95,7 +95,8 @@ def _options() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="folder for the runs; a second command goes on in it")
     parser.add_argument("--output", type=Path, help="JSON file for the readings")
-    parser.add_argument("overrides", nargs="*", default=["trainer.global_batch=64", "trainer.epochs=1.25"], help="default: %(default)s")
+    short = ["trainer.global_batch=64", "trainer.epochs=1.25"]
+    parser.add_argument("overrides", nargs="*", default=short, help="default: %(default)s")
     return parser.parse_intermixed_args()
 
 
