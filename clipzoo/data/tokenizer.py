@@ -69,6 +69,12 @@ class ClipTokenizer(Part):
             tokens += self._words[word]
         return tokens
 
+    def pieces(self, ids: list[int]) -> list[str]:
+        """Return the text of each token."""
+        source = _load()[0]
+        texts = [bytearray(source.byte_decoder[letter] for letter in source.decoder[token]) for token in ids]
+        return [text.decode("utf-8", errors="replace").replace("</w>", "") for text in texts]
+
     def tables(self) -> tuple[dict[str, int], list[tuple[str, str]], str]:
         """Return the vocabulary by text, the merges in order, and the pattern of words, to build the same tokenizer."""
         source, pattern = _load()

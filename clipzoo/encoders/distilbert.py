@@ -57,15 +57,20 @@ class DistilBertTokenizer(Part):
         self._name = name
         self._tokenizer: Any = None
 
+    def pieces(self, ids: list[int]) -> list[str]:
+        """Return the text of each token."""
+        return [self._source().decode([token]) for token in ids]
+
     def __call__(self, captions: list[str]) -> Tensor:
+        length = self.context_length
+        tokens = self._source()(captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+        return tokens["input_ids"]
+
+    def _source(self) -> Any:
         if self._tokenizer is None:
             kind = _transformers("encoder.tokenizer").AutoTokenizer
             self._tokenizer = _loaded(kind, self._name, "encoder.tokenizer.name", split_special_tokens=True)
-        length = self.context_length
-        tokens = self._tokenizer(
-            captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
-        )
-        return tokens["input_ids"]
+        return self._tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
         return {"name": self._name, "context_length": self.context_length}

@@ -68,6 +68,10 @@ class HuggingFaceTokenizer(Part):
         self._load()
         return len(self._tokenizer)
 
+    def pieces(self, ids: list[int]) -> list[str]:
+        """Return the text of each token."""
+        return [self.source.decode([token]) for token in ids]
+
     def __call__(self, captions: list[str]) -> Tensor:
         self._load()
         if self._clean_caption is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.errors import ConfigError
+from clipzoo.heads.parts import ScoreParts
 from clipzoo.heads.similarity.dense import DenseScores
 from clipzoo.types import EmbeddingKind, Features, Similarity, World, gather_embedding
 
@@ -67,6 +68,14 @@ class Head(nn.Module, Generic[EmbeddingKind]):
 
         P and Q are the parameters `image_projection` and `text_projection`.
         """
+        return None
+
+    def score_parts(self, image: Features, text: Features) -> ScoreParts | None:
+        """Features of b pairs -> terms of their scores by point; None for a head without points."""
+        return None
+
+    def memory_weights(self, query: EmbeddingKind, memory: EmbeddingKind) -> Tensor | None:
+        """b and N embeddings -> weights [b, N] with which training retrieves from a memory; None without a memory."""
         return None
 
     def search_basis(self, images: EmbeddingKind) -> Any:

@@ -52,6 +52,10 @@ class CloobHead(UnitVectorHead):
         """Logarithm of the factor of the cosine of plain embeddings, which evaluation compares."""
         return self.image_projection.new_tensor(math.log(self._inverse_temperature))
 
+    def memory_weights(self, query: Tensor, memory: Tensor) -> Tensor | None:
+        """softmax(beta q memory^T), [b, N] (eq. 9); None for the ablation."""
+        return (self._beta * query @ memory.mT).softmax(dim=1) if self._hopfield else None
+
     def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
         """[b, d] embeddings -> scores of the retrieved patterns, with the full gradient through every rank's memory."""
         if not self._hopfield:

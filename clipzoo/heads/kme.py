@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.heads.base import Head
-from clipzoo.heads.merging import merged, spread
+from clipzoo.heads.merging import groups, merged, spread
+from clipzoo.heads.parts import ScoreParts
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.ops.kme import kme_score
 from clipzoo.types import Count, Features, PointSet, Range, checked
@@ -74,6 +75,17 @@ class KmeHead(Head[PointSet]):
 
     def score(self, image: PointSet, text: PointSet) -> Tensor:
         return kme_score(image.points, image.log_weights, text.points, text.log_weights, self.gamma)
+
+    def score_parts(self, image: Features, text: Features) -> ScoreParts:
+        """w_i w'_j exp(-gamma |v_i - u_j|^2); merged points share the term of their group by weight."""
+        every, left, right = _point_set(self.image, image), self.embed_image(image), self.embed_text(text)
+        exponents = 2 * self.gamma * (left.points @ right.points.mT - 1)
+        values = (exponents + left.log_weights[:, :, None] + right.log_weights[:, None]).exp()  # [b, M, L]
+        if left.points.shape != every.points.shape:
+            owner = groups(every, left.points.shape[1])
+            shares = (every.log_weights - left.log_weights.gather(1, owner)).exp().nan_to_num(0.0)
+            values = values.gather(1, owner[:, :, None].expand(-1, -1, values.shape[2])) * shares[:, :, None]
+        return ScoreParts(values, every.log_weights.exp(), right.log_weights.exp(), is_logarithm=True)
 
     def search_basis(self, images: PointSet) -> tuple[Tensor, Tensor]:
         """Return LANDMARKS points z of the images [l, d], drawn by weight, and R^-1 [l, l], where k(z, z) = R^T R."""

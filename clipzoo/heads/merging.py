@@ -20,21 +20,26 @@ def merged(points: PointSet, count: int) -> PointSet:
     """
     if points.points.shape[1] <= count:
         return points
+    return PointSet(*_joined(points.points, points.log_weights, groups(points, count), count))
+
+
+def groups(points: PointSet, count: int) -> Tensor:
+    """Return the group of each point, [b, M], 0 to count - 1. There are more than `count` points."""
     exact = points.points.detach(), points.log_weights.detach()
     vectors, log_weights = exact
     owner = torch.arange(vectors.shape[1], device=vectors.device).expand_as(log_weights)
     while True:
-        groups = max(count, vectors.shape[1] - vectors.shape[1] // 2)
-        owner = _groups(vectors, log_weights, vectors.shape[1] - groups).gather(1, owner)
-        if groups == count:
-            return PointSet(*_joined(points.points, points.log_weights, owner, count))
-        vectors, log_weights = _joined(*exact, owner, groups)
+        remaining = max(count, vectors.shape[1] - vectors.shape[1] // 2)
+        owner = _groups(vectors, log_weights, vectors.shape[1] - remaining).gather(1, owner)
+        if remaining == count:
+            return owner
+        vectors, log_weights = _joined(*exact, owner, remaining)
 
 
-def _joined(vectors: Tensor, log_weights: Tensor, owner: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def _joined(vectors: Tensor, log_weights: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Points of the groups: weighted means and log total weights. owner: [b, M], the group of each point."""
-    members = owner.unsqueeze(1) == torch.arange(groups, device=owner.device)[:, None]
-    joint = log_weights[:, None].masked_fill(~members, -torch.inf)  # [b, groups, M]
+    members = owner.unsqueeze(1) == torch.arange(count, device=owner.device)[:, None]
+    joint = log_weights[:, None].masked_fill(~members, -torch.inf)  # [b, count, M]
     # The bound is for groups without present points: -inf minus -inf would be NaN.
     largest = joint.detach().amax(dim=2, keepdim=True).clamp(min=torch.finfo(joint.dtype).min)
     weights = (joint - largest).exp()

@@ -11,6 +11,7 @@ from numpy.random import SeedSequence
 from torch import Tensor, nn
 
 from clipzoo.heads.kernels import Kernel
+from clipzoo.heads.parts import ScoreParts
 from clipzoo.heads.points import TokenPoints, weighted_sum
 from clipzoo.heads.vector import VectorHead
 from clipzoo.ops.random_features import pooled_waves
@@ -117,6 +118,17 @@ class WpseHead(VectorHead):
         tokens, present = self.image.select(features)
         return weighted_sum(self._weights(self.image, tokens, present), tokens)
 
+    def score_parts(self, image: Features, text: Features) -> ScoreParts:
+        """scale * w_i w'_j (a1 <v_i, u_j> + a2 <z(v_i), z(u_j)>), the terms of eq. 8."""
+        (left, left_weights), (right, right_weights) = self._points(self.image, image), self._points(self.text, text)
+        linear, nonlinear = self._alpha
+        kernel = linear * (left @ right.mT)  # [b, M, L]
+        if nonlinear > 0:
+            waves = [torch.cos(points @ self.frequencies.mT + self.phases) for points in (left, right)]
+            kernel = kernel + 2 * nonlinear / len(self.phases) * (waves[0] @ waves[1].mT)
+        values = self.scale * left_weights[:, :, None] * right_weights[:, None] * kernel
+        return ScoreParts(values, left_weights, right_weights)
+
     def resample(self, index: int) -> None:
         if not self.stochastic:
             return
@@ -145,8 +157,7 @@ class WpseHead(VectorHead):
 
     def _embed(self, side: TokenPoints, features: Features) -> Tensor:
         """Return embeddings [b, d + D]; a part of weight zero is left out."""
-        tokens, present = side.select(features)
-        points, weights = side.points(tokens), self._weights(side, tokens, present)
+        points, weights = self._points(side, features)
         linear, nonlinear = self._alpha
         parts = []
         if linear > 0:
@@ -155,6 +166,11 @@ class WpseHead(VectorHead):
             waves = pooled_waves(points, weights, self.frequencies, self.phases)
             parts.append(math.sqrt(2 * nonlinear / len(self.phases)) * waves)
         return torch.cat(parts, dim=1)
+
+    def _points(self, side: TokenPoints, features: Features) -> tuple[Tensor, Tensor]:
+        """Return the points [b, M, d] and their weights [b, M]."""
+        tokens, present = side.select(features)
+        return side.points(tokens), self._weights(side, tokens, present)
 
     def _weights(self, side: TokenPoints, tokens: Tensor, present: Tensor) -> Tensor:
         """Return the weights [b, M], zero for padding; divided by the number of points if the reduction is a mean."""

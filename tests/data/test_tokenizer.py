@@ -69,3 +69,10 @@ def test_trimming_removes_only_padding(tokenizer):
     assert short.shape == (2, 16)
     assert (ids[:, 16:] == 0).all() and torch.equal(short, ids[:, :16])
     assert trim_padding(tokenizer(["word " * 100]), tokenizer.end_token).shape == (1, 77)
+
+
+def test_pieces_of_a_caption_spell_it():
+    tokenizer = ClipTokenizer(20)
+    pieces = tokenizer.pieces(tokenizer(["two blue squares, naïve"])[0].tolist())
+    assert pieces[0] == "<start_of_text>" and "<end_of_text>" in pieces
+    assert "".join(pieces[1 : pieces.index("<end_of_text>")]) == "twobluesquares,naïve"
