@@ -10,6 +10,7 @@ from pathlib import Path
 import braceexpand
 
 from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets.dataset import Images
 from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles
 from clipzoo.evaluation.datasets.tar_dataset import tar_samples
 
@@ -18,10 +19,11 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 
 @dataclass(frozen=True)
 class Gallery:
-    """names: paths below the folder, or SHARD.tar/KEY. images: in the same order."""
+    """Images with names: paths below the folder, or SHARD.tar/KEY. source: where they are from."""
 
+    source: str
     names: list[str]
-    images: ImageFiles
+    images: Images
 
 
 def read_gallery(source: str) -> Gallery:
@@ -35,7 +37,7 @@ def read_gallery(source: str) -> Gallery:
     found = dict(_members(tars) if tars else _files(folder))
     if not found:
         raise ConfigError(f"{source} has no images ({', '.join(EXTENSIONS)}): give a folder of images, or tar shards")
-    return Gallery(list(found), ImageFiles(list(found.values())))
+    return Gallery(source, list(found), ImageFiles(list(found.values())))
 
 
 def _expanded(pattern: str) -> list[Path]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -80,14 +81,18 @@ class SearchIndex:
             scores that are scored exactly; None scores all images. Ignored by the other heads, whose search is exact.
         """
         queries = [captions] if isinstance(captions, str) else list(captions)
-        results = []
-        for query in queries:
-            text = self._embed(query)
-            rows = self._rows(text, count, candidates)
-            scores = self._score(text, rows)
-            order = scores.sort(descending=True, stable=True).indices[:count]
-            results.append([Match(self.names[int(rows[index])], float(scores[index])) for index in order])
-        return results
+        found = [self.nearest(self.embed(query), count, candidates) for query in queries]
+        return [[Match(self.names[row], score) for row, score in rows] for rows in found]
+
+    def nearest(self, query: Embedding, count: int = 10, candidates: int | None = None) -> list[tuple[int, float]]:
+        """Return rows and logits of the images that are most similar to an embedding, best first.
+
+        query: one row, the embedding of a caption, or of an image, whose neighbours are then returned.
+        """
+        rows = self._rows(query, count, candidates)
+        scores = self._score(query, rows)
+        order = scores.sort(descending=True, stable=True).indices[:count]
+        return [(int(rows[index]), float(scores[index])) for index in order]
 
     def recall(self, captions: Sequence[str], count: int = 10, candidates: int | None = None) -> float:
         """Return the share of the best `count` images of some captions that `search` finds; 1 if it is exact."""
@@ -105,12 +110,13 @@ class SearchIndex:
         return self._candidates.best(text, min(max(count, candidates), len(self)))
 
     @torch.no_grad()
-    def _embed(self, caption: str) -> Embedding:
+    def embed(self, caption: str) -> Embedding:
+        """Return the embedding of a caption, one row."""
         return self.model.encode_text(self.model.tokenizer([caption]))
 
     @torch.no_grad()
     def _score(self, text: Embedding, rows: Tensor) -> Tensor:
-        """Return the logits of some images, computed in blocks."""
+        """Return the logits of some images, [rows], computed in blocks."""
         with exact_products():
             parts = [self.model.similarity(self.images[block], text)[:, 0] for block in rows.split(BLOCK)]
         return torch.cat(parts)
@@ -119,25 +125,27 @@ class SearchIndex:
 def build_index(
     model: LoadedModel,
     source: str,
-    images: str,
+    images: str | Gallery,
     folder: str | Path,
     world: World = World(),
     report: Callable[[str], None] = lambda line: None,
+    replace: bool = False,
 ) -> SearchIndex | None:
     """Embed the images of a folder or of tar shards, and return the index on the first rank. Collective.
 
-    source: name by which `clipzoo.load` finds the model. images: see `read_gallery`. report: called with lines of
-    progress. Blocks that exist are kept.
+    source: name by which `clipzoo.load` finds the model. images: a gallery, or see `read_gallery`. report: called with
+    lines of progress. replace: remove an index of other images or of another model from the folder. Blocks that exist
+    are kept.
 
     Raises:
-        ConfigError: the folder has an index of other images or of another model.
+        ConfigError: the folder has an index of other images or of another model, and replace is False.
     """
-    folder, gallery = Path(folder), read_gallery(images)
+    folder, gallery = Path(folder), read_gallery(images) if isinstance(images, str) else images
     facts = {
-        "model": source, "images": images, "count": len(gallery.names), "block": BLOCK, "key": model_key(model, ()),
-        "names": hashlib.sha256("\n".join(gallery.names).encode()).hexdigest(),
+        "model": source, "images": gallery.source, "count": len(gallery.names), "block": BLOCK,
+        "key": model_key(model, ()), "names": hashlib.sha256("\n".join(gallery.names).encode()).hexdigest(),
     }  # fmt: skip
-    world.run_on_first(lambda: _claim(folder, facts, gallery.names))
+    world.run_on_first(lambda: _claim(folder, facts, gallery.names, replace))
     paths = _blocks(folder, facts)
     own = [number for number in range(world.rank, len(paths), world.size) if not paths[number].exists()]
     for done, number in enumerate(own, start=1):
@@ -147,14 +155,17 @@ def build_index(
     return SearchIndex(folder, model) if world.is_first else None
 
 
-def _claim(folder: Path, facts: dict[str, Any], names: list[str]) -> None:
+def _claim(folder: Path, facts: dict[str, Any], names: list[str], replace: bool) -> None:
     if (folder / FILE).exists():
         before = _facts(folder)
         different = [key for key in ("images", "names", "key", "block") if before[key] != facts[key]]
-        if different:
+        if different and replace:
+            shutil.rmtree(folder)
+        elif different:
             what = "another model" if different == ["key"] else "other images"
             raise ConfigError(f"{folder} has an index of {what}: give another --output, or remove the folder")
-        return
+        else:
+            return
     io.write_json(folder / NAMES, names)
     io.write_json(folder / FILE, facts)
 

@@ -12,43 +12,24 @@ from matplotlib.figure import Figure
 
 from clipzoo.io.line_breaks import shorten, wrap
 from clipzoo.report.drawing import DPI, INK, MUTED, RIGHT, WRONG, label, style
+from clipzoo.report.run_page import curves
 from clipzoo.report.run_page.arrays import Arrays
-from clipzoo.runs.metric_key import MetricKey
 from clipzoo.runs.training_log import Line
 
-NO_CURVES = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib", "slowest_rank"}
-FIRST_CURVES = ("loss", "lr", "temperature", "gamma", "gradient_norm", "samples_per_second", "data_wait")
-TITLES = {
-    "lr": "learning rate",
-    "gradient_norm": "gradient norm",
-    "samples_per_second": "throughput",
-    "data_wait": "time waiting for data",
-    "slowest_rank_excess": "time of the slowest rank above the median",
-    "flops_utilisation": "model FLOPs utilization",
-}
-UNITS = {
-    "samples_per_second": "samples/s",
-    "data_wait": "fraction",
-    "flops_utilisation": "fraction",
-    "slowest_rank_excess": "fraction",
-}
 MOST_NUMBERS = 20
 """Largest number of classes whose confusion matrix has its percentages written in."""
 
 
 def training_curves(lines: Sequence[Line]) -> Figure:
     """A panel per varying number of metrics.jsonl, the loss first."""
-    names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, int | float))
-    shown = [name for name in FIRST_CURVES if name in names]
-    shown += [name for name in names if name not in (*shown, *NO_CURVES) and _varies(lines, name)]
+    shown = curves.training_curves(lines)
     columns = min(3, len(shown)) or 1
     rows = math.ceil(len(shown) / columns) or 1
     figure = Figure(figsize=(3.7 * columns, 2.6 * rows), dpi=DPI, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for panel, name in zip(panels, shown, strict=False):
-        points = [(float(line["step"]), float(line[name])) for line in lines if isinstance(line.get(name), int | float)]
-        _curve(panel, *np.array(points).T)
-        label(panel, TITLES.get(name, name.replace("_", " ")), "step", UNITS.get(name, ""))
+    for panel, curve in zip(panels, shown, strict=False):
+        _curve(panel, np.array(curve.steps), np.array(curve.values))
+        label(panel, curve.title, "step", curve.unit)
     for panel in panels[len(shown) :]:
         panel.set_visible(False)
     return figure
@@ -57,15 +38,12 @@ def training_curves(lines: Sequence[Line]) -> Figure:
 def evaluation_curves(evaluations: Sequence[Line]) -> Figure:
     """Zero-shot top-1 and recall@1 during training, a line per dataset."""
     figure = Figure(figsize=(9, 3.2), dpi=DPI, layout="constrained")
-    kinds = (("zero_shot", "top1", "zero-shot top-1"), ("retrieval", "recall_at_1", "recall@1"))
-    keys = {text: MetricKey.parse(text) for text in evaluations[-1]}
-    for panel, (task, metric, title) in zip(figure.subplots(1, 2), kinds, strict=True):
-        for text, key in keys.items():
-            if (key.task, key.metric) == (task, metric):
-                points = [(float(line["step"]), float(line[text])) for line in evaluations if text in line]
-                steps, values = zip(*points, strict=True)
-                name = f"{key.dataset} {key.protocol}".strip().replace("_", " ")
-                panel.plot(steps, values, marker="o", markersize=3, label=name)
+    shown = curves.evaluation_curves(evaluations)
+    for panel, title in zip(figure.subplots(1, 2), curves.METRICS.values(), strict=True):
+        for curve in shown:
+            metric, dataset = curve.title.split(", ", 1)
+            if metric == title:
+                panel.plot(curve.steps, curve.values, marker="o", markersize=3, label=dataset)
         _ticks(panel)
         label(panel, title, "step", "%")
         if panel.lines:
@@ -170,7 +148,3 @@ def _ticks(panel: Axes) -> None:
     style(panel)
     panel.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
     panel.yaxis.get_offset_text().set_fontsize(7)
-
-
-def _varies(lines: Sequence[Line], name: str) -> bool:
-    return len({line[name] for line in lines if name in line}) > 1

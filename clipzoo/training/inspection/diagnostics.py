@@ -46,7 +46,7 @@ def embedding_diagnostics(image: Embedding, text: Embedding, rows: int = ROWS) -
     A single sample has no uniformity.
     """
     image, text = (map_embedding(lambda tensor: tensor[:rows], embedding) for embedding in (image, text))
-    x, y = _unit_vectors(image), _unit_vectors(text)
+    x, y = unit_vectors(image), unit_vectors(text)
     alignment = {"alignment": (x - y).square().sum(dim=1).mean()}
     if len(x) == 1:
         return alignment
@@ -143,7 +143,7 @@ def _range(values: Tensor, world: World) -> tuple[Tensor, Tensor]:
     return min(lows), max(highs)
 
 
-def _unit_vectors(embedding: Embedding) -> Tensor:
+def unit_vectors(embedding: Embedding) -> Tensor:
     """[b, d], one vector for each sample."""
     if isinstance(embedding, PointSet):
         embedding = (embedding.log_weights.exp()[:, :, None] * embedding.points).sum(dim=1)

@@ -1,0 +1,1 @@
+"""What `clipzoo explore` shows of trained models, as plain values."""

@@ -1,0 +1,144 @@
+"""Explore trained models in a browser: pictures by caption, neighbours, what carries a score, maps and curves.
+
+clipzoo explore runs/demo
+clipzoo explore runs/emoji/clip runs/emoji/wpse runs/emoji/kme
+clipzoo explore runs/demo --images pictures/
+clipzoo explore runs/demo --static page          page/index.html, which needs no server
+
+The page is served on this machine alone, and no data leaves it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from clipzoo.cli.arguments import number_in
+from clipzoo.config.vocabulary import Count, Range
+from clipzoo.errors import ConfigError
+from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
+
+if TYPE_CHECKING:
+    from clipzoo.api.explore.collections import Collection
+    from clipzoo.api.loading import LoadedModel
+    from clipzoo.cli.models.explorer_site import Site
+
+PORT = 8765
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models", nargs="+", metavar="RUN", help="run directories, checkpoints, hub directories, or hf-hub:NAME"
+    )
+    parser.add_argument("--images", help="explore a folder of images or tar shards instead of the evaluation datasets")
+    parser.add_argument(
+        "--dataset", action="append", default=[], metavar="NAME", help="only this evaluation dataset; repeatable"
+    )
+    parser.add_argument(
+        "--limit", type=number_in(Count), default=2000, help="pictures per dataset (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--port", type=number_in(Annotated[int, Range(at_least=0, at_most=65535)]), default=PORT,
+        help="of the page; 0 for a free one (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--static", type=Path, metavar="DIR", help="write a page that needs no server, and end")
+    parser.add_argument(
+        "--captions", type=number_in(Count), default=24,
+        help="captions of each dataset that a static page has (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for embeddings (default: RUN/explore)")
+    parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the runs' own classes")
+    parser.set_defaults(run=explore)
+
+
+def explore(options: argparse.Namespace) -> None:
+    for source in options.models:
+        _require_checkpoint(source)
+    with tempfile.TemporaryDirectory() as temporary:
+        site = _site(options, Path(temporary))
+        if options.static is not None:
+            from clipzoo.io import write_whole
+
+            write_whole(options.static / "index.html", site.static(options.captions))
+            print(options.static / "index.html")
+            return
+        from clipzoo.cli.models.explorer_site import serve
+
+        with serve(site, options.port) as server:
+            print(f"http://127.0.0.1:{server.server_address[1]} (this machine alone; Ctrl-C ends it)", flush=True)
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                print()
+
+
+def _site(options: argparse.Namespace, temporary: Path) -> Site:
+    from clipzoo.api.explore.explorer import Explorer, explored
+    from clipzoo.api.loading import load
+    from clipzoo.cli.models.explorer_site import ExploredRun, Site
+    from clipzoo.distributed.environment import say
+
+    steps = [_step(source) for source in options.models]
+    models = [load(source, trust=options.trust) for source in options.models]
+    collections = list(_collections(options, models))
+    names = _names(options.models)
+    runs = [ExploredRun(*facts) for facts in zip(names, [model.folder for model in models], steps, strict=True)]
+    parts = []
+    for name, source, model in zip(names, options.models, models, strict=True):
+        cache = options.cache / name if options.cache else model.folder / "explore" if model.folder else None
+        parts.append(explored(name, source, model, collections, cache or temporary / name, say))
+    return Site(Explorer(parts, collections), runs)
+
+
+def _collections(options: argparse.Namespace, models: Sequence[LoadedModel]) -> Iterator[Collection]:
+    from clipzoo.api.explore.collections import REMEDY, collection_of_images, collections_of
+    from clipzoo.distributed.environment import say
+
+    if options.images is not None:
+        yield collection_of_images(options.images, options.limit)
+        return
+    missing = []
+    found = False
+    config = next((model.config for model in models if "eval" in model.config), {})
+    for collection in collections_of(config, options.dataset, options.limit):
+        if isinstance(collection, str):
+            missing.append(collection)
+            continue
+        found = True
+        yield collection
+    if not found:
+        raise ConfigError("\n         ".join([*missing, f"no evaluation dataset of the run is there: {REMEDY}"]))
+    for text in missing:
+        say(f"left out: {text}")
+
+
+def _names(sources: Sequence[str]) -> list[str]:
+    """Return the names of the folders, or the whole paths where names are equal."""
+    short = [Path(source.rstrip("/")).name for source in sources]
+    names = [name if short.count(name) == 1 else source for name, source in zip(short, sources, strict=True)]
+    return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, start=1)]
+
+
+def _step(source: str) -> int | None:
+    """Return the number of steps of the checkpoint that `load` reads; None for a model without checkpoints."""
+    path = Path(source)
+    if is_checkpoint(path):
+        return step_of(path)
+    complete = [one for one in checkpoints_in(path / "checkpoints") if mark_of(one).exists()]
+    return step_of(complete[-1]) if complete else None
+
+
+def _require_checkpoint(source: str) -> None:
+    """Raise ConfigError for a run that has not saved a checkpoint yet."""
+    path = Path(source)
+    if (path / "config.yaml").exists() and _step(source) is None:
+        from clipzoo.runs.directory import config_of
+
+        every = config_of(path)["trainer"].get("save_every")
+        raise ConfigError(
+            f"{source} has no checkpoint yet (trainer.save_every={every}): explore it after its first one; "
+            f"clipzoo report {source} shows its curves"
+        )

@@ -1,0 +1,222 @@
+"""The explorer's page with its answers: served to a browser on this machine, or written to one file."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+from clipzoo.api.explore.explorer import Explorer
+from clipzoo.errors import ConfigError
+from clipzoo.io.weights import checkpoints_in, mark_of, step_of
+from clipzoo.report.explorer_page import explorer_page
+from clipzoo.report.run_page.curves import FIRST, Curve, evaluation_curves, training_curves
+from clipzoo.runs.directory import is_finished
+from clipzoo.runs.training_log import TrainingLog
+
+ADDRESS = "127.0.0.1"
+HOSTS = ("127.0.0.1", "localhost")
+MATCHES, NEIGHBOURS, EXPLAINED = 12, 8, 4
+"""Pictures by caption and by picture, and best pictures per caption whose parts an export has."""
+CHOICES = 1000
+MOST_LETTERS, MOST_VALUES = 500, 400
+"""Letters of a caption, and values of a curve."""
+
+
+@dataclass(frozen=True)
+class ExploredRun:
+    """A run of the page. folder: None for a model without a run. step: of the checkpoint that is explored."""
+
+    name: str
+    folder: Path | None
+    step: int | None
+
+
+class Site:
+    """Answers to the paths that the page asks for."""
+
+    def __init__(self, explorer: Explorer, runs: Sequence[ExploredRun]) -> None:
+        self.explorer, self.runs = explorer, runs
+
+    def answer(self, path: str) -> Any:
+        """Return the answer to a path, such as "search?collection=0&caption=a%20circle".
+
+        Raises:
+            ConfigError: the path asks for nothing that the page shows.
+        """
+        parts = urlsplit(path)
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        if parts.path == "overview":
+            return {"runs": [run.name for run in self.runs], "collections": self.explorer.overview(CHOICES)}
+        if parts.path == "curves":
+            return [_curves(run) for run in self.runs]
+        collection = _number(query, "collection", len(self.explorer.collections))
+        if parts.path == "maps":
+            return self.explorer.maps(collection)
+        if parts.path == "search":
+            return self.explorer.search(collection, _caption(query), MATCHES)
+        row = _number(query, "row", len(self.explorer.collections[collection]))
+        if parts.path == "picture":
+            return self.explorer.picture(collection, row, NEIGHBOURS)
+        if parts.path == "parts":
+            return self.explorer.parts(collection, row, _caption(query))
+        raise ConfigError(f"there is no answer to {parts.path!r}")
+
+    def picture(self, path: str) -> bytes:
+        """Return the JPEG of "picture?collection=0&row=5"."""
+        query = {name: values[0] for name, values in parse_qs(urlsplit(path).query).items()}
+        collection = _number(query, "collection", len(self.explorer.collections))
+        return self.explorer.jpeg(collection, _number(query, "row", len(self.explorer.collections[collection])))
+
+    def static(self, captions: int) -> str:
+        """Return the page with the answers for the first `captions` captions of each collection."""
+        answers: dict[str, Any] = {"curves": self.answer("curves")}
+        pictures: dict[str, str] = {}
+        overview = {**self.answer("overview"), "collections": self.explorer.overview(captions)}
+        for number, collection in enumerate(overview["collections"]):
+            answers |= self._answers(number, collection["choices"])
+            rows = {match["row"] for match in _matches(answers, f"collection={number}&")}
+            for row in sorted(rows):
+                jpeg = base64.b64encode(self.explorer.jpeg(number, row)).decode()
+                pictures[f"{number}/{row}"] = f"data:image/jpeg;base64,{jpeg}"
+        return explorer_page({"answers": {"overview": overview, **answers}, "pictures": pictures})
+
+    def _answers(self, number: int, captions: Sequence[str]) -> dict[str, Any]:
+        """Answers for one collection by path."""
+        place = f"collection={number}"
+        answers = {f"maps?{place}": self.answer(f"maps?{place}")}
+        for caption in captions:
+            words = f"caption={_escaped(caption)}"
+            found = answers[f"search?{place}&{words}"] = self.answer(f"search?{place}&{words}")
+            for model in found:
+                for order, match in enumerate(model["matches"]):
+                    paths = [f"picture?{place}&row={match['row']}"]
+                    paths += [f"parts?{place}&row={match['row']}&{words}"] if order < EXPLAINED else []
+                    answers |= {path: self.answer(path) for path in paths if path not in answers}
+        return answers
+
+
+def serve(site: Site, port: int) -> ThreadingHTTPServer:
+    """Return a server of the page on this machine; its `serve_forever` answers until it is interrupted.
+
+    port: 0 for a free one.
+
+    Raises:
+        ConfigError: the port is in use.
+    """
+    try:
+        return ThreadingHTTPServer((ADDRESS, port), _handler(site))
+    except OSError as error:
+        raise ConfigError(f"port {port} cannot be used ({error.strerror}): give another --port, or --port 0") from None
+
+
+def _handler(site: Site) -> type[BaseHTTPRequestHandler]:
+    page, lock = explorer_page().encode(), threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+            if host not in HOSTS:
+                # A page of another host whose name was made to lead here.
+                return self._send(HTTPStatus.FORBIDDEN, "text/plain", b"open this page as 127.0.0.1 or localhost")
+            path = self.path.removeprefix("/")
+            try:
+                # One computation at a time uses all cores.
+                with lock:
+                    if path.startswith("api/"):
+                        content = json.dumps(site.answer(path.removeprefix("api/"))).encode()
+                        return self._send(HTTPStatus.OK, "application/json", content)
+                    if path.startswith("picture?"):
+                        return self._send(HTTPStatus.OK, "image/jpeg", site.picture(path))
+            except ConfigError as error:
+                content = json.dumps({"error": str(error)}).encode()
+                return self._send(HTTPStatus.BAD_REQUEST, "application/json", content)
+            if path:
+                return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page")
+            return self._send(HTTPStatus.OK, "text/html; charset=utf-8", page)
+
+        def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """No line per request."""
+
+    return Handler
+
+
+def _curves(run: ExploredRun) -> dict[str, Any]:
+    if run.folder is None:
+        return {"name": run.name, "is_training": False, "state": "no run", "curves": []}
+    log = TrainingLog.read(run.folder)
+    training, evaluations = training_curves(log.training), evaluation_curves(log.evaluations)
+    curves = [_thinned(curve, curve.name in FIRST) for curve in training]
+    curves += [_thinned(curve, True) for curve in evaluations]
+    finished = is_finished(run.folder)
+    return {"name": run.name, "is_training": not finished, "state": _state(run, log, finished), "curves": curves}
+
+
+def _state(run: ExploredRun, log: TrainingLog, finished: bool) -> str:
+    assert run.folder is not None
+    step = f"{run.step:,}" if run.step is not None else "unknown"
+    if finished:
+        return f"finished, checkpoint of step {step}"
+    logged = max((int(line["step"]) for line in (*log.training, *log.evaluations)), default=0)
+    complete = [path for path in checkpoints_in(run.folder / "checkpoints") if mark_of(path).exists()]
+    newer = max((step_of(path) for path in complete), default=0)
+    hint = f"; run clipzoo explore again for the checkpoint of step {newer:,}" if newer > (run.step or 0) else ""
+    return f"not finished, step {logged:,} is logged; pictures are ranked by the checkpoint of step {step}{hint}"
+
+
+def _thinned(curve: Curve, main: bool) -> dict[str, Any]:
+    """At most MOST_VALUES values of a curve, the last one included; those that are no number are left out.
+
+    main: the page shows it without being asked.
+    """
+    points = [point for point in zip(curve.steps, curve.values, strict=True) if abs(point[1]) < float("inf")]
+    stride = -(-len(points) // MOST_VALUES) or 1
+    points = points[::-stride][::-1]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return {"title": curve.title, "unit": curve.unit, "main": main, "steps": steps, "values": values}
+
+
+def _matches(answers: Mapping[str, Any], place: str) -> list[Mapping[str, Any]]:
+    """Pictures in the answers for one collection."""
+    found: list[Mapping[str, Any]] = []
+    for path, answer in answers.items():
+        if path.startswith(f"search?{place}"):
+            for model in answer:
+                found += [*model["matches"], *(model["memory"] or {"retrieved": []})["retrieved"]]
+        elif path.startswith(f"picture?{place}"):
+            found += [match for model in answer["neighbours"] for match in model["matches"]]
+    return found
+
+
+def _escaped(text: str) -> str:
+    """Escape as encodeURIComponent does."""
+    return quote(text, safe="!~*'()")
+
+
+def _caption(query: Mapping[str, str]) -> str:
+    caption = query.get("caption", "").strip()
+    if not caption:
+        raise ConfigError("type a caption first")
+    return caption[:MOST_LETTERS]
+
+
+def _number(query: Mapping[str, str], name: str, count: int) -> int:
+    text = query.get(name, "")
+    if not text.isdecimal() or int(text) >= count:
+        raise ConfigError(f"{name} must be a number from 0 to {count - 1}, not {text!r}")
+    return int(text)

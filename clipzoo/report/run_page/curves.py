@@ -1,0 +1,76 @@
+"""Curves of a training, with titles and units. Needs neither torch nor matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.training_log import Line
+
+HIDDEN = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib", "slowest_rank"}
+FIRST = ("loss", "lr", "temperature", "gamma", "gradient_norm", "samples_per_second", "data_wait")
+TITLES = {
+    "lr": "learning rate",
+    "gradient_norm": "gradient norm",
+    "samples_per_second": "throughput",
+    "data_wait": "time waiting for data",
+    "slowest_rank_excess": "time of the slowest rank above the median",
+    "flops_utilisation": "model FLOPs utilization",
+}
+UNITS = {
+    "samples_per_second": "samples/s",
+    "data_wait": "fraction of the time",
+    "flops_utilisation": "fraction of the peak",
+    "slowest_rank_excess": "fraction",
+    **dict.fromkeys(("loss", "loss_image_to_text", "loss_text_to_image"), "nats"),
+    **{
+        f"{kind}_{direction}": "logit"
+        for kind in ("positive", "negative", "gap")
+        for direction in ("image_to_text", "text_to_image")
+    },
+    "alignment": "squared distance",
+}
+METRICS = {("zero_shot", "top1"): "zero-shot top-1", ("retrieval", "recall_at_1"): "recall@1"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of one quantity over training steps. unit: empty for a number without one."""
+
+    name: str
+    title: str
+    unit: str
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def training_curves(lines: Sequence[Line]) -> list[Curve]:
+    """Return a curve per varying number of metrics.jsonl, the loss first."""
+    names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, int | float))
+    curves = {
+        name: _curve(lines, name, TITLES.get(name, name.replace("_", " ")), UNITS.get(name, "")) for name in names
+    }
+    shown = [curves[name] for name in FIRST if name in curves]
+    others = [curve for name, curve in curves.items() if name not in (*FIRST, *HIDDEN)]
+    return shown + [curve for curve in others if len(set(curve.values)) > 1]
+
+
+def evaluation_curves(evaluations: Sequence[Line]) -> list[Curve]:
+    """Return zero-shot top-1 and recall@1 during training, a curve per dataset and direction."""
+    keys = {text: MetricKey.parse(text) for text in (evaluations[-1] if evaluations else ())}
+    return [
+        _curve(evaluations, text, f"{METRICS[key.task, key.metric]}, {_dataset(key)}", "%")
+        for text, key in keys.items()
+        if (key.task, key.metric) in METRICS
+    ]
+
+
+def _curve(lines: Sequence[Line], name: str, title: str, unit: str) -> Curve:
+    points = [(float(line["step"]), float(line[name])) for line in lines if isinstance(line.get(name), int | float)]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return Curve(name, title, unit, steps, values)
+
+
+def _dataset(key: MetricKey) -> str:
+    return f"{key.dataset} {key.protocol}".strip().replace("_", " ")

@@ -1,0 +1,101 @@
+"""Time of one caption in the explorer among many pictures, by head.
+
+    python scripts/benchmark_explore.py --output docs/benchmarks/explore.json
+
+The model is the demo's, untrained; the pictures' embeddings are those of random features in an index on disk. A query
+embeds the caption and ranks the pictures as `clipzoo explore` does for each model; for CLOOB it also takes the weights
+of the memory of all pictures. Times and CPU times of all threads are medians over 9 captions, after the first one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.vocabulary import Count
+
+HEADS = ("clip", "cloob", "wpse", "kme")
+CAPTIONS = [f"a {colour} circle above a {other} square" for colour in ("red", "green", "blue") for other in "abc"]
+ROWS = 1000
+
+
+def main() -> None:
+    options = _options()
+    import torch
+
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
+    readings = {head: measure(head, options.pictures) for head in options.heads}
+    result = {"pictures": options.pictures, "threads": options.threads, "milliseconds": readings}
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+def measure(head: str, pictures: int) -> dict[str, float]:
+    """Return the median and the longest time of a query, its median CPU time and the first one's time, in ms."""
+    from clipzoo.api.explore.explorer import ExploredModel
+
+    with tempfile.TemporaryDirectory() as folder:
+        index = _index(head, pictures, Path(folder))
+        begin = time.perf_counter()
+        model = ExploredModel(head, index.model, lambda collection: index)
+        model.ranked(0, "the first caption", 12)
+        first = time.perf_counter() - begin
+        times, cpu_times = [], []
+        for caption in CAPTIONS:
+            begin, begin_cpu = time.perf_counter(), time.process_time()
+            model.ranked(0, caption, 12)
+            times.append(time.perf_counter() - begin)
+            cpu_times.append(time.process_time() - begin_cpu)
+    median, cpu = statistics.median(times), statistics.median(cpu_times)
+    reading = {"median": median, "longest": max(times), "CPU": cpu, "first": first}
+    return {name: round(1000 * seconds, 1) for name, seconds in reading.items()}
+
+
+def _index(head: str, pictures: int, folder: Path) -> Any:
+    """Write and open an index of embeddings of random features."""
+    import torch
+
+    from clipzoo import io
+    from clipzoo.api.build import build_model
+    from clipzoo.api.formats.weights import save_weights
+    from clipzoo.api.loading import LoadedModel
+    from clipzoo.api.search.index import FILE, NAMES, SearchIndex, _tensors
+    from clipzoo.config.compose import compose
+    from clipzoo.evaluation.cache import model_key
+    from clipzoo.types import Features
+
+    config = compose(["experiment=demo/clip", f"head={head}", "head.embed_width=128"])
+    torch.manual_seed(0)
+    model = LoadedModel(build_model(config), config).eval()
+    encoder = config["encoder"]
+    count = (encoder["image_size"] // 16) ** 2
+    for number, first in enumerate(range(0, pictures, ROWS)):
+        tokens = torch.randn(min(ROWS, pictures - first), count, encoder["image_width"])
+        embedding = model.head.embed_image(Features(tokens.amax(dim=1), tokens))
+        save_weights(_tensors(embedding), folder / "blocks" / f"{number:05d}.safetensors")
+    io.write_json(folder / NAMES, [str(row) for row in range(pictures)])
+    facts = {"model": head, "images": "random", "count": pictures, "block": ROWS, "names": ""}
+    io.write_json(folder / FILE, {**facts, "key": model_key(model, ())})
+    return SearchIndex(folder, model)
+
+
+def _options() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", type=number_in(Count), default=50_000)
+    parser.add_argument("--threads", type=number_in(Count), default=2)
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=HEADS)
+    parser.add_argument("--output", type=Path, help="JSON file for the result")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run_main(main)

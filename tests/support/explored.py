@@ -1,0 +1,25 @@
+"""The explorer's answers for untrained models on small datasets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clipzoo.api.explore.collections import Collection, collections_of
+from clipzoo.api.explore.explorer import Explorer, explored
+from clipzoo.cli.models.explorer_site import ExploredRun, Site
+from tests.support.evaluation_sets import write_sets
+from tests.support.exported import loaded
+
+
+def collections(root: Path, limit: int = 100) -> list[Collection]:
+    """The datasets of `write_sets`: "things" with captions, and "colours" with classes."""
+    write_sets(root)
+    node = {"root": str(root), "retrieval": ["things"], "zero_shot": ["colours"], "prompts": "set"}
+    return [part for part in collections_of({"eval": node}, (), limit) if not isinstance(part, str)]
+
+
+def site_of(folder: Path, *heads: str) -> Site:
+    """A site of one untrained model per head."""
+    parts = collections(folder / "sets")
+    models = [explored(head, head, loaded(head), parts, folder / head, lambda line: None) for head in heads]
+    return Site(Explorer(models, parts), [ExploredRun(head, None, None) for head in heads])
