@@ -48,6 +48,8 @@ SAMPLES, BATCH, PARTS, CLIP = 24, 16, 4, 1.0
 IMAGE_WIDTH, TEXT_WIDTH, END = 10, 6, 19
 SMALL = {"embed_width": 8, "features": 32, "evaluation_features": 32}
 """Sizes of heads that change no formula."""
+EVEN = 32, 16
+"""Widths of towers whose parameters four ranks divide evenly."""
 OPEN_CLIP = "open_clip ClipLoss"
 
 Pair = tuple[str, str]
@@ -167,8 +169,14 @@ def _parallel(model: Model, world: World, group: int | None) -> Parallel[Model]:
 
 
 def bytes_of_encoder(group: int | None, world: World) -> int:
-    """Return the bytes of weights and of AdamW's state of the encoder that this rank holds."""
-    model = Model(BlockEncoder(), build.build_head(plain := _config("clip", "infonce"))).double()
+    """Return the bytes of weights and of AdamW's state of an encoder that this rank holds.
+
+    Two and four ranks divide a dimension of every parameter, as they do with the towers of published models.
+    """
+    image, text = EVEN
+    plain = _config("clip", "infonce")
+    head = build.build_head({**plain, "head": {**plain["head"], "image_width": image, "text_width": text}})
+    model = Model(BlockEncoder(EVEN, hidden=(64, 32)), head).double()
     objective = build.build_objective(plain).double()
     parallel = _parallel(model, world, group)
     cache = GradientCache(model, objective, world, parallel=parallel)
@@ -237,7 +245,7 @@ class SmallEncoder(Encoder):
 
 
 class BlockTower(nn.Module):
-    """A stem and three blocks of a size that four ranks do not divide. Shapes: [b, M, inputs] -> [b, M, width]."""
+    """A stem and three blocks. Shapes: [b, M, inputs] -> [b, M, width]."""
 
     def __init__(self, stem: nn.Module, width: int, hidden: int) -> None:
         super().__init__()
@@ -253,13 +261,16 @@ class BlockTower(nn.Module):
 
 
 class BlockEncoder(Encoder):
-    """Two towers of residual blocks with tokens and captions of different lengths."""
+    """Two towers of residual blocks with tokens and captions of different lengths.
 
-    def __init__(self) -> None:
+    widths, hidden: of the towers and inside of their blocks; four ranks do not divide the default sizes.
+    """
+
+    def __init__(self, widths: tuple[int, int] = (IMAGE_WIDTH, TEXT_WIDTH), hidden: tuple[int, int] = (30, 22)) -> None:
         super().__init__()
-        self.image_width, self.text_width = IMAGE_WIDTH, TEXT_WIDTH
-        self.image_tower = BlockTower(nn.Linear(12, IMAGE_WIDTH), IMAGE_WIDTH, 30)
-        self.text_tower = BlockTower(nn.Embedding(END + 1, TEXT_WIDTH), TEXT_WIDTH, 22)
+        self.image_width, self.text_width = image, text = widths
+        self.image_tower = BlockTower(nn.Linear(12, image), image, hidden[0])
+        self.text_tower = BlockTower(nn.Embedding(END + 1, text), text, hidden[1])
 
     def image(self, image: Tensor) -> Features:
         tokens = self.image_tower(image.unflatten(2, (2, 2)).transpose(1, 2).flatten(2))  # [b, 2, IMAGE_WIDTH]

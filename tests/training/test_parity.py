@@ -103,8 +103,11 @@ def held_bytes(groups: list[int | None]):
     return {group: bytes_of_encoder(group, world) for group in groups}
 
 
-def test_a_rank_holds_its_share_of_weights_and_optimizer_state():
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_holds_its_share_of_weights_and_optimizer_state(ranks):
+    """Of an encoder whose parameters each have a dimension that the ranks divide; others need up to one row more."""
     whole = bytes_of_encoder(None, World())
-    for held in run_ranks(2, held_bytes, [None, 2]):
+    for held in run_ranks(ranks, held_bytes, [None, ranks, 2]):
         assert held[None] == whole
-        assert held[2] <= (1 / 2 + 0.05) * whole
+        for group in (ranks, 2):
+            assert whole / group <= held[group] <= (1 / group + 0.05) * whole

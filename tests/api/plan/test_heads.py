@@ -1,25 +1,23 @@
-"""The formulae of docs/how_to/scaling.md against what torch counts in a real forward and backward pass."""
+"""The formulas of a head's cost against what torch counts in a real forward and backward pass."""
 
 from __future__ import annotations
-
-import runpy
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from clipzoo.api.plan import heads
 from clipzoo.heads.clip import ClipHead
 from clipzoo.heads.kernels import GaussianKernel
 from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.wpse import WpseHead
 from clipzoo.ops import kme_cpu
 from clipzoo.types import Features
-from tests.support.paths import ROOT
 
-scaling = runpy.run_path(str(ROOT / "scripts" / "scaling_table.py"))
-SHAPE = scaling["Shape"](local=16, ranks=1, image_width=24, text_width=40, width=32, features=64,
-                         image_points=7, text_points=5)  # fmt: skip
+SHAPE = heads.Shape(
+    local=16, ranks=1, image_width=24, text_width=40, width=32, features=64, image_points=7, text_points=5
+)
 WPSE = {"alpha": (0.5, 0.5), "kernel": GaussianKernel(0.5), "features": 64, "evaluation_features": 64,
         "weights": "signed", "weight_bound": 100.0, "reduction": "mean", "image_points": None, "text_points": "all",
         "temperature": 0.07, "min_scale": 1.0, "max_scale": 100.0, "seed": 0}  # fmt: skip
@@ -35,9 +33,9 @@ def tokens(points: int, width: int) -> Features:
 @pytest.mark.parametrize(
     ("head", "cost"),
     [
-        (ClipHead(24, 40, 32, temperature=0.07, max_scale=100.0, learnable_temperature=True), scaling["clip"](SHAPE)),
-        (WpseHead(24, 40, 32, **WPSE), scaling["wpse"](SHAPE)),
-        (KmeHead(24, 40, 32, gamma=7.0, image_points=None, text_points="all"), scaling["kme"](SHAPE, 5)),
+        (ClipHead(24, 40, 32, temperature=0.07, max_scale=100.0, learnable_temperature=True), heads.clip(SHAPE)),
+        (WpseHead(24, 40, 32, **WPSE), heads.wpse(SHAPE)),
+        (KmeHead(24, 40, 32, gamma=7.0, image_points=None, text_points="all"), heads.kme(SHAPE, 5)),
     ],
     ids=["clip", "wpse", "kme"],
 )
