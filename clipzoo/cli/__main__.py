@@ -12,6 +12,7 @@ from clipzoo.cli import compare, configuration, report
 from clipzoo.cli.arguments import Parser, own_paths, with_config_folder
 from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.cli.data import datasets, emoji, shards, world
+from clipzoo.cli.experiments import lab
 from clipzoo.cli.models import explore, export, index, search
 from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.distributed.stop_signals import handle_until_the_run_begins
@@ -31,6 +32,7 @@ COMMANDS = {
     "report": (report, "write the report of a run, or the papers' tables beside finished runs"),
     "config": (configuration, "list the keys of a run: type, default, meaning, options"),
     "compare": (compare, "compare runs: metrics, intervals and paired tests of their differences"),
+    "lab": (lab, "compare methods with equal search budgets and fresh seeds on generated scenes"),
     "explore": (explore, "explore trained models in a browser: search, neighbours, maps, curves"),
     "export": (export, "write a trained model for open_clip, transformers, torch.export or onnxruntime"),
     "index": (index, "embed images once, to search them"),

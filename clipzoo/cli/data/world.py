@@ -2,6 +2,7 @@
 
 clipzoo world
 clipzoo world --root data/larger --train 100000 --image-size 96 --seed 1
+clipzoo world --root data/popular --captions popular     pairs of objects whose captions have known probabilities
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ WORLD_OPTIONS = (
     ("scenes", 500, "images of the retrieval split, with five captions each"),
 )
 """Fields of `clipzoo.example_data.demo_world.parts.WorldParameters`, their defaults and meanings."""
+CAPTIONS = ("natural", "mixed", "several", "one", "popular", "duplicates", "saturating")
+"""Natural captions, and the variants of `clipzoo.example_data.demo_world.enumerated`, which is imported late."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, default, meaning in WORLD_OPTIONS:
         kind = number_in({"seed": Seed, "image-size": IMAGE_SIZE}.get(name, Count))
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (default: %(default)s)")
+    parser.add_argument(
+        "--captions", choices=CAPTIONS, default=CAPTIONS[0], help="what captions name (default: %(default)s)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -44,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     from clipzoo.example_data.demo_world.world import ensure_world
 
     names = [name.replace("-", "_") for name, _, _ in WORLD_OPTIONS]
-    parameters = WorldParameters(**{name: getattr(options, name) for name in names})
+    parameters = WorldParameters(**{name: getattr(options, name) for name in names}, captions=options.captions)
     progress = Progress("demo dataset", "images")
     generated = ensure_world(options.root, parameters, options.processes, progress)
     outcome = f"generated in {progress.seconds:.0f} s" if generated else "exists already"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -12,12 +13,14 @@ import numpy as np
 
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
 from clipzoo.example_data.demo_world.caption import write_caption, write_captions
+from clipzoo.example_data.demo_world.enumerated import VARIANTS, EnumeratedWorld
 from clipzoo.example_data.demo_world.render import encode_jpeg, render
-from clipzoo.example_data.demo_world.scene import COLOURS, COUNTS, SHAPES, TEXTURES, sample_scene
+from clipzoo.example_data.demo_world.scene import COLOURS, COUNTS, SHAPES, TEXTURES, Scene, sample_scene
 
 CAPTIONS_PER_SCENE = 5
 # Captions of the retrieval split mention more than those of training: five of them must distinguish 500 scenes.
 RETRIEVAL_DETAIL = 2.0
+NATURAL = "natural"
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class WorldParameters:
 
     train: all training images. shard: images per training shard. probe, test: training and test images of each of the
     four classification datasets. scenes: images of the retrieval split.
+    captions: "natural", or a variant of `enumerated.VARIANTS`: the training and the retrieval split then show pairs of
+    objects whose captions have known probabilities.
     """
 
     seed: int
@@ -35,6 +40,7 @@ class WorldParameters:
     probe: int
     test: int
     scenes: int
+    captions: str = "natural"
 
 
 class Part(Protocol):
@@ -65,8 +71,7 @@ class TrainingShard:
 
     def _sample(self, position: int) -> dict[str, str | bytes]:
         random = _random(self.parameters, "train", self.number * self.parameters.shard + position)
-        scene = sample_scene(random)
-        caption = write_caption(scene, random, detail=1.0)
+        scene, caption = _described_scene(self.parameters, random)
         key, size = f"{self.number:05d}{position:04d}", self.parameters.image_size
         facts = {"caption": caption, "key": key, "width": size, "height": size, "scene": scene.facts()}
         image = encode_jpeg(render(scene, size, random))
@@ -134,8 +139,15 @@ class RetrievalPart:
 
     def _example(self, index: int) -> tuple[bytes, list[str]]:
         random = _random(self.parameters, "scenes", index)
-        scene = sample_scene(random)
-        captions = write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)
+        if self.parameters.captions == NATURAL:
+            scene = sample_scene(random)
+            captions = write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)
+        else:
+            world = _enumerated(self.parameters.captions)
+            place, _ = world.draw(random)
+            matched = list(world.matched_captions(place))
+            captions = [matched[index] for index in random.permutation(len(matched))[:CAPTIONS_PER_SCENE]]
+            scene = world.picture(place, random)
         return encode_jpeg(render(scene, self.parameters.image_size, random)), captions
 
 
@@ -146,6 +158,22 @@ def parts(parameters: WorldParameters) -> list[Part]:
         TrainingShard(parameters, number) for number in range(-(-parameters.train // parameters.shard))
     ]
     return [*datasets, *shards, RetrievalPart(parameters)]
+
+
+def _described_scene(parameters: WorldParameters, random: np.random.Generator) -> tuple[Scene, str]:
+    """Draw a scene and a caption of it."""
+    if parameters.captions == NATURAL:
+        scene = sample_scene(random)
+        return scene, write_caption(scene, random, detail=1.0)
+    world = _enumerated(parameters.captions)
+    place, caption = world.draw(random)
+    return world.picture(place, random), world.captions[caption]
+
+
+@cache
+def _enumerated(variant: str) -> EnumeratedWorld:
+    """Return the world of a variant with all shapes and colours."""
+    return EnumeratedWorld(len(SHAPES), len(COLOURS), VARIANTS[variant])
 
 
 _STREAMS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -18,6 +19,7 @@ BACKGROUNDS = ("sand", "grass", "sky", "night", "snow", "brick")
 SINGLE_RADIUS = {"small": (0.19, 0.22), "medium": (0.27, 0.3), "large": (0.36, 0.4)}
 GROUP_RADIUS = (0.13, 0.155)
 PAIR_RADIUS = (0.19, 0.22)
+QUADRANT_RADIUS = (0.21, 0.23)
 LARGEST_TILT = math.radians(12)
 
 
@@ -54,6 +56,26 @@ def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: 
     background = _choose(random, BACKGROUNDS)
     draw = {"single": _single, "group": _group, "pair": _pair}[kind]
     return Scene(kind, background, draw(random, fixed))
+
+
+def sample_quadrants(
+    random: np.random.Generator,
+    objects: Sequence[tuple[str, str]],
+    textures: Sequence[str] = TEXTURES,
+    backgrounds: Sequence[str] = BACKGROUNDS,
+) -> Scene:
+    """Draw a scene of at most four things with given shapes and colours, in different quadrants of the image.
+
+    textures, backgrounds: those that are drawn from.
+    """
+    quadrants = random.permutation(4)[: len(objects)]
+    things = []
+    for (shape, colour), quadrant in zip(objects, quadrants, strict=True):
+        radius = random.uniform(*QUADRANT_RADIUS)
+        y, x = np.array(divmod(int(quadrant), 2)) / 2 + 0.25 + random.uniform(-1, 1, 2) * (0.25 - radius)
+        look = {"shape": shape, "colour": colour, "texture": _choose(random, tuple(textures))}
+        things.append(_thing(random, look, "small", x, y, radius))
+    return Scene("pair" if len(things) == 2 else "group", _choose(random, tuple(backgrounds)), tuple(things))
 
 
 def _single(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     return _measure_peak(device, dtype)
 
 
+@cache
 def _measure_peak(device: torch.device, dtype: torch.dtype) -> float:
     """Time a few large matrix products and return the highest rate."""
     size, shortest = (8192, float("inf")) if device.type == "cuda" else (1024, float("inf"))

@@ -1,0 +1,36 @@
+"""Compare methods with equal search budgets and fresh seeds on generated scenes; the same command goes on after a kill.
+
+clipzoo lab                                     the lab of conf/lab/default.yaml, in the folder lab/default
+clipzoo lab my_lab.yaml --output lab/mine       a lab of your own
+clipzoo lab --methods CLIP KME-CLIP --seeds 10  some methods, more seeds
+clipzoo lab --report                            the page of what is trained so far
+
+Any number of processes may run the same command: they share the trainings.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from clipzoo.cli.arguments import number_in
+from clipzoo.config.vocabulary import Count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("lab", nargs="?", default="default", help="name in conf/lab, or a YAML file")
+    parser.add_argument("--output", type=Path, help="folder of the lab (default: lab/NAME)")
+    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="these methods alone")
+    parser.add_argument("--comparisons", nargs="+", default=[], metavar="WORLD-TOWER", help="these comparisons alone")
+    parser.add_argument("--seeds", type=number_in(Count), help="fresh seeds of every winner")
+    parser.add_argument("--report", action="store_true", help="train nothing; write the page and exit")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    output = options.output or Path("lab") / Path(options.lab).stem
+    if not options.report:
+        from clipzoo.studies.lab.run import run_lab
+        from clipzoo.studies.lab.settings import read_settings
+
+        run_lab(read_settings(options.lab).chosen(options.methods, options.comparisons, options.seeds), output)

@@ -1,0 +1,115 @@
+"""One training of a lab, in this process: its data are prepared once, its parts come from a command line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from clipzoo.api.build import build_model, build_objective, part
+from clipzoo.api.training import train
+from clipzoo.config.compose import compose
+from clipzoo.distributed.world import World
+from clipzoo.model import Model
+from clipzoo.studies.lab.data import LabData
+from clipzoo.studies.lab.judge import ACCURACY, Judgement, judge
+from clipzoo.training.inspection.flops import flops_per_step
+from clipzoo.training.parts import Optimizer
+from clipzoo.training.settings import Computation
+from clipzoo.types import Batch
+
+DATA = ("data=demo", "eval=none", "trainer.precision=float32")
+"""Overrides of every training; the dataset of the configuration is not used."""
+
+
+class StoppedEarlyError(Exception):
+    """A training has not passed a rung of its search."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model with its judgements on validation and test, and its cost.
+
+    curve: [step, accuracy] on validation during training. flops: of the training. seconds: on the clock; processor:
+    seconds of CPU time. samples: that the training has seen.
+    """
+
+    model: Model
+    validation: Judgement
+    test: Judgement
+    curve: list[tuple[int, float]]
+    flops: float
+    seconds: float
+    processor: float
+    samples: int
+
+    def record(self) -> dict[str, Any]:
+        """Return what a record of the training holds, as plain values."""
+        return {
+            "validation": self.validation.metrics,
+            "test": self.test.metrics,
+            "outcomes": {name: np.round(values, 4).tolist() for name, values in self.test.outcomes.items()},
+            "curve": [list(point) for point in self.curve],
+            "cost": {
+                "flops": self.flops, "seconds": self.seconds, "processor": self.processor, "samples": self.samples,
+            },
+        }  # fmt: skip
+
+
+def train_once(
+    overrides: Sequence[str],
+    data: LabData,
+    seed: int,
+    evaluations: int,
+    passes: Callable[[float, float], bool] = lambda share, accuracy: True,
+) -> Trained:
+    """Train a model on the pairs of a world and judge it.
+
+    overrides: command line of a run. evaluations: evenly spaced ones on validation. passes: called with the share of
+    the training that is done and the accuracy there; False stops the training.
+
+    Raises:
+        StoppedEarlyError: `passes` has returned False.
+        TrainingError: the training diverged.
+    """
+    plain = compose([*DATA, *overrides, f"seed={seed}"])
+    model, objective = build_model(plain), build_objective(plain)
+    optimizer = part(plain["optim"], kind=Optimizer)
+    pairs, factor = data.pairs(model.encoder.tokenizer), score_factor(plain)
+    batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
+    curve: list[tuple[int, float]] = []
+
+    def evaluate(trained: Model) -> Mapping[str, float]:
+        share = (len(curve) + 1) / evaluations
+        metrics = judge(trained, data.world, data.validation, factor).metrics
+        curve.append((round(share * steps), metrics[ACCURACY]))
+        if share < 1 and not passes(share, metrics[ACCURACY]):
+            raise StoppedEarlyError
+        return metrics
+
+    began, used = time.perf_counter(), time.process_time()
+    train(
+        model, objective, pairs, batch=batch, steps=steps, optimizer=optimizer, evaluate=evaluate,
+        evaluate_every=steps * batch / len(data.train.scenes) / evaluations,
+        computation=Computation(tile=None), device="cpu", seed=seed, log_every=steps, quiet=True,
+    )  # fmt: skip
+    seconds, processor = time.perf_counter() - began, time.process_time() - used
+    judged = [judge(model, data.world, split, factor) for split in (data.validation, data.test)]
+    flops = steps * _flops(model, data, batch)
+    return Trained(model, judged[0], judged[1], curve, flops, seconds, processor, steps * batch)
+
+
+def score_factor(plain: Mapping[str, Any]) -> float:
+    """Return the factor that turns the scores of the head into the logits of the objective."""
+    is_cosine = plain["head"].get("max_scale") == 1.0
+    return 1 / plain["objective"]["temperature"] if is_cosine and "temperature" in plain["objective"] else 1.0
+
+
+def _flops(model: Model, data: LabData, batch: int) -> float:
+    captions = model.encoder.tokenizer(data.world.captions)[data.train.captions[:batch]]
+    sample = Batch(data.train.images[:batch], captions, torch.arange(batch))
+    return flops_per_step(model, sample, World(), None)
