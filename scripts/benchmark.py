@@ -1,6 +1,7 @@
 """Every benchmark, side by side with peers: `make bench`, or `python scripts/benchmark.py training heads`.
 
-Each writes docs/benchmarks/<name>.json. They are ratios of interleaved medians: a busy machine slows both sides.
+Each writes docs/benchmarks/readings/<name>.json. They are ratios of interleaved medians: a busy machine slows both
+sides.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> None:
     _prepare()
     for name in names:
         print(f"== {name}", file=sys.stderr, flush=True)
-        output = ROOT / "docs" / "benchmarks" / f"{name}.json"
+        output = ROOT / "docs" / "benchmarks" / "readings" / f"{name}.json"
         script = ROOT / "scripts" / BENCHMARKS[name]
         subprocess.run([sys.executable, str(script), "--output", str(output)], cwd=ROOT, check=True)
 

@@ -1,6 +1,6 @@
 """Throughput of the loader alone, compared with open_clip: same shards, crops and workers; interleaved medians.
 
-    python scripts/benchmark_loader.py --output docs/benchmarks/loader.json
+    python scripts/benchmark_loader.py --output docs/benchmarks/readings/loader.json
 
 All loaders stay alive with one thread per worker and read some batches in turn; the ratio is that of the medians over
 the rounds. "samples_per_work_second" counts the CPU time of all processes of a loader, which a busy machine affects

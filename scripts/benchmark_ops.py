@@ -1,6 +1,6 @@
 """Time and memory of the score kernels beside their naive forms, a compiled naive form and open_clip's loss.
 
-    python scripts/benchmark_ops.py --cases kme-128 vectors-8192 --repeats 7 --output docs/benchmarks/ops.json
+    python scripts/benchmark_ops.py --cases kme-128 vectors-8192 --repeats 7 --output docs/benchmarks/readings/ops.json
 
 One thread; every contender runs forward and backward once a round, in turn, and the medians of the process's CPU
 seconds are compared, so that a busy machine slows all alike. Memory is the peak of the resident set above what the

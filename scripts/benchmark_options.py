@@ -1,6 +1,6 @@
 """Gain of the training options: time and memory with and without each option, on one CPU thread.
 
-    python scripts/benchmark_options.py --output docs/benchmarks/options.json
+    python scripts/benchmark_options.py --output docs/benchmarks/readings/options.json
 
 Writes the table options.md beside it. Every reading is a fresh process, with and without the option in turn: the CPU
 seconds of one thread in a step (the median over steps; other jobs disturb it little), and by how much the process's

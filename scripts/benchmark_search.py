@@ -1,7 +1,7 @@
 """A pruned search beside the whole grid: search=wpse on the demo, the best result and the cost of both.
 
     python scripts/make_world.py
-    python scripts/benchmark_search.py --output docs/benchmarks/search.json
+    python scripts/benchmark_search.py --output docs/benchmarks/readings/search.json
 
 Both searches train into folders of their own, so that neither finds runs of the other. Costs: steps of training, the
 minutes that the runs report for them, and CPU minutes of the whole command with evaluations and starts.

@@ -1,4 +1,4 @@
-"""Compare methods on the demo dataset with one training budget: tables for docs/benchmarks.md.
+"""Compare methods on the demo dataset with one training budget: tables for docs/benchmarks/methods.md.
 
     python scripts/demo_tables.py heads          # every head, one seed
     python scripts/demo_tables.py objectives     # Hopfield, InfoLOOB, NUCLR, SogCLR, InfoNCE at batch 64, three seeds

@@ -1,4 +1,4 @@
-"""Accuracy of a trained KME-CLIP model whose image points are merged: the table of docs/benchmarks.md.
+"""Accuracy of a trained KME-CLIP model whose image points are merged: the table of docs/benchmarks/heads.md.
 
     python scripts/merging_table.py runs/kme --root data/demo/downstream --counts 50 32 16 8 4 1
 

@@ -6,6 +6,8 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import open_clip
@@ -14,6 +16,7 @@ import pytest
 from clipzoo.cli import __main__ as commands, launch, plan, train, trials
 from clipzoo.cli.evaluate import PLACEHOLDERS
 from clipzoo.config.compose import compose
+from scripts.documentation.docstrings import listed
 from tests.support.paths import ROOT
 from tests.support.shards import picture
 
@@ -82,3 +85,68 @@ def test_the_readmes_library_blocks_run_on_a_trained_model(undisturbed, tmp_path
     runpy.run_path(str(script))
     assert "tensor([[" in capsys.readouterr().out
     assert open_clip.create_model(f"local-dir:{tmp_path / 'exported'}").logit_scale.item() > 0
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", ["concepts/one_batch", "concepts/epochs", "how_to/add_an_objective"])
+def test_the_python_blocks_of_a_page_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for number, block in enumerate(blocks(ROOT / "docs" / f"{name}.md", "python")):
+        named = re.match(r"# (\w+\.py)\n", block)
+        script = tmp_path / (named[1] if named else f"block_{number}.py")
+        script.write_text(block)
+        runpy.run_path(str(script))
+
+
+TYPED = [
+    pytest.param(*session.split("\n", 1), id=session.split("\n", 1)[0])
+    for block in blocks(ROOT / "docs" / "reference" / "messages.md", "console")
+    for session in block.strip().split("\n\n")
+]
+"""Command and printed message of every session on the page of messages."""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("command", "message"), TYPED)
+def test_a_documented_mistake_prints_the_documented_message(command, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", shlex.split(command.removeprefix("$ ")))
+    with pytest.raises(SystemExit, match="^2$"):
+        commands.main()
+    assert capsys.readouterr().err.strip() == message
+
+
+def test_arguments_of_a_docstring_become_a_list():
+    text = "Train a model.\n\nbatch: of a step,\nover all ranks. steps: their number.\nseed: of all numbers."
+    assert listed(text).splitlines()[2:] == [
+        "- `batch`: of a step,", "    over all ranks. steps: their number.", "- `seed`: of all numbers."
+    ]  # fmt: skip
+
+
+def test_no_folder_of_the_documentation_has_more_than_sixteen_entries():
+    folders = [ROOT / "docs", *(path for path in (ROOT / "docs").rglob("*") if path.is_dir())]
+    assert [folder for folder in folders if len(list(folder.iterdir())) > 16] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_of_the_pages_outside_the_site_name_files(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", (ROOT / page).read_text())
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_site_needs_no_network_and_all_pictures_have_alternative_texts(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", ".mkdocs.yml", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text()
+        loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\"\s>]+)", text)
+        loaded += re.findall(r"<link\b(?=[^>]*stylesheet)[^>]*\bhref=\"?([^\"\s>]+)", text)
+        assert not [place for place in loaded if place.startswith(("http", "//"))], page
+        assert not re.search(r"<img\b(?![^>]*\balt=\"[^\"]+)", text), page

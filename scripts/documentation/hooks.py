@@ -23,6 +23,26 @@ def on_files(files: Files, config) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page, config, files) -> str:
+    """Fill `<!-- rows PAPER -->` and `<!-- deviations WORD ... -->` with the table rows of the pages that list all."""
+    markdown = re.sub(r"<!-- rows (\w+) -->", lambda match: _rows("reproduce", (f"{match[1]}/",)), markdown)
+    return re.sub(
+        r"<!-- deviations ([\w -]+) -->", lambda match: _rows("deviations", tuple(match[1].split())), markdown
+    )
+
+
+def _rows(name: str, words: tuple[str, ...]) -> str:
+    """Return the tables of docs/papers/<name>.md, with the rows whose first cell has one of the words."""
+    tables: list[list[str]] = []
+    lines = (ROOT / "docs" / "papers" / f"{name}.md").read_text().splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("| ") and following.startswith("| ---"):
+            tables.append([line])
+        elif line.startswith("| ---") or line.startswith("| ") and any(word in line.split("|")[1] for word in words):
+            tables[-1].append(line)
+    return "\n\n".join("\n".join(table) for table in tables if len(table) > 2)
+
+
 def on_page_content(html: str, page, config, files) -> str:
     """Write formulas as MathML, which browsers draw without a script."""
     return FORMULA.sub(lambda match: _formula(unescape(match[2]), block=match[1] == "div"), html)

@@ -1,0 +1,141 @@
+"""Plots of the measurements that are stored in docs/benchmarks/readings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scripts.documentation.drawing import BLUE, GREEN, IMAGES, INK, ORANGE, VIOLET, figure, save
+
+FOLDER = IMAGES.parent / "benchmarks" / "readings"
+CASES = {
+    "kme-128": "KME, N = 128", "kme-256": "KME, N = 256", "kme-captions": "KME, 12 words of 77",
+    "kme-full": "KME, 197 x 77 points", "waves-64": "WPSE's features",
+}  # fmt: skip
+
+
+def draw() -> None:
+    """Write docs/images/benchmarks/*.svg, and the learning curve of the demo."""
+    _training()
+    _loader()
+    _scores()
+    _probe()
+    _epochs()
+    _options()
+    _curve()
+
+
+def read(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def bars(
+    name: str, values: Mapping[str, float], label: str, reference: float | None = None, form: str = "{:.2f}"
+) -> None:
+    """Write horizontal bars; `reference` is a line, such as the peer's value."""
+    drawn, (panel,) = figure(6.4, 0.55 + 0.34 * len(values))
+    places = range(len(values))[::-1]
+    colours = [ORANGE if key.startswith(("open_clip", "scikit-learn", "naive")) else BLUE for key in values]
+    panel.barh(places, values.values(), color=colours, height=0.66)
+    for place, value in zip(places, values.values(), strict=True):
+        panel.text(value, place, " " + form.format(value), va="center", fontsize=8.5)
+    if reference is not None:
+        panel.axvline(reference, color=INK, linewidth=0.9, linestyle=":")
+    panel.set(yticks=list(places), yticklabels=list(values), xlabel=label)
+    panel.margins(x=0.12)
+    panel.tick_params(axis="y", length=0)
+    save(drawn, f"benchmarks/{name}")
+
+
+def _training() -> None:
+    bars("training", read("training")["medians"], "training, samples/s", form="{:.1f}")
+
+
+def _loader() -> None:
+    ratios = {
+        f"{case['image']} to {case['image_size']}, {case['workers']} worker{'s' if case['workers'] > 1 else ''}": case[
+            "ratio"
+        ]["exact"]
+        for case in read("loader")["cases"]
+    }
+    bars("loader", ratios, "loader, samples/s over open_clip's (dotted)", reference=1.0)
+
+
+def _scores() -> None:
+    found = {result["case"]: result["times_ours"] for result in read("ops")["results"]}
+    known = [case for case in CASES if case in found]
+    grouped("scores", [CASES[case] for case in known], {
+        "naive": [found[case]["naive"] for case in known], "torch.compile": [found[case]["compiled"] for case in known],
+    }, "CPU seconds over ours (dotted)", reference=1.0)  # fmt: skip
+
+
+def grouped(
+    name: str, labels: Sequence[str], sides: Mapping[str, Sequence[float]], label: str, reference: float | None = None
+) -> None:
+    """Write groups of horizontal bars, one bar per side."""
+    drawn, (panel,) = figure(6.4, 0.8 + 0.42 * len(labels))
+    height = 0.8 / len(sides)
+    for number, (side, values) in enumerate(sides.items()):
+        places = [len(labels) - 1 - place + 0.4 - height * (number + 0.5) for place in range(len(labels))]
+        panel.barh(places, values, height=height * 0.92, color=(ORANGE, VIOLET, BLUE, GREEN)[number], label=side)
+        for place, value in zip(places, values, strict=True):
+            panel.text(value, place, f" {value:.3g}", va="center", fontsize=8)
+    if reference is not None:
+        panel.axvline(reference, color=INK, linewidth=0.9, linestyle=":")
+    panel.set(yticks=range(len(labels))[::-1], yticklabels=labels, xlabel=label)
+    panel.tick_params(axis="y", length=0)
+    panel.margins(x=0.1)
+    panel.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(sides))
+    save(drawn, f"benchmarks/{name}")
+
+
+def _probe() -> None:
+    values = read("probe")["values"]
+    drawn, (panel,) = figure(6.4, 2.5)
+    for side, colour in (("clipzoo", BLUE), ("scikit-learn", ORANGE)):
+        points = sorted((value["C"], value[side]["seconds"]) for value in values if side in value)
+        panel.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=side)
+    panel.set(xscale="log", yscale="log", xlabel="C", ylabel="seconds per fit")
+    panel.legend(frameon=False, fontsize=8)
+    save(drawn, "benchmarks/probe")
+
+
+def _epochs() -> None:
+    cases = {
+        name: both
+        for name, both in read("epochs").items()
+        if "open_clip" in both and "seen exactly once" in both["open_clip"]
+    }
+    labels = [name.replace(" of 500, 2 workers", "") for name in cases]
+    sides = {
+        side: [100 * both[side]["seen exactly once"] for both in cases.values()] for side in ("open_clip", "clipzoo")
+    }
+    grouped("epochs", labels, sides, "samples seen exactly once in an epoch, %")
+
+
+def _options() -> None:
+    options = read("options")["options"]
+    grouped("options", list(options), {
+        "time": [option["time"] for option in options.values()],
+        "memory": [option["memory"] for option in options.values()],
+    }, "with the option over without it (dotted: equal)", reference=1.0)  # fmt: skip
+
+
+def _curve() -> None:
+    curve = read("demo_curve")
+    drawn, (left, right) = figure(7.6, 2.5, panels=2)
+    left.plot(curve["step"], curve["loss"], color=BLUE, linewidth=1.3)
+    left.set(xlabel="step", ylabel="loss", ylim=0)
+    for (metric, label), colour in zip(SHOWN.items(), (BLUE, ORANGE, GREEN, VIOLET), strict=True):
+        right.plot(curve["evaluated"], curve["metrics"][metric], color=colour, marker="o", markersize=3, label=label)
+    right.set(xlabel="epoch", ylabel="%", ylim=(0, 102))
+    right.legend(frameon=False, fontsize=8)
+    save(drawn, "demo_curve")
+
+
+SHOWN = {
+    "zero_shot/shapes/top1": "zero-shot, 10 shapes", "zero_shot/colours/top1": "zero-shot, 10 colours",
+    "retrieval/scenes/image_to_text/recall_at_1": "recall@1, image to text",
+    "retrieval/scenes/text_to_image/recall_at_1": "recall@1, text to image",
+}  # fmt: skip
