@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from clipzoo.data.plan.plan import Plan
-from scripts.documentation.drawing import BLUE, GREEN, INK, ORANGE, RED, VIOLET, figure, save
+
+from .drawing import BLUE, GREEN, INK, ORANGE, RED, VIOLET, figure, save
 
 PARTS = (
     (0.0, "tar shards", "WebDataset", "#8a929e"), (1.55, "data plan", "read, decode,\ntokenize", GREEN),

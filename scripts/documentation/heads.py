@@ -11,8 +11,9 @@ from torch import Tensor
 from clipzoo.api.build import part
 from clipzoo.config.compose import CONF
 from clipzoo.heads.base import Head
-from clipzoo.types import Features, concatenate
-from scripts.documentation.drawing import BLUE, INK, ORANGE, SCORES, figure, save
+from clipzoo.types import Features
+
+from .drawing import BLUE, INK, ORANGE, SCORES, figure, save
 
 SIDE, EDGE = 161, 1.6
 CAPTION = torch.tensor([[0.9, 0.65]])
@@ -62,8 +63,7 @@ def _plane(name: str, title: str, head: Head, caption: Features, points: Tensor)
     pooled = torch.stack([horizontal, vertical], dim=-1).reshape(-1, 2)
     tokens = torch.cat([pooled, torch.full((len(pooled), 1), WEIGHT)], dim=1)[:, None]
     images = Features(tokens[:, 0] if head.needs_tokens else pooled, tokens)
-    parts = [head.embed_image(images.map(lambda whole, i=i: whole[i : i + 4096])) for i in range(0, len(pooled), 4096)]
-    scores = head.score(concatenate(parts), head.embed_text(caption))[:, 0].reshape(SIDE, SIDE).numpy()
+    scores = head.score(head.embed_image(images), head.embed_text(caption))[:, 0].reshape(SIDE, SIDE).numpy()
     drawn, (panel,) = figure(4.2, 3.5)
     extent = (-EDGE, EDGE, -EDGE, EDGE)
     picture = panel.imshow(scores, origin="lower", extent=extent, cmap=SCORES, interpolation="bilinear")
@@ -75,8 +75,13 @@ def _plane(name: str, title: str, head: Head, caption: Features, points: Tensor)
         panel.add_patch(_circle())
     for point in points:
         weight = point[2].item() if len(point) > 2 else 0.6
-        panel.scatter(*point[:2], s=150 * weight, color="white", edgecolor="#24292f", zorder=5)
-        panel.annotate("", point[:2], (0, 0), arrowprops={"arrowstyle": "-", "color": "#24292f", "lw": 1.2})
+        panel.scatter(point[0], point[1], s=150 * weight, color="white", edgecolor="#24292f", zorder=5)
+        panel.annotate(
+            "",
+            (point[0].item(), point[1].item()),
+            (0, 0),
+            arrowprops={"arrowstyle": "-", "color": "#24292f", "lw": 1.2},
+        )
     panel.set(title=title, xlabel="image feature 1", ylabel="image feature 2")
     save(drawn, f"heads/{name}")
 
@@ -108,9 +113,9 @@ def _retrieval() -> None:
 def _arrows(panel: Axes, memory: numpy.ndarray, query: numpy.ndarray, retrieved: numpy.ndarray) -> None:
     angle = numpy.linspace(0, 2 * numpy.pi, 200)
     panel.plot(numpy.cos(angle), numpy.sin(angle), color=INK, linewidth=0.6, alpha=0.5)
-    panel.scatter(*memory.T, s=26, color=BLUE, zorder=4, label="batch")
-    panel.scatter(*query, s=44, marker="s", color=INK, zorder=5, label="query")
-    panel.scatter(*retrieved, s=60, marker="D", color=ORANGE, zorder=5, label="retrieved")
-    panel.annotate("", retrieved, query, arrowprops={"arrowstyle": "->", "color": ORANGE, "lw": 1.4})
+    panel.scatter(memory[:, 0], memory[:, 1], s=26, color=BLUE, zorder=4, label="batch")
+    panel.scatter(query[0], query[1], s=44, marker="s", color=INK, zorder=5, label="query")
+    panel.scatter(retrieved[0], retrieved[1], s=60, marker="D", color=ORANGE, zorder=5, label="retrieved")
+    panel.annotate("", tuple(retrieved), tuple(query), arrowprops={"arrowstyle": "->", "color": ORANGE, "lw": 1.4})
     panel.set(aspect="equal", xlim=(-1.15, 1.15), ylim=(-1.15, 1.15))
     panel.axis("off")

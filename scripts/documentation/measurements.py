@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scripts.documentation.drawing import BLUE, GREEN, IMAGES, INK, ORANGE, VIOLET, figure, save
+from .drawing import BLUE, GREEN, IMAGES, INK, ORANGE, VIOLET, figure, save
 
 FOLDER = IMAGES.parent / "benchmarks" / "readings"
 CASES = {
@@ -37,7 +37,7 @@ def bars(
     drawn, (panel,) = figure(6.4, 0.55 + 0.34 * len(values))
     places = range(len(values))[::-1]
     colours = [ORANGE if key.startswith(("open_clip", "scikit-learn", "naive")) else BLUE for key in values]
-    panel.barh(places, values.values(), color=colours, height=0.66)
+    panel.barh(places, list(values.values()), color=colours, height=0.66)
     for place, value in zip(places, values.values(), strict=True):
         panel.text(value, place, " " + form.format(value), va="center", fontsize=8.5)
     if reference is not None:

@@ -11,7 +11,8 @@ from clipzoo.config.compose import CONF
 from clipzoo.heads.similarity.dense import DenseScores
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch, Progress, Similarity
-from scripts.documentation.drawing import BLUE, ORANGE, SIGNED, figure, save
+
+from .drawing import BLUE, ORANGE, SIGNED, figure, save
 
 TEMPERATURE = 0.07
 PAIRS = 6

@@ -17,7 +17,7 @@ MODULES = {
     "mlflow-skinny": "mlflow", "mkdocs-material": "material",
 }  # fmt: skip
 """Distributions whose module has another name."""
-PROVIDED = {"open_clip_train": "open_clip"}
+PROVIDED = {"open_clip_train": "open_clip", "griffe": "mkdocstrings"}
 """Further modules of a declared distribution."""
 LOADED_BY_NAME = {
     "tensorboard", "s3fs", "hydra_plugins", "onnx", "onnxscript", "material", "mkdocstrings", "ipykernel",
