@@ -1,6 +1,6 @@
 """Write the report of a run, compare runs, or show the papers' tables beside the runs of a folder.
 
-clipzoo report runs/demo                     runs/demo/report.md
+clipzoo report runs/demo                     runs/demo/report.md and report.html, one file with its pictures
 clipzoo report runs/a runs/b runs/c          runs/comparison/index.html, tables.md, tables.csv, tables.tex
 clipzoo report runs                          runs/report/index.html, ...: the papers' tables, and other runs compared
 clipzoo report runs --table wpse/1 --table kme/3 --output pages

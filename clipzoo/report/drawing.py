@@ -6,8 +6,8 @@ from typing import Literal
 
 from matplotlib.axes import Axes
 
-INK, MUTED, RIGHT, WRONG = "#24425c", "#9db4c6", "#2e8b57", "#c0503c"
-PALETTE = ("#24425c", "#c0503c", "#d99a2b", "#2e8b57", "#7a5ba6", "#3c9cc0", "#8a6d4f", "#b8609a", "#7f8c8d", "#5c7a29")
+INK, MUTED, RIGHT, WRONG = "#303f9f", "#9fa8da", "#2e8b57", "#c0503c"
+PALETTE = ("#303f9f", "#c0503c", "#d99a2b", "#2e8b57", "#7a5ba6", "#3c9cc0", "#8a6d4f", "#b8609a", "#7f8c8d", "#5c7a29")
 DPI = 130
 
 

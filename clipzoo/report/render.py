@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from clipzoo.io import draw
+from clipzoo.io import draw, write_whole
 from clipzoo.io.escaping import latex_text, markdown_code, markdown_text, one_line
 from clipzoo.report.table import Cell, Table, capitalised
 
@@ -31,7 +33,7 @@ def markdown(table: Table) -> Markup:
 
 def html(table: Table, wrap: bool = False) -> Markup:
     """An HTML table, without its title. wrap: break long cells."""
-    return Markup(_environment(escape=True).get_template("table.html.j2").render(table=table, wrap=wrap))
+    return Markup(html_page("table.html.j2", table=table, wrap=wrap))
 
 
 def csv(table: Table) -> str:
@@ -78,36 +80,68 @@ def markdown_page(template: str, **content: object) -> str:
 
     Paragraphs are separated by one empty line.
     """
-    text = _environment(escape=False).get_template(template).render(**content)
+    text = _environment("md").get_template(template).render(**content)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def html_page(template: str, **content: object) -> str:
     """Render an HTML template of the folder `templates`; all text is escaped."""
-    return _environment(escape=True).get_template(template).render(**content)
+    return _environment("html").get_template(template).render(**content)
+
+
+def write_document(path: Path, template: str, title: str, **content: object) -> Path:
+    """Write a page in both formats from one template, `path` and beside it its .html with the pictures in it.
+
+    path: of the Markdown page, to whose folder the addresses of pictures are relative. template: of the page's body;
+    its blocks are those of blocks.md.j2 and blocks.html.j2. Returns `path`.
+    """
+    body = markdown_page(template, blocks="blocks.md.j2", **content)
+    write_whole(path, f"# {markdown_text(title)}\n\n{body}".strip() + "\n")
+    text = html_page(template, blocks="blocks.html.j2", folder=path.parent, **content)
+    write_whole(path.with_suffix(".html"), html_page("document.html.j2", title=title, body=Markup(text)))
+    return path
 
 
 def picture(figure: Figure) -> str:
     """The figure as a data: address, for a page that needs no other file."""
     data = io.BytesIO()
     draw(figure, data)
-    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    return _png(data.getvalue())
+
+
+def _png(content: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+@pass_context
+def _embedded(context: Context, address: str) -> str:
+    """The picture at an address relative to the page's folder, as a data: address."""
+    return _png((context["folder"] / address).read_bytes())
 
 
 @cache
-def _environment(escape: bool) -> Environment:
+def _environment(kind: Literal["md", "html"]) -> Environment:
+    is_html = kind == "html"
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
-        autoescape=escape,
-        finalize=None if escape else _markdown_value,
+        autoescape=True,
+        finalize=None if is_html else _markdown_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"markdown": markdown, "html": html, "capitalised": capitalised}
-    environment.filters |= {"code": markdown_code, "line": lambda text: Markup(one_line(text))}
+    environment.filters |= {"markdown": markdown, "html": html, "capitalised": capitalised, "embedded": _embedded}
+    environment.filters |= {
+        "shown": html if is_html else markdown,
+        "code": _html_code if is_html else markdown_code,
+        "line": one_line if is_html else lambda text: Markup(one_line(text)),
+    }
     return environment
+
+
+def _html_code(text: str) -> Markup:
+    return Markup("<code>{}</code>").format(one_line(text))
 
 
 def _noted(cell: Cell) -> str:

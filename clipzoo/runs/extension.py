@@ -21,7 +21,9 @@ from clipzoo.runs.identity import differing, digest, identity
 from clipzoo.runs.record import ENDED, FILE, RunRecord
 
 LENGTH = ("trainer.epochs", "trainer.steps")
-KEPT = ("config.yaml", "dataset.json", "metrics.jsonl", "report.md", "report", "evaluation", "results.json")
+KEPT = (
+    "config.yaml", "dataset.json", "metrics.jsonl", "report.md", "report.html", "report", "evaluation", "results.json",
+)  # fmt: skip
 """Files and folders of the shorter run that are copied. The last one marks the copy as finished."""
 
 

@@ -85,6 +85,14 @@ def test_html_and_latex_tables_show_hostile_text_as_it_is():
     assert "\\write" not in latex(text_table(["a"], [["\\write18{rm}"]], left=1))
 
 
+def _tags_of_templates() -> set[str]:
+    templates = [path for path in render.TEMPLATES.glob("*.html.j2") if not path.name.startswith("explorer")]
+    return {
+        *re.findall(r"<(\w+)", "".join(path.read_text() for path in templates)),
+        *(f"h{level}" for level in (1, 2, 3)),
+    }
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A finished run whose every text is hostile."""
@@ -116,14 +124,15 @@ def test_the_page_of_a_hostile_run_holds_no_tag_and_no_link_of_its_own(run):
     assert "alert(1)" in page
     assert_plain(page)
     assert {path.name for path in (run / "report").iterdir()} == {"confusion__script_.png"}
+    page = (run / "report.html").read_text()
+    assert Tags(page).names <= _tags_of_templates() and "&lt;script&gt;" in page
 
 
 @pytest.mark.medium
 def test_the_papers_tables_with_a_hostile_run_hold_no_tag_of_its_own(run, tmp_path):
     index = write_pages([run.parent], ["wpse/1"], tmp_path / "pages")
-    allowed = set(re.findall(r"<(\w+)", "".join(path.read_text() for path in render.TEMPLATES.glob("*.html.j2"))))
     page = index.read_text()
-    assert Tags(page).names <= allowed and "&lt;script&gt;" in page
+    assert Tags(page).names <= _tags_of_templates() and "&lt;script&gt;" in page
     assert_plain((tmp_path / "pages" / "tables.md").read_text())
 
 

@@ -92,7 +92,7 @@ def loss_curves(comparison: Comparison) -> Figure:
                     (float(line["epoch"]), float(line["loss"])) for line in lines if {"epoch", "loss"} <= line.keys()
                 ]
                 _curve(panel, points, number, None if turn else row.label)
-        label(panel, objective, "epoch", "loss")
+        label(panel, objective, "epoch", "loss, nats")
         if panel.lines:
             panel.legend(frameon=False, fontsize=7)
         style(panel)

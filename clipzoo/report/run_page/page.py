@@ -1,4 +1,4 @@
-"""The page of one run: report.md with its figures in report/."""
+"""The page of one run: report.md with its figures in report/, and report.html with the figures in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
-from clipzoo.io.escaping import markdown_code
 from clipzoo.report import render
 from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables
@@ -43,9 +42,10 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     metrics, row = _metrics(run, record, log, damage), record.row if record else None
     tables = results_tables.zero_shot_table, results_tables.probe_table, results_tables.retrieval_table
     evaluated = len(log.evaluations) > 1
-    page = render.markdown_page(
-        "run_page.md.j2",
-        title=run.name,
+    return render.write_document(
+        run / "report.md",
+        "run_page.j2",
+        run.name,
         facts=_facts(run, record, damage),
         row=row,
         published=result_tables(metrics, missing, row),
@@ -64,8 +64,6 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         damaged=[f"{fault.path.relative_to(run)} {fault.fault}" for fault in damage.faults],
         record=record,
     )
-    io.write_whole(run / "report.md", page)
-    return run / "report.md"
 
 
 def _metrics(run: Path, record: RunRecord | None, log: TrainingLog, damage: io.DamageLog) -> Metrics:
@@ -77,7 +75,7 @@ def _metrics(run: Path, record: RunRecord | None, log: TrainingLog, damage: io.D
 
 
 def _facts(run: Path, record: RunRecord | None, damage: io.DamageLog) -> dict[str, object]:
-    """Name and value of the facts at the top; None for an absent one."""
+    """Name and value of the facts at the top, without those that are unknown."""
     config: dict[str, Any] = {}
     if (run / "config.yaml").exists():
         config = damage.read(partial(config_of, run), config)
@@ -86,16 +84,17 @@ def _facts(run: Path, record: RunRecord | None, damage: io.DamageLog) -> dict[st
     if all(towers):
         names["encoder"] = f"{towers[0]}, {towers[1]}"
     trainer, record = config.get("trainer", {}), record or RunRecord(seed=config.get("seed"))
-    return {
+    facts = {
         "Experiment": record.experiment,
         "Paper row": record.row,
-        **{part.capitalize(): markdown_code(name) for part, name in names.items() if name},
+        **{part.capitalize(): name for part, name in names.items()},
         "Global batch size": trainer.get("global_batch"),
         "Epochs": trainer.get("epochs"),
         "Length": record.continuation,
         "Precision": trainer.get("precision"),
         "Seed": record.seed,
     }
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _spikes(run: Path, damage: io.DamageLog) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ TRACE, SNAPSHOT = "trace.json.gz", "memory_snapshot.pickle"
 
 
 def write_profile(run: Path) -> dict[str, Any] | None:
-    """Write profile/profile.md of a run directory with its picture; return facts for the run's page, None without one.
+    """Write profile.md and profile.html to profile/ of a run; return facts for the run's page, None without a profile.
 
     Raises:
         DamagedFileError: summary.json is damaged.
@@ -33,20 +33,21 @@ def write_profile(run: Path) -> dict[str, Any] | None:
     io.save_figure(_figure(summary), folder / "profile.png", dpi=DPI)
     facts = {
         "first": summary["steps"][0], "last": summary["steps"][1], "milliseconds": sum(summary["host_ms"].values()),
-        "parts": _parts(summary["host_ms"], summary["device_ms"]), "page": f"{FOLDER}/{PAGE}",
+        "parts": _parts(summary["host_ms"], summary["device_ms"]), "page": f"{FOLDER}/{Path(PAGE).stem}",
         "picture": f"{FOLDER}/profile.png",
     }  # fmt: skip
-    page = render.markdown_page(
-        "profile.md.j2",
-        run=run.name,
+    render.write_document(
+        folder / PAGE,
+        "profile.j2",
+        f"Profile of {run.name}, steps {facts['first']} to {facts['last']}",
         device=summary["device"],
         ranks=summary["ranks"],
         operations=_operations(summary["operations"], summary["device_ms"]),
         snapshot=SNAPSHOT if (folder / SNAPSHOT).exists() else None,
         trace=TRACE,
-        **facts,
+        milliseconds=facts["milliseconds"],
+        parts=facts["parts"],
     )
-    io.write_whole(folder / PAGE, page)
     return facts
 
 
