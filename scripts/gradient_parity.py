@@ -43,6 +43,7 @@ from clipzoo.config.vocabulary import Count
 from clipzoo.distributed.parallel.base import Parallel, Replicated
 from clipzoo.objectives.compatibility import check_pair
 from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.parts import Optimizer
 
 SAMPLES, BATCH, PARTS, CLIP = 24, 16, 4, 1.0
 IMAGE_WIDTH, TEXT_WIDTH, END = 10, 6, 19
@@ -101,10 +102,12 @@ def sharing(ranks: int) -> dict[str, int | None]:
     return {"ddp": None, "fsdp": ranks} | ({"hybrid": ranks // 2} if ranks > 2 else {})
 
 
-def training(pair: Pair, steps: int, parts: int, group: int | None, world: World = World()) -> Gradients:
+def training(
+    pair: Pair, steps: int, parts: int, group: int | None, world: World = World(), recipe: Optimizer | None = None
+) -> Gradients:
     """Return the losses of a training, and the gradients and the objective's state in its last step, whole.
 
-    group: number of ranks that divide the weights; None for DDP.
+    group: number of ranks that divide the weights; None for DDP. recipe: of the optimizer; None for AdamW.
     """
     plain = _config(*pair)
     torch.manual_seed(0)
@@ -114,7 +117,7 @@ def training(pair: Pair, steps: int, parts: int, group: int | None, world: World
     share = BATCH // world.size
     parallel = _parallel(model, world, group)
     cache = GradientCache(model, objective, world, share // parts, parallel=parallel)
-    optimizer = adam(1e-2).build(parallel.trained, objective)
+    optimizer = (recipe or adam(1e-2)).build(parallel.trained, objective)
     values: Gradients = {}
     for step in range(steps):
         optimizer.zero_grad()

@@ -40,6 +40,8 @@ def weights_file(name: str, key: str) -> Path:
     path = Path(name)
     if path.is_file() or is_sharded(path):
         return path
+    if "://" in name:
+        raise ConfigError(f"{key}={name} is in a store, but weights are read from the disk: give {key} a local copy")
     if not path.exists():
         raise ConfigError(f"{key}={name} does not exist: give {FORMS}")
     if (path / "config.yaml").exists():

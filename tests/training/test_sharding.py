@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
+from tests.support.evaluation_sets import write_sets
+from tests.support.processes import run_script
 from tests.support.runs import assert_close, log_of_end, losses, start, train, weights
 
 FSDP = "trainer.parallel=fsdp"
@@ -56,6 +61,39 @@ def test_a_variant_trains_the_same_weights_with_ddp_and_fsdp(tiny_shards, tmp_pa
     train(tiny_shards, fsdp, FSDP, *changes, "trainer.micro_batch=4", ranks=2)
     assert_close(weights(fsdp), weights(ddp))
     assert losses(fsdp) == pytest.approx(losses(ddp), abs=1e-10)
+
+
+@pytest.mark.slow
+def test_evaluations_and_the_export_of_a_run_with_divided_weights_are_those_of_ddp(tiny_shards, tmp_path):
+    write_sets(tmp_path / "sets")
+    settings = (
+        "eval=none", f"eval.root={tmp_path / 'sets'}", "eval.zero_shot=[colours]", "eval.workers=0",
+        "eval.every_epochs=0.5", "optim.schedule.peak=1e-2",
+    )  # fmt: skip
+    exported = {}
+    for name, changes in {"ddp": (), "fsdp": (FSDP,)}.items():
+        run = tmp_path / name / "run"
+        train(tiny_shards, tmp_path / name, *settings, *changes, ranks=2)
+        hub, log = tmp_path / f"{name}_hub", tmp_path / f"{name}_export"
+        output = run_script("clipzoo/cli/__main__.py", "export", run, "--to", "hub", "--output", hub, log=log)
+        assert "wrote" in output.stdout
+        exported[name] = load_file(next(hub.glob("*.safetensors")))
+    assert (tmp_path / "fsdp" / "run" / "checkpoints" / "step_00000009").is_dir()
+    assert_close(exported["fsdp"], exported["ddp"])
+    ddp, fsdp = (evaluations(tmp_path / name) for name in ("ddp", "fsdp"))
+    assert len(ddp) == 3 and "zero_shot/colours/top1" in ddp[0]
+    assert len({str(metrics) for metrics in ddp}) > 1
+    assert [pytest.approx(metrics, abs=1e-9) for metrics in ddp] == fsdp
+
+
+def evaluations(runs: Path) -> list[dict[str, float]]:
+    """Metrics of the evaluations during training and at its end."""
+    lines = [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if isinstance(value, float)}
+        for line in lines
+        if line.get("event") == "evaluation"
+    ]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ stay whole on every rank.
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -134,8 +135,8 @@ class Sharded(Parallel[M]):
         optimizer.param_groups = [part for _, part in parts]
         try:
             yield
-        except RuntimeError as error:
-            if "DTensor" not in str(error) and "placement" not in str(error):
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or not _is_raised_by_shards(error):
                 raise
             raise ConfigError(
                 f"{type(optimizer).__name__} cannot update weights that ranks divide ({first_line(error)}): choose "
@@ -242,6 +243,12 @@ def _time_unit(unit: nn.Module, mark: Mark) -> None:
     unit.register_forward_pre_hook(before_wait, prepend=True)
     unit.register_forward_pre_hook(after_wait)
     unit.register_forward_hook(after_pass)
+
+
+def _is_raised_by_shards(error: BaseException) -> bool:
+    """Return True if an operation on DTensors has raised the error."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return "DTensor" in str(error) or any("torch/distributed/tensor/" in file for file in files)
 
 
 def _mesh(world: World, ranks: int) -> DeviceMesh:

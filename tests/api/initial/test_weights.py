@@ -141,6 +141,10 @@ def test_weights_of_a_file_decide_the_name_of_a_run_and_their_place_does_not(exp
 def test_missing_weights_and_damaged_files_are_one_message(tmp_path):
     with pytest.raises(ConfigError, match="init.image=nothing does not exist: give a run directory"):
         weights_digest("nothing", "init.image")
+    with pytest.raises(
+        ConfigError, match="init.weights=s3://bucket/run is in a store, but weights are read from the disk"
+    ):
+        weights_digest("s3://bucket/run", "init.weights")
     (tmp_path / "x.safetensors").write_bytes(b"12345678 no tensors")
     with pytest.raises(ConfigError, match="is no .safetensors file"):
         loaded(configuration(), weights=str(tmp_path / "x.safetensors"))
