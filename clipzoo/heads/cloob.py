@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from clipzoo.heads.vector import UnitVectorHead
-from clipzoo.types import Count, Range, Scale, Similarity, World, checked, gather_embedding
+from clipzoo.types import Count, NonNegativeCount, Range, Scale, Similarity, World, checked, gather_embedding
 
 
 @checked
@@ -23,6 +23,8 @@ class CloobHead(UnitVectorHead):
     image_width, text_width: widths of the pooled features. embed_width: d.
     inverse_temperature: fixed. hopfield: False trains on the plain embeddings (the ablation of table 2).
     beta: inverse temperature of the retrieval.
+    hopfield_start: first step with retrieval; earlier ones compare the plain embeddings. At the start embeddings of one
+        modality are nearly parallel, and their retrieved patterns are nearly equal.
     """
 
     published_with = ("infoloob", "infonce")
@@ -35,11 +37,14 @@ class CloobHead(UnitVectorHead):
         inverse_temperature: Scale,
         hopfield: bool,
         beta: Annotated[float, Range(at_least=0, at_most=1e6)],
+        hopfield_start: NonNegativeCount = 0,
     ) -> None:
         super().__init__(image_width, text_width, embed_width)
         self._inverse_temperature = inverse_temperature
         self._hopfield = hopfield
         self._beta = beta
+        self._hopfield_start = hopfield_start
+        self._step = 0
 
     @property
     def score_range(self) -> tuple[float, float]:
@@ -52,13 +57,17 @@ class CloobHead(UnitVectorHead):
         """Logarithm of the factor of the cosine of plain embeddings, which evaluation compares."""
         return self.image_projection.new_tensor(math.log(self._inverse_temperature))
 
+    def resample(self, index: int) -> None:
+        """Note the step: nothing is drawn. index: number of the step."""
+        self._step = index
+
     def memory_weights(self, query: Tensor, memory: Tensor) -> Tensor | None:
         """softmax(beta q memory^T), [b, N] (eq. 9); None for the ablation."""
         return (self._beta * query @ memory.mT).softmax(dim=1) if self._hopfield else None
 
     def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
         """[b, d] embeddings -> scores of the retrieved patterns, with the full gradient through every rank's memory."""
-        if not self._hopfield:
+        if not self._hopfield or self._step < self._hopfield_start:
             return super().similarity(image, text, world, tile)
         images, texts = (gather_embedding(embedding, world, world.gather_dtype) for embedding in (image, text))
         image_of_image, image_of_text = self._retrieve(image, images), self._retrieve(text, images)  # U_x, U_y

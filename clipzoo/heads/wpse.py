@@ -36,6 +36,8 @@ class WpseHead(VectorHead):
         caption: an embedding depends neither on padding nor, in its scale, on the length of the caption.
     temperature: initial 1 / scale. The scale has no exponential and is clamped to [min_scale, max_scale].
     seed: seed of the random features.
+    initial_weight: of positive weights, where the raw weight is 0; null: half of the bound, whose square multiplies all
+        scores at the start.
     """
 
     needs_tokens = True
@@ -48,6 +50,10 @@ class WpseHead(VectorHead):
         "sum(alpha) > 0": "one of the two weights must be above 0",
         "min_scale <= 1 / temperature <= max_scale": (
             "the initial scale 1 / temperature must lie between min_scale and max_scale: change one of them"
+        ),
+        "initial_weight is None or (weights == 'positive' and initial_weight < weight_bound)": (
+            "signed weights begin at 0, and positive ones stay below weight_bound: give weights=positive and a smaller "
+            "initial_weight, or null"
         ),
     }
 
@@ -69,6 +75,7 @@ class WpseHead(VectorHead):
         min_scale: Positive,
         max_scale: Positive,
         seed: Seed,
+        initial_weight: Positive | None = None,
     ) -> None:
         super().__init__()
         self.needs_padding = text_points == "all"
@@ -81,6 +88,10 @@ class WpseHead(VectorHead):
         self._features = {True: features, False: evaluation_features}
         self._activation = _ACTIVATIONS[weights]
         self._weight_bound = weight_bound
+        # Added to raw weights, in units of the bound: raw weight 0 then gives the initial weight.
+        self._weight_shift = (
+            0.0 if initial_weight is None else math.log(initial_weight / (weight_bound - initial_weight))
+        )
         self._mean = reduction == "mean"
         self._scale_range = min_scale, max_scale
         self._embed_width = embed_width
@@ -174,7 +185,9 @@ class WpseHead(VectorHead):
 
     def _weights(self, side: TokenPoints, tokens: Tensor, present: Tensor) -> Tensor:
         """Return the weights [b, M], zero for padding; divided by the number of points if the reduction is a mean."""
-        weights = self._weight_bound * self._activation(side.raw_weights(tokens) / self._weight_bound)
+        weights = self._weight_bound * self._activation(
+            side.raw_weights(tokens) / self._weight_bound + self._weight_shift
+        )
         weights = weights.masked_fill(~present, 0.0)
         # Without points the mean is zero, like the sum.
         return weights / present.sum(dim=1, keepdim=True).clamp(min=1) if self._mean else weights

@@ -23,14 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="these methods alone")
     parser.add_argument("--comparisons", nargs="+", default=[], metavar="WORLD-TOWER", help="these comparisons alone")
     parser.add_argument("--seeds", type=number_in(Count), help="fresh seeds of every winner")
-    parser.add_argument("--report", action="store_true", help="train nothing; write the page and exit")
+    parser.add_argument("--report", action="store_true", help="train nothing; write the page of what is trained so far")
+    parser.add_argument(
+        "--page", type=Path, help="file of the Markdown page (default: lab.md in the folder of the lab)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
+    from clipzoo.report.lab.page import write_page
+
     output = options.output or Path("lab") / Path(options.lab).stem
     if not options.report:
         from clipzoo.studies.lab.run import run_lab
         from clipzoo.studies.lab.settings import read_settings
 
         run_lab(read_settings(options.lab).chosen(options.methods, options.comparisons, options.seeds), output)
+    page, index = write_page(output, options.page, f"clipzoo lab {options.lab}")
+    print(f"the page of the lab: {page}, {index}")

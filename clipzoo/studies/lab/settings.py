@@ -14,6 +14,10 @@ from clipzoo.errors import ConfigError
 from clipzoo.example_data.demo_world.enumerated import CaptionSettings, EnumeratedWorld
 from clipzoo.types import checked
 
+CLAIM = ("says", "source", "better", "than", "comparison", "metric")
+METRICS = ("accuracy", "zero_shot", "image_to_text", "text_to_image", "rank_correlation", "error", "calibrated_error")
+"""Metrics of which a claim can say that one method is better."""
+
 
 @checked
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class LabSettings:
     """A lab.
 
     name: of the file. baseline: method from which the others' differences are measured. seeds: fresh seeds of every
-    winner. evaluations: evenly spaced evaluations on the validation split during a training.
+    winner. evaluations: evenly spaced evaluations on the validation split during a training. claims: of the papers, see
+    `_claim`.
     """
 
     name: str
@@ -84,6 +89,7 @@ class LabSettings:
     evaluations: int
     search: SearchSettings
     comparisons: tuple[Comparison, ...]
+    claims: tuple[Mapping[str, str], ...]
 
     def chosen(self, methods: Sequence[str], comparisons: Sequence[str], seeds: int | None) -> LabSettings:
         """Return the lab of some methods and comparisons alone; empty lists for all. Raises ConfigError."""
@@ -107,8 +113,10 @@ def read_settings(name: str) -> LabSettings:
         known = ", ".join(sorted(file.stem for file in (CONF / "lab").glob("*.yaml")))
         raise ConfigError(f"there is no lab {name}: give a YAML file, or one of {known}")
     content = io.read_yaml(path)
-    kinds = {"title": str, "baseline": str, "seeds": int, "evaluations": int, "search": dict, "training": list,
-             "ranges": list, "worlds": dict, "towers": dict, "methods": dict, "comparisons": list}  # fmt: skip
+    kinds = {
+        "title": str, "baseline": str, "seeds": int, "evaluations": int, "search": dict, "training": list,
+        "ranges": list, "worlds": dict, "towers": dict, "methods": dict, "comparisons": list, "claims": list,
+    }  # fmt: skip
     io.require_fields(path, content, kinds)
     if unknown := content.keys() - kinds.keys():
         raise ConfigError(f"{path} has the unknown key {min(unknown)}; its keys are {', '.join(kinds)}")
@@ -119,8 +127,9 @@ def read_settings(name: str) -> LabSettings:
     if any(abs(rung * content["evaluations"] % 1) > 1e-9 for rung in search.rungs):
         raise ConfigError(f"{path}: search.rungs={search.rungs} must be multiples of 1 / evaluations")
     return LabSettings(
-        path.stem, content["title"], content["baseline"], content["seeds"], content["evaluations"], search, parts
-    )
+        path.stem, content["title"], content["baseline"], content["seeds"], content["evaluations"], search, parts,
+        tuple(_claim(path, node, parts) for node in content["claims"]),
+    )  # fmt: skip
 
 
 def _comparison(path: Path, content: Mapping[str, Any], node: Any) -> Comparison:
@@ -133,6 +142,16 @@ def _comparison(path: Path, content: Mapping[str, Any], node: Any) -> Comparison
     methods = {name: _lines(shared, content["ranges"], content["methods"][name]) for name in names}
     world = _built(WorldSettings, content["worlds"][node["world"]], f"{path}: worlds.{node['world']}")
     return Comparison(f"{node['world']}-{node['tower']}", node["world"], node["tower"], world, methods)
+
+
+def _claim(path: Path, node: Any, parts: Sequence[Comparison]) -> Mapping[str, str]:
+    """Return a claim: `says` that method `better` has a better `metric` than method `than` in `comparison`."""
+    io.require_fields(path, node, dict.fromkeys(CLAIM, str))
+    _require_known("comparison", [node["comparison"]], [part.name for part in parts])
+    methods = next(part.methods for part in parts if part.name == node["comparison"])
+    _require_known("method", [node["better"], node["than"]], list(methods))
+    _require_known("metric", [node["metric"]], METRICS)
+    return dict(node)
 
 
 def _lines(shared: Sequence[str], ranges: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,14 @@ from clipzoo.api.training import train
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
+from clipzoo.objectives.base import Objective
 from clipzoo.studies.lab.data import LabData
 from clipzoo.studies.lab.judge import ACCURACY, Judgement, judge
+from clipzoo.studies.lab.start import initial_scores
 from clipzoo.training.inspection.flops import flops_per_step
 from clipzoo.training.parts import Optimizer
 from clipzoo.training.settings import Computation
-from clipzoo.types import Batch
+from clipzoo.types import Batch, Progress
 
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")
 """Overrides of every training; the dataset of the configuration is not used."""
@@ -35,7 +38,7 @@ class Trained:
     """A trained model with its judgements on validation and test, and its cost.
 
     curve: [step, accuracy] on validation during training. flops: of the training. seconds: on the clock; processor:
-    seconds of CPU time. samples: that the training has seen.
+    seconds of CPU time. samples: that the training has seen. start: see `initial_scores`.
     """
 
     model: Model
@@ -46,6 +49,7 @@ class Trained:
     seconds: float
     processor: float
     samples: int
+    start: dict[str, float]
 
     def record(self) -> dict[str, Any]:
         """Return what a record of the training holds, as plain values."""
@@ -53,6 +57,7 @@ class Trained:
             "validation": self.validation.metrics,
             "test": self.test.metrics,
             "outcomes": {name: np.round(values, 4).tolist() for name, values in self.test.outcomes.items()},
+            "start": self.start,
             "curve": [list(point) for point in self.curve],
             "cost": {
                 "flops": self.flops, "seconds": self.seconds, "processor": self.processor, "samples": self.samples,
@@ -82,6 +87,7 @@ def train_once(
     pairs, factor = data.pairs(model.encoder.tokenizer), score_factor(plain)
     batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
     curve: list[tuple[int, float]] = []
+    start = _start(model, objective, data, batch, steps)
 
     def evaluate(trained: Model) -> Mapping[str, float]:
         share = (len(curve) + 1) / evaluations
@@ -100,7 +106,7 @@ def train_once(
     seconds, processor = time.perf_counter() - began, time.process_time() - used
     judged = [judge(model, data.world, split, factor) for split in (data.validation, data.test)]
     flops = steps * _flops(model, data, batch)
-    return Trained(model, judged[0], judged[1], curve, flops, seconds, processor, steps * batch)
+    return Trained(model, judged[0], judged[1], curve, flops, seconds, processor, steps * batch, start)
 
 
 def score_factor(plain: Mapping[str, Any]) -> float:
@@ -109,7 +115,18 @@ def score_factor(plain: Mapping[str, Any]) -> float:
     return 1 / plain["objective"]["temperature"] if is_cosine and "temperature" in plain["objective"] else 1.0
 
 
+def _start(model: Model, objective: Objective, data: LabData, batch: int, steps: int) -> dict[str, float]:
+    """Return the scores before the first step, from copies: the objective has state for each sample."""
+    model, objective = deepcopy(model), deepcopy(objective)
+    objective.allocate(data.settings.train)
+    return initial_scores(model, objective, _sample(model, data, batch), Progress(0, steps, data.settings.train, batch))
+
+
 def _flops(model: Model, data: LabData, batch: int) -> float:
+    return flops_per_step(model, _sample(model, data, batch), World(), None)
+
+
+def _sample(model: Model, data: LabData, batch: int) -> Batch:
+    """Return the first pairs of the training split."""
     captions = model.encoder.tokenizer(data.world.captions)[data.train.captions[:batch]]
-    sample = Batch(data.train.images[:batch], captions, torch.arange(batch))
-    return flops_per_step(model, sample, World(), None)
+    return Batch(data.train.images[:batch], captions, torch.arange(batch))

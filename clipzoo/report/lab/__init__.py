@@ -1,0 +1,1 @@
+"""The page of a comparison lab, from the records of its trainings."""

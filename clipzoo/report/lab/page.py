@@ -1,0 +1,166 @@
+"""The page of a lab as Markdown with pictures beside it, and as one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from clipzoo.io import save_figure, write_whole
+from clipzoo.report import render
+from clipzoo.report.drawing import DPI
+from clipzoo.report.lab import figures, tables
+from clipzoo.report.lab.claims import Difference, Verdict, from_baseline, verdicts
+from clipzoo.report.lab.records import Compared, Lab, read_lab
+from clipzoo.report.table import Table
+from clipzoo.runs.record import revision
+
+PAGE = "lab.md"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the page: paragraphs, then tables, then pictures by file name, with their descriptions."""
+
+    title: str
+    text: Sequence[str]
+    tables: Sequence[Table] = ()
+    pictures: Sequence[tuple[str, str, Figure]] = ()
+    level: int = 2
+
+
+def write_page(folder: Path, page: Path | None, command: str) -> tuple[Path, Path]:
+    """Write index.html to the folder of a lab, and the Markdown page with its pictures. Returns both paths.
+
+    page: of the Markdown; its pictures lie beside it in a folder of its name. None: lab.md in the folder of the lab.
+    command: that runs the lab, for the page. Raises ConfigError if nothing is finished.
+    """
+    lab = read_lab(folder)
+    page = page or folder / PAGE
+    parts = list(_parts(lab))
+    shared = {"title": lab.facts["title"], "lead": _lead(lab), "command": command, "revision": str(revision())}
+    for part in parts:
+        for name, _, figure in part.pictures:
+            save_figure(figure, page.with_suffix("") / f"{name}.png", dpi=DPI)
+    write_whole(page, render.markdown_page("lab.md.j2", parts=parts, pictures=page.stem, **shared))
+    shown = [
+        (part, [(description, render.picture(figure)) for _, description, figure in part.pictures]) for part in parts
+    ]
+    index = folder / "index.html"
+    write_whole(index, render.html_page("lab.html.j2", parts=shown, **shared))
+    return page, index
+
+
+def _lead(lab: Lab) -> list[str]:
+    worlds = lab.comparisons[0].facts
+    text = [
+        f"Every method has the same search: {lab.facts['trials']} points of its ranges, stopped early at rungs "
+        f"and chosen on a validation split. The winner is trained with {lab.facts['seeds']} fresh seeds and judged "
+        "on a test split. The scenes show two objects; the probability of every caption given a scene is known, so "
+        "that the pointwise mutual information (PMI) of every image and caption is exact "
+        f"({worlds['scenes']} scenes, {worlds['captions']} captions in the first world). Accuracy is the mean of "
+        "three tasks: zero-shot (the best of the objects' names is in the scene) and the mean reciprocal rank of "
+        "captions and of images; the PMI as a score shows what is possible. Numbers in brackets are 95 % intervals.",
+    ]
+    if lab.trainings < lab.planned:
+        text.append(f"The lab is not finished: {lab.trainings} of {lab.planned} trainings of winners are done.")
+    return text
+
+
+def _parts(lab: Lab) -> Iterator[Part]:
+    claims, found = verdicts(lab), from_baseline(lab)
+    yield Part("Which claims of the papers hold here", _said(claims), [tables.claims(claims)])
+    if found:
+        yield Part(
+            f"Differences from {lab.baseline}",
+            [_separated(found, lab.baseline)],
+            [tables.differences(found, lab.baseline)],
+            [("differences", "differences with intervals", figures.difference_figure(found, lab.baseline))],
+        )
+    for compared in lab.comparisons:
+        yield from _compared(compared)
+    yield Part(
+        "What the seeds can show",
+        ["The smallest difference in accuracy, in percent points, that a t-test of two methods shows with 80 % "
+         "probability, at the spread over seeds that was measured; without the correction for many methods."],
+        [tables.power(lab, found)],
+    )  # fmt: skip
+    yield Part(
+        "What the searches chose",
+        ["Trials that are not finished were stopped at a rung, or diverged."],
+        [tables.searches(lab)],
+    )
+
+
+def _compared(compared: Compared) -> Iterator[Part]:
+    name, facts = compared.name, compared.facts
+    missing = [f"Not trained yet: {', '.join(compared.missing)}."] if compared.missing else []
+    yield Part(
+        f"World {facts['world']}, towers {facts['tower']}",
+        [f"Mutual information of scene and caption: {facts['information']:.2f} nats. Guessing reaches "
+         f"{facts['chance']:.0f} % in zero-shot.", *missing],
+        [tables.results(compared)],
+        [(f"{name}-curves", f"{name}: accuracy over training", figures.curve_figure(compared))],
+    )  # fmt: skip
+    yield Part(
+        "Agreement with the pointwise mutual information",
+        ["Scores of test images with all captions of the world, half of the weight on matched pairs and half on "
+         "independent ones. A score is as good as the PMI up to a constant. The slope predicts the PMI from the score: "
+         "1 is calibrated, below 1 the scores are too far apart."],
+        [tables.similarity(compared)],
+        [(f"{name}-similarity", f"{name}: agreement with the PMI", figures.similarity_figure(compared))],
+        level=3,
+    )  # fmt: skip
+    yield Part(
+        "Scores before the first step",
+        ["Logits of a batch of training pairs: their mean and standard deviation, and the standard deviation of what "
+         "is left without the means of images and of captions, which alone tells pairs apart; the loss, and the norm "
+         "of its gradient. A large spread saturates the softmax, one near zero leaves nothing to learn from."],
+        [tables.start(compared)],
+        level=3,
+    )  # fmt: skip
+    yield Part(
+        "Accuracy against cost",
+        ["A star marks methods that no method of fewer operations surpasses."],
+        [tables.cost(compared, tables.pareto(compared.methods, "flops"))],
+        [(f"{name}-cost", f"{name}: accuracy against cost", figures.pareto_figure(compared))],
+        level=3,
+    )
+
+
+def _said(claims: Sequence[Verdict]) -> list[str]:
+    """Sum the verdicts up in sentences."""
+    names = {"holds": "hold", "the opposite holds": "are contradicted", "cannot tell": "are left open",
+             "not measured yet": "are not measured yet"}  # fmt: skip
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in names}
+    summary = ", ".join(f"{count} {names[verdict]}" for verdict, count in counts.items() if count)
+    text = [
+        f"Of {len(claims)} claims {summary}. A claim holds or is contradicted if Welch's test over seeds separates the "
+        "two methods, after Holm's correction for all claims; otherwise the power column says how small a difference "
+        "the seeds show and how many seeds the measured one needs."
+    ]
+    separated = [claim for claim in claims if claim.measured is not None and claim.measured.is_separated]
+    text += [
+        f"{claim.better} {'is better' if claim.gain > 0 else 'is worse'} than {claim.than} in {claim.comparison} "
+        f'({claim.metric.replace("_", " ")} {claim.measured.interval.text}): "{claim.says}" ({claim.source}) '
+        f"{'holds' if claim.gain > 0 else 'does not hold'}."
+        for claim in separated
+        if claim.measured is not None
+    ]
+    return text
+
+
+def _separated(found: Sequence[Difference], baseline: str) -> str:
+    better = [item for item in found if item.is_separated and item.interval.estimate > 0]
+    worse = [item for item in found if item.is_separated and item.interval.estimate < 0]
+
+    def listed(items: Sequence[Difference]) -> str:
+        return ", ".join(f"{item.method} ({item.comparison})" for item in items) or "none"
+
+    return (
+        f"Separated after Holm's correction for all lines: above {baseline} {listed(better)}; below {listed(worse)}. "
+        "Intervals over seeds say what another training would reach; those over samples, of outcomes averaged over the "
+        "seeds, what another test split would. Detectable: by as many seeds, with 80 % probability."
+    )

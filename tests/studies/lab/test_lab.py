@@ -1,0 +1,182 @@
+"""The comparison lab: its settings, its judge, and trainings that go on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clipzoo.config.compose import compose
+from clipzoo.errors import ConfigError
+from clipzoo.example_data.demo_world.enumerated import VARIANTS, EnumeratedWorld
+from clipzoo.report.lab import records as reader
+from clipzoo.runs.identity import digest
+from clipzoo.studies.lab.cell import Cell, cells
+from clipzoo.studies.lab.data import LabData, Split
+from clipzoo.studies.lab.judge import judge_scores
+from clipzoo.studies.lab.run import MANIFEST, oracle
+from clipzoo.studies.lab.settings import LabSettings, read_settings
+from clipzoo.studies.lab.training import score_factor
+from clipzoo.studies.lab.words import WordTokenizer
+from tests.support.paths import ROOT
+
+WARMUP = "optim.schedule.warmup_steps"
+TINY = "trainer.steps=4", f"{WARMUP}=1"
+
+
+@pytest.fixture
+def lab() -> LabSettings:
+    """A trial and a seed of four steps, of CLIP alone."""
+    settings = read_settings("default").chosen(["CLIP"], ["mixed-vit"], 1)
+    (part,) = settings.comparisons
+    lines = [line for line in part.methods["CLIP"] if line.partition("=")[0] not in ("trainer.steps", WARMUP)]
+    world = replace(part.world, shapes=2, colours=2, train=100)
+    part = replace(part, world=world, methods={"CLIP": (*lines, *TINY)})
+    return replace(settings, search=replace(settings.search, trials=1), comparisons=(part,), evaluations=4)
+
+
+def records(root: Path) -> dict[str, object]:
+    """Records of trainings by path, without their durations."""
+    found = {}
+    for path in sorted([*root.rglob("points/*.json"), *root.rglob("seeds/*.json")]):
+        content = json.loads(path.read_text())
+        del content["cost"]
+        found[str(path.relative_to(root))] = content
+    return found
+
+
+def one_cell(lab: LabSettings, root: Path) -> Cell:
+    (cell,) = cells(lab, root)
+    return cell
+
+
+@pytest.mark.medium
+def test_a_lab_whose_process_changes_after_every_training_has_the_trainings_of_one_process(lab, tmp_path):
+    cell = one_cell(lab, tmp_path / "one")
+    while cell.work(print):
+        pass
+    while one_cell(lab, tmp_path / "many").work(print):
+        pass
+    assert records(tmp_path / "one") == records(tmp_path / "many") != {}
+    assert one_cell(lab, tmp_path / "many").is_done()
+    assert len(list((tmp_path / "many").rglob("seeds/*.json"))) == 1
+
+
+@pytest.mark.slow
+def test_a_killed_lab_goes_on_with_the_same_trainings(tmp_path):
+    text = (ROOT / "conf" / "lab" / "default.yaml").read_text()
+    for before, after in (("trials: 8", "trials: 3"), ("seeds: 5", "seeds: 2"), ("steps=200", "steps=20"),
+                          ("train: 4000", "train: 200"), ("warmup_steps=10,40,100", "warmup_steps=1,2")):  # fmt: skip
+        assert before in text
+        text = text.replace(before, after)
+    (tmp_path / "small.yaml").write_text(text)
+    chosen = "--comparisons", "mixed-vit", "--methods", "CLIP", "KME-CLIP"
+    words = [sys.executable, "-m", "clipzoo.cli", "lab", "small.yaml", *chosen, "--output"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for name, kills in (("whole", 0), ("killed", 3)):
+        for _ in range(kills):
+            process = subprocess.Popen([*words, name], cwd=tmp_path, env=environment)
+            begun, before = time.monotonic(), len(records(tmp_path / name))
+            while len(records(tmp_path / name)) <= before and time.monotonic() < begun + 100:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        subprocess.run([*words, name], cwd=tmp_path, env=environment, check=True)
+    assert records(tmp_path / "whole") == records(tmp_path / "killed")
+    assert len(records(tmp_path / "killed")) >= 6
+    assert (tmp_path / "killed" / "index.html").exists()
+
+
+def test_other_settings_of_a_method_have_a_folder_of_their_own(lab, tmp_path):
+    other = replace(lab, search=replace(lab.search, trials=3))
+    assert one_cell(lab, tmp_path).folder == one_cell(replace(lab, seeds=9), tmp_path).folder
+    assert one_cell(lab, tmp_path).folder != one_cell(other, tmp_path).folder
+
+
+def test_all_methods_search_the_same_ranges_of_the_optimizer():
+    for part in read_settings("default").comparisons:
+        for lines in part.methods.values():
+            assert sum("interval" in line and line.startswith("optim.schedule.peak=") for line in lines) == 1
+            assert len({line.partition("=")[0] for line in lines}) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("tower: conv", "tower: resnet"), "there is no tower resnet in this lab: give one of vit, conv"),
+        (("baseline: CLIP ", "base: CLIP "), "baseline"),
+        (("rungs: [0.25, 0.5]", "rungs: [0.3]"), "must be multiples of 1 / evaluations"),
+        (("better: SigLIP", "better: SigLip"), "there is no method SigLip in this lab"),
+        (("several: 0.5,", ""), "worlds.mixed must have the keys shapes, colours"),
+        (("partial: 0.2", "partial: 2"), "partial must be"),
+    ],
+)
+def test_a_wrong_lab_is_one_message(change, message, tmp_path):
+    text = (ROOT / "conf" / "lab" / "default.yaml").read_text()
+    assert change[0] in text
+    (tmp_path / "mine.yaml").write_text(text.replace(*change))
+    with pytest.raises(ConfigError, match=message):
+        read_settings(str(tmp_path / "mine.yaml"))
+
+
+def test_an_unknown_lab_method_or_comparison_is_named_with_those_that_exist():
+    with pytest.raises(ConfigError, match="there is no lab other: give a YAML file, or one of default"):
+        read_settings("other")
+    with pytest.raises(ConfigError, match="there is no method Clip in this lab: give one of CLIP, KME-CLIP"):
+        read_settings("default").chosen(["Clip"], [], None)
+    with pytest.raises(ConfigError, match="there is no comparison mixed in this lab: give one of mixed-vit"):
+        read_settings("default").chosen([], ["mixed"], None)
+
+
+def test_a_score_that_is_the_pmi_names_the_objects_of_every_scene():
+    settings = replace(read_settings("default").comparisons[0].world, shapes=3, colours=3)
+    facts = oracle(LabData(settings))
+    assert facts["oracle"]["zero_shot"] == 100
+    assert facts["oracle"]["error"] == pytest.approx(0, abs=1e-9)
+    assert facts["oracle"]["rank_correlation"] == pytest.approx(1)
+    assert facts["chance"] == pytest.approx(100 * 2 / 9)
+
+
+def test_reciprocal_ranks_count_better_and_share_equal_scores():
+    world = EnumeratedWorld(2, 2, VARIANTS["one"])
+    split = Split(torch.empty(0), np.array([0, 1]), np.array([0, 1]))
+    scores = np.zeros((2, len(world.captions)))
+    scores[0, 0], scores[0, 1] = 1, 2
+    judged = judge_scores(scores, np.zeros((2, 4)), world, split)
+    assert judged.outcomes["image_to_text"].tolist() == [1 / 2, 1 / 1.5]
+    assert judged.outcomes["text_to_image"].tolist() == [1, 1 / 2]
+
+
+def test_the_tokenizer_knows_the_words_of_all_variants():
+    tokenizer = WordTokenizer(13)
+    for settings in VARIANTS.values():
+        captions = EnumeratedWorld(10, 10, replace(settings, several=0.0)).captions
+        assert tokenizer(captions).unique(dim=0).shape[0] == len(captions)
+    with pytest.raises(ValueError, match="a word that is not in the vocabulary: unicorn"):
+        tokenizer(["a unicorn"])
+
+
+def test_scores_of_cosine_heads_are_divided_by_the_temperature_of_the_objective():
+    assert score_factor({"head": {"max_scale": 1.0}, "objective": {"temperature": 0.05}}) == pytest.approx(20)
+    assert score_factor({"head": {"max_scale": 100.0}, "objective": {}}) == 1
+
+
+def test_the_remedies_are_off_by_default_and_change_no_identity():
+    for head, key, value in (("wpse", "initial_weight", None), ("cloob", "hopfield_start", 0)):
+        plain = compose(["data=demo", f"head={head}"])
+        assert plain["head"][key] == value
+        without = {**plain, "head": {name: item for name, item in plain["head"].items() if name != key}}
+        assert digest(plain) == digest(without)
+
+
+def test_the_report_reads_the_manifest_that_a_lab_writes():
+    assert reader.MANIFEST == MANIFEST
