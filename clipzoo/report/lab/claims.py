@@ -148,5 +148,5 @@ def _over_samples(method: Method, other: Method, metric: str) -> Interval | None
         return None
     # All outcomes of one image, or of its caption, are one cluster.
     clusters = np.concatenate([np.arange(len(after[task])) for task in tasks])
-    sides = (100 * np.concatenate([side[task] for task in tasks]) for side in (before, after))
-    return paired_difference(*sides, clusters)
+    first, second = (100 * np.concatenate([side[task] for task in tasks]) for side in (before, after))
+    return paired_difference(first, second, clusters)
