@@ -39,7 +39,7 @@ def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, resu
 
 
 def write_retrieval(path: Path, dataset: RetrievalDataset, result: Retrieval) -> None:
-    """Write the positions of all captions' images, and some captions at equal distances with their best images."""
+    """Write the positions of the captions' images and the images' captions; some captions with their best images."""
     chosen = torch.linspace(0, len(dataset.captions) - 1, min(CAPTIONS, len(dataset.captions))).long().tolist()
     retrieved = result.retrieved[chosen][:, :RETRIEVED]
     write_arrays(
@@ -52,6 +52,7 @@ def write_retrieval(path: Path, dataset: RetrievalDataset, result: Retrieval) ->
         gallery=len(dataset.images),
         all_places=result.positions.numpy(),
         all_owners=np.array(dataset.caption_image),
+        all_image_places=result.image_positions.numpy(),
     )
 
 

@@ -29,11 +29,13 @@ class Retrieval:
     """Metrics in percent by protocol, and the retrieved images of the first draw.
 
     positions: [k], position of each caption's image. retrieved: [k, <= 10], indices of the best images, best first.
+    image_positions: [n], position of the best of each image's own captions.
     """
 
     metrics: dict[str, dict[str, float]]
     positions: Tensor
     retrieved: Tensor
+    image_positions: Tensor
 
 
 def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int, paired: bool) -> Retrieval:
@@ -59,7 +61,7 @@ def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, dr
     ]
     protocols = results[0].metrics
     metrics = {protocol: mean_over_draws([result.metrics[protocol] for result in results]) for protocol in protocols}
-    return Retrieval(metrics, results[0].positions, results[0].retrieved)
+    return Retrieval(metrics, results[0].positions, results[0].retrieved, results[0].image_positions)
 
 
 def _embed_images(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int) -> list[Embedding]:
@@ -90,15 +92,17 @@ def _one_draw(
     blocks = [block for _, block in score_blocks(model, own, text)]
     scores = torch.cat(blocks) if blocks else caption_image.new_empty(0, len(caption_image), dtype=model.dtype)
     rows = ScoreRows(scores, caption_image, first, world)
-    of_captions = rows.text_to_image()
+    of_captions, of_own_images = rows.text_to_image(), rows.image_to_text()
+    of_images = of_own_images.new_zeros(len(image))
+    of_images[first : first + size] = of_own_images
     metrics = {
-        "image_to_text": _recalls([rows.image_to_text()], world),
+        "image_to_text": _recalls([of_own_images], world),
         # Every rank has the positions of all captions and counts a share of them.
         "text_to_image": _recalls([of_captions[world.rank :: world.size]], world),
     }
     if paired:
         metrics["paired_image_to_text"] = _recalls(rows.paired_image_to_text(), world)
-    return Retrieval(metrics, of_captions.cpu(), rows.best_images().cpu())
+    return Retrieval(metrics, of_captions.cpu(), rows.best_images().cpu(), world.sum(of_images).cpu())
 
 
 @dataclass(frozen=True)

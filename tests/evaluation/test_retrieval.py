@@ -43,6 +43,10 @@ def test_recall_of_any_head_equals_sorting_one_query_at_a_time(head):
         assert result.metrics["image_to_text"][f"recall_at_{cut}"] == pytest.approx(share(hits))
         hits = [owner[text] in order[:cut] for text, order in enumerate(by_text)]
         assert result.metrics["text_to_image"][f"recall_at_{cut}"] == pytest.approx(share(hits))
+    own = [
+        min(order.index(text) for text, of in enumerate(owner) if of == image) for image, order in enumerate(by_image)
+    ]
+    assert result.image_positions.tolist() == own
     assert result.retrieved.tolist() == [order[:10] for order in by_text]
     assert result.positions.tolist() == [order.index(owner[text]) for text, order in enumerate(by_text)]
 

@@ -96,6 +96,10 @@ def test_metric_keys_and_output_files(root, tmp_path):
     assert 100 * confusion.trace() / 33 == pytest.approx(metrics["zero_shot/colours/top1"])
     search = json.loads((tmp_path / "linear_probe" / "colours.search.json").read_text())
     assert search["before"]["metrics"]["top1"] == metrics["linear_probe/colours/before/top1"]
+    answers = np.load(tmp_path / "linear_probe" / "colours.npz")
+    for projection in ("before", "after"):
+        right = answers[f"all_{projection}"] == answers["all_labels"]
+        assert 100 * right.mean() == pytest.approx(metrics[f"linear_probe/colours/{projection}/top1"])
     assert not (tmp_path / "features" / "colours").exists()
 
 

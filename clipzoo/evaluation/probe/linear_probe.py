@@ -9,6 +9,7 @@ from pathlib import Path
 from clipzoo.distributed.environment import say
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset
 from clipzoo.evaluation.encoder import BatchEncoder
+from clipzoo.evaluation.outputs import write_arrays
 from clipzoo.evaluation.probe.features import PROJECTIONS, read_features, write_features
 from clipzoo.evaluation.probe.search import Probe, probe
 from clipzoo.io import write_json
@@ -33,8 +34,8 @@ class LinearProbe:
     ) -> dict[str, dict[str, float]]:
         """Return metrics in percent "before" and "after" the projection. Collective.
 
-        output: folder of the evaluation; the search for C is written to linear_probe/<dataset>.search.json. key: digest
-        of all that the features depend on.
+        output: folder of the evaluation; the search for C is written to linear_probe/<dataset>.search.json, labels and
+        predictions of the test samples to linear_probe/<dataset>.npz. key: digest of all that the features depend on.
         """
         world, folder = encoder.world, output / "features" / dataset.name
         for split, images in dataset.splits.items():
@@ -62,6 +63,9 @@ class LinearProbe:
                 for projection, result in probes.items()
             }  # fmt: skip
             write_json(output / "linear_probe" / f"{dataset.name}.search.json", content)
+            answers = {f"all_{projection}": result.predictions.numpy() for projection, result in probes.items()}
+            labels = probes[PROJECTIONS[0]].labels.numpy()
+            write_arrays(output / "linear_probe" / f"{dataset.name}.npz", all_labels=labels, **answers)
             if not self.keep_features:
                 shutil.rmtree(folder)
         return {projection: probes[projection].metrics for projection in PROJECTIONS}

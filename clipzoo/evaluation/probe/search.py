@@ -27,10 +27,13 @@ STRIDES = (16, 8, 4, 2, 1)
 class Probe:
     """Result of a linear probe.
 
-    metrics: on test, in percent. c: chosen C. search: validation metric by C. converged, iterations: of the final fit.
+    metrics: on test, in percent. labels, predictions: [n], of the test samples. c: chosen C. search: validation metric
+    by C. converged, iterations: of the final fit.
     """
 
     metrics: dict[str, float]
+    labels: Tensor
+    predictions: Tensor
     c: float
     search: dict[float, float]
     converged: bool
@@ -68,7 +71,9 @@ def probe(
         whole = train.join(validation)
         solution = LogisticRegression(whole.features, whole.labels, classes).solve(best)
         logits = solution.logits(test.features)
-    return Probe(accuracies(logits, test.labels), best, scores, solution.converged, solution.iterations)
+    labels, predictions = test.labels.cpu(), logits.argmax(dim=1).cpu()
+    metrics = accuracies(logits, test.labels)
+    return Probe(metrics, labels, predictions, best, scores, solution.converged, solution.iterations)
 
 
 def held_out(labels: Tensor, share: float, seed: int) -> Tensor:

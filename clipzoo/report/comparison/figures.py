@@ -54,21 +54,17 @@ def dataset_bars(comparison: Comparison) -> Figure:
 
 
 def evaluation_curves(comparison: Comparison) -> Figure | None:
-    """Metrics during training; None if no run was evaluated at least three times."""
-    curves = [
-        (number, row, turn, _evaluations(match.run))
-        for number, row in enumerate(comparison.rows)
-        for turn, match in enumerate(row.group.runs)
-    ]
-    if not any(len(evaluations) > 2 for *_, evaluations in curves):
+    """Metrics during training, as mean and standard deviation over seeds; None without a run of three evaluations."""
+    curves = [[_evaluations(match.run) for match in row.group.runs] for row in comparison.rows]
+    if not any(len(evaluations) > 2 for runs in curves for evaluations in runs):
         return None
     figure = Figure(figsize=(12, 3.4), dpi=DPI, layout="constrained")
     panels = figure.subplots(1, 2)
     for panel, (title, (task, metric)) in zip(panels, CURVES.items(), strict=True):
-        for number, row, turn, evaluations in curves:
-            means = [(epoch, _mean(metrics, task, metric)) for epoch, metrics in evaluations]
-            points = [(epoch, mean) for epoch, mean in means if mean is not None]
-            _curve(panel, points, number, None if turn else row.label, marker="o")
+        for number, (row, runs) in enumerate(zip(comparison.rows, curves, strict=True)):
+            means = [[(epoch, _mean(metrics, task, metric)) for epoch, metrics in run] for run in runs]
+            points = [[(epoch, mean) for epoch, mean in run if mean is not None] for run in means]
+            _curves(panel, points, number, row.label, marker="o")
         label(panel, title, "epoch", "%")
         style(panel)
     panels[0].legend(frameon=False, fontsize=8)
@@ -76,7 +72,7 @@ def evaluation_curves(comparison: Comparison) -> Figure | None:
 
 
 def loss_curves(comparison: Comparison) -> Figure:
-    """The loss of each row, a panel per objective: losses of different objectives cannot be compared."""
+    """The loss of each row as mean and deviation over seeds, a panel per objective: others cannot be compared."""
     panels: dict[str, list[tuple[int, ComparedRow]]] = {}
     for number, row in enumerate(comparison.rows):
         objective = str(row.group.runs[0].run.plain["objective"]["_target_"]).rpartition(".")[2]
@@ -86,13 +82,12 @@ def loss_curves(comparison: Comparison) -> Figure:
     drawn = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False).flatten()
     for panel, (objective, rows) in zip(drawn, panels.items(), strict=True):
         for number, row in rows:
-            for turn, match in enumerate(row.group.runs):
-                lines = match.run.log.training
-                points = [
-                    (float(line["epoch"]), float(line["loss"])) for line in lines if {"epoch", "loss"} <= line.keys()
-                ]
-                _curve(panel, points, number, None if turn else row.label)
-        label(panel, objective, "epoch", "loss, nats")
+            points = [
+                [(float(line["epoch"]), float(line["loss"])) for line in lines if {"epoch", "loss"} <= line.keys()]
+                for lines in (match.run.log.training for match in row.group.runs)
+            ]
+            _curves(panel, points, number, row.label)
+        label(panel, objective, "epoch", "loss")
         if panel.lines:
             panel.legend(frameon=False, fontsize=7)
         style(panel)
@@ -131,11 +126,20 @@ def _bars(panel: Axes, rows: Sequence[ComparedRow], columns: Sequence[PaperColum
     style(panel)
 
 
-def _curve(panel: Axes, points: Points, number: int, name: str | None, marker: str = "") -> None:
-    if points:
+def _curves(panel: Axes, runs: Sequence[Points], number: int, name: str, marker: str = "") -> None:
+    """Draw the mean of the runs of a row and a band of one standard deviation; runs with other points separately."""
+    runs = [points for points in runs if points]
+    if len(runs) > 1 and len({tuple(x for x, _ in points) for points in runs}) == 1:
+        values = np.array([[y for _, y in points] for points in runs])
+        mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1)
+        places = [x for x, _ in runs[0]]
+        panel.fill_between(places, mean - spread, mean + spread, color=colour(number), alpha=0.18, linewidth=0)
+        runs = [list(zip(places, mean.tolist(), strict=True))]
+    for turn, points in enumerate(runs):
         x, y = zip(*points, strict=True)
-        marker = marker or ("o" if len(points) == 1 else "")  # a line through one point is invisible
-        panel.plot(x, y, color=colour(number), marker=marker, markersize=3.5, linewidth=1.5, label=name)
+        shown = marker or ("o" if len(points) == 1 else "")  # a line through one point is invisible
+        text = None if turn else name
+        panel.plot(x, y, color=colour(number), marker=shown, markersize=3.5, linewidth=1.5, label=text)
 
 
 def _lines(counts: Sequence[int]) -> list[list[int]]:

@@ -24,6 +24,15 @@ SEPARATION = (
     "adjusted by Holm's method for all lines of the table. Detectable: by as many seeds, with 80 % probability."
 )
 
+ANSWERS = {
+    ("zero_shot", ""): ("all_predictions", "all_labels"),
+    ("linear_probe", "before"): ("all_before", "all_labels"),
+    ("linear_probe", "after"): ("all_after", "all_labels"),
+    ("retrieval", "text_to_image"): ("all_places", "all_owners"),
+    ("retrieval", "image_to_text"): ("all_image_places", ""),
+}
+"""By task and protocol: the array of answers, and that of the right ones or, for captions, of their images."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -112,16 +121,16 @@ def _over_samples(task: str, column: PaperColumn, first: ComparedRow, row: Compa
 def _outcomes(run: Run, key: MetricKey) -> tuple[np.ndarray, np.ndarray] | None:
     """Return 1 for each right and 0 for each wrong answer of a run, and the cluster of each sample.
 
-    None if the evaluation left no answers, as for image to text and probes.
+    None if the evaluation left no answers, as those of earlier versions for image to text and probes.
     """
-    names = {("zero_shot", ""): ("all_labels", "all_predictions"),
-             ("retrieval", "text_to_image"): ("all_places", "all_owners")}.get((key.task, key.protocol))  # fmt: skip
+    names = ANSWERS.get((key.task, key.protocol))
     path = run.folder / "evaluation" / key.task / f"{key.dataset}.npz"
     if names is None or not path.exists():
         return None
     arrays = run.damage.read(partial(load, path), dict[str, np.ndarray]())
-    if not {*names} <= {*arrays}:  # damaged, or of an earlier version
+    if not {name for name in names if name} <= {*arrays}:  # damaged, or of an earlier version
         return None
-    one, other = (arrays[name] for name in names)
-    right = one == other if key.task == "zero_shot" else one < 1
-    return right.astype(np.float64), np.arange(len(one)) if key.task == "zero_shot" else other
+    answers, others = arrays[names[0]], arrays[names[1]] if names[1] else None
+    if key.task != "retrieval":
+        return (answers == others).astype(np.float64), np.arange(len(answers))
+    return (answers < 1).astype(np.float64), np.arange(len(answers)) if others is None else others

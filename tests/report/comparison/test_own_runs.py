@@ -147,6 +147,25 @@ def test_captions_of_one_picture_are_resampled_together(tmp_path):
     assert difference.basis == "6 captions of 3 images" and difference.p == sign_flip(change, owners)
 
 
+@pytest.mark.parametrize(
+    ("key", "arrays"),
+    [
+        ("retrieval/things/image_to_text/recall_at_1", lambda right: {"all_image_places": 1 - right, "gallery": 5}),
+        ("linear_probe/things/after/top1", lambda right: {"all_after": right, "all_labels": np.ones(5)}),
+    ],
+)
+def test_images_and_probes_of_single_runs_are_paired_by_mcnemars_test(key, arrays, tmp_path):
+    answers = {"clip": np.array([0, 1, 1, 0, 0]), "kme": np.ones(5, int)}
+    for head, right in answers.items():
+        run = write_run(tmp_path, "demo/clip", {key: 20.0 * right.sum()}, f"head={head}", f"name={head}", pairs=2000)
+        path = run / "evaluation" / key.partition("/")[0] / "things.npz"
+        path.parent.mkdir(parents=True)
+        np.savez(path, **arrays(right))
+    (difference,) = differences(compared_at(tmp_path))
+    assert difference.basis == "5 samples" and difference.interval.estimate == 60
+    assert difference.p == mcnemar(answers["clip"], answers["kme"])
+
+
 def test_answers_of_an_earlier_version_are_not_compared(tmp_path):
     for head in ("clip", "kme"):
         metrics = {"retrieval/things/text_to_image/recall_at_1": 50.0}
