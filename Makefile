@@ -13,7 +13,7 @@ JOBS ?= 2
 PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops similarity training)
 
-.PHONY: help demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm lint bench bench-gpu docs docs-serve package studies clean
+.PHONY: help install demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm lint bench bench-gpu docs docs-serve package studies clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -42,6 +42,8 @@ $(STAMP): pyproject.toml constraints.txt
 	    $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,fast]'; \
 	fi
 	@touch $@
+
+install: $(STAMP)  ## create the environment .venv
 
 # nproc obeys OMP_NUM_THREADS, which is 1 above.
 demo: $(STAMP)  ## generate shards, train, evaluate and report in one go

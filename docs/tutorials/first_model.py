@@ -17,7 +17,7 @@
 # held-out scenes for the evaluation.
 
 # %%
-# !clipzoo world --train 6000 --probe 200 --test 250 --scenes 250
+# !clipzoo world --train 4000 --probe 200 --test 250 --scenes 250
 
 # %% [markdown]
 # A shard is a tar file with an image and its caption side by side. `clipzoo shards inspect` reads shards as the training does, counts what cannot
@@ -39,7 +39,7 @@ Picture("samples.png", width=760)
 # `make demo` and has another name. The evaluation at its end is part of the command.
 
 # %%
-# !clipzoo train experiment=demo/clip name=first trainer.epochs=8 eval.linear_probe=[] trainer.log_every=47
+# !clipzoo train experiment=demo/clip name=first trainer.epochs=8 eval.linear_probe=[] trainer.log_every=25
 
 # %% [markdown]
 # Typing the same command again does nothing, because the run is finished; had it been interrupted, the command would resume it.

@@ -16,7 +16,7 @@ CASES = {
 
 
 def draw() -> None:
-    """Write docs/images/benchmarks/*.svg, and the learning curve of the demo."""
+    """Write docs/images/benchmarks/*.svg, and the learning curves of make emoji."""
     _training()
     _loader()
     _scores()
@@ -123,19 +123,21 @@ def _options() -> None:
 
 
 def _curve() -> None:
-    curve = read("demo_curve")
-    drawn, (left, right) = figure(7.6, 2.5, panels=2)
-    left.plot(curve["step"], curve["loss"], color=BLUE, linewidth=1.3)
-    left.set(xlabel="step", ylabel="loss", ylim=0)
-    for (metric, label), colour in zip(SHOWN.items(), (BLUE, ORANGE, GREEN, VIOLET), strict=True):
-        right.plot(curve["evaluated"], curve["metrics"][metric], color=colour, marker="o", markersize=3, label=label)
-    right.set(xlabel="epoch", ylabel="%", ylim=(0, 102))
-    right.legend(frameon=False, fontsize=8)
-    save(drawn, "demo_curve")
+    read_runs = read("emoji_curves")
+    drawn, (left, right) = figure(7.6, 2.6, panels=2)
+    metrics = list(next(iter(read_runs["results"].values())))
+    for number, (head, colour) in enumerate(zip(HEADS, (BLUE, ORANGE, GREEN), strict=True)):
+        curve = read_runs["curves"][head]
+        left.plot(curve["step"], curve["loss"], color=colour, marker="o", markersize=2.5, label=HEADS[head])
+        values = [read_runs["results"][head][metric] for metric in metrics]
+        places = [place + 0.26 * (number - 1) for place in range(len(metrics))]
+        right.bar(places, values, width=0.24, color=colour)
+    left.set(xlabel="step", ylabel="loss on Google's emoji", ylim=0)
+    left.legend(frameon=False, fontsize=8)
+    right.set(ylabel="% on Twitter's emoji", xticks=range(len(metrics)), xticklabels=METRICS)
+    right.tick_params(axis="x", length=0, labelsize=8)
+    save(drawn, "learning_curve")
 
 
-SHOWN = {
-    "zero_shot/shapes/top1": "zero-shot, 10 shapes", "zero_shot/colours/top1": "zero-shot, 10 colours",
-    "retrieval/scenes/image_to_text/recall_at_1": "recall@1, image to text",
-    "retrieval/scenes/text_to_image/recall_at_1": "recall@1, text to image",
-}  # fmt: skip
+HEADS = {"clip": "CLIP", "kme": "KME-CLIP", "wpse": "WPSE"}
+METRICS = ("name\ntop-1", "name\ntop-5", "image\nto text @1", "text\nto image @1")

@@ -12,6 +12,7 @@ import argparse
 import base64
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,21 +38,39 @@ def main() -> None:
 
 
 def execute(source: Path, folder: Path) -> nbformat.NotebookNode:
-    """Return the notebook of `source` with its outputs. Raises CellExecutionError with the error of a cell."""
+    """Return the notebook of `source` with its outputs.
+
+    Raises CalledProcessError if a command fails, CellExecutionError with the error of a cell in Python.
+    """
     notebook = jupytext.read(source)
     notebook.metadata = {"kernelspec": KERNEL}
     folder.mkdir(parents=True, exist_ok=True)
-    # `!clipzoo` is the command of this interpreter and of this checkout.
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ["PYTHONPATH"] = str(ROOT)
     client = NotebookClient(notebook, timeout=3600, resources={"metadata": {"path": str(folder)}})
-    client.execute()
-    for cell in notebook.cells:
-        cell.metadata = {}
-        for output in cell.get("outputs", []):
-            if "text" in output:
-                output.text = PROGRESS.sub("", output.text).replace(str(folder.resolve()), ".")
+    with client.setup_kernel():
+        for index, cell in enumerate(notebook.cells):
+            if cell.cell_type == "code" and _is_command(cell.source):
+                printed = "".join(_run(line[1:], folder) for line in cell.source.splitlines())
+                cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=printed)]
+            else:
+                client.execute_cell(cell, index)
+            cell.metadata = {}
     return notebook
+
+
+def _is_command(source: str) -> bool:
+    return all(line.startswith("!") for line in source.splitlines())
+
+
+def _run(command: str, folder: Path) -> str:
+    """Run a command of the shell and return what it prints. `clipzoo` is that of this interpreter and checkout."""
+    own = f'clipzoo() {{ "{sys.executable}" -m clipzoo.cli "$@"; }}; '
+    done = subprocess.run(
+        ["bash", "-c", own + command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout)
+    return PROGRESS.sub("", done.stdout).replace(f"{folder.resolve()}/", "")
 
 
 def written(notebook: nbformat.NotebookNode, page: Path) -> str:
@@ -80,7 +99,7 @@ def written(notebook: nbformat.NotebookNode, page: Path) -> str:
 def _code(source: str) -> str:
     """Return a bash block if all lines of the cell are `!command`, else a Python block without alternative texts."""
     lines = [line for line in source.splitlines() if not line.startswith("# alt: ")]
-    if all(line.startswith("!") for line in lines):
+    if _is_command(source):
         return "```bash\n" + "\n".join(line[1:] for line in lines) + "\n```"
     return "```python\n" + "\n".join(lines) + "\n```"
 

@@ -25,9 +25,9 @@ from clipzoo.types import Features
 from tests.support.paths import ROOT
 from tests.support.ranks import run_ranks
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "api.md").read_text(), re.DOTALL)
 EXAMPLE = next(block for block in BLOCKS if "clipzoo.train(" in block)
-"""The training without a configuration that the README shows."""
+"""The training without a configuration that the reference shows."""
 
 
 class Towers(Encoder):
