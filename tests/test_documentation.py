@@ -41,7 +41,11 @@ def documented() -> list[str]:
 
 
 def subcommand(command: str) -> list[str]:
-    """Words of `clipzoo`'s command line that stand for the command; the placeholder ... is left out or a shard."""
+    """Words of `clipzoo`'s command line that stand for the command; the placeholder ... is left out or a shard.
+
+    Words that the shell computes, and what follows a pipe, are left out.
+    """
+    command = re.sub(r"\$\([^)]*\)|2>&1|\|.*", "", command)
     words = [word.replace("=...", "=folder/0.tar") for word in shlex.split(command) if word != "..."]
     if words[0] == "clipzoo":
         return words[1:]

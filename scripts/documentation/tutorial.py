@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import io
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 PROGRESS = re.compile(r"[^\n]*\r(?!\n)")
@@ -55,7 +57,21 @@ def execute(source: Path, folder: Path) -> nbformat.NotebookNode:
             else:
                 client.execute_cell(cell, index)
             cell.metadata = {}
+            for output in cell.get("outputs", []):
+                if "image/png" in output.get("data", {}):
+                    output.data["image/png"] = base64.b64encode(
+                        small(base64.b64decode(output.data["image/png"]))
+                    ).decode()
     return notebook
+
+
+def small(picture: bytes) -> bytes:
+    """Return a PNG of at most 256 colours and 900 pixels a row."""
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    image.thumbnail((900, 4000))
+    stream = io.BytesIO()
+    image.quantize(256).save(stream, "PNG", optimize=True)
+    return stream.getvalue()
 
 
 def _is_command(source: str) -> bool:
@@ -80,7 +96,7 @@ def written(notebook: nbformat.NotebookNode, page: Path) -> str:
         if cell.cell_type == "markdown":
             parts.append(cell.source)
             continue
-        parts.append(_code(cell.source))
+        parts.append(code(cell.source))
         for output in cell.outputs:
             data = output.get("data", {})
             if "image/png" in data:
@@ -96,7 +112,7 @@ def written(notebook: nbformat.NotebookNode, page: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _code(source: str) -> str:
+def code(source: str) -> str:
     """Return a bash block if all lines of the cell are `!command`, else a Python block without alternative texts."""
     lines = [line for line in source.splitlines() if not line.startswith("# alt: ")]
     if _is_command(source):

@@ -1,0 +1,41 @@
+"""The tutorials: stored pages belong to their sources, and the first one runs."""
+
+from __future__ import annotations
+
+import jupytext
+import pytest
+
+from scripts.documentation.tutorial import code, execute
+from tests.support.paths import ROOT
+
+TUTORIALS = ROOT / "docs" / "tutorials"
+SHORTER = {
+    "--train 4000": "--train 256 --processes 1",
+    "--test 250 --scenes 250": "--test 20 --scenes 20",
+    "trainer.epochs=8": "trainer.epochs=1 data.workers=0 eval.workers=0",
+    "trainer.log_every=25": "trainer.log_every=1",
+}
+"""Changes of the first tutorial that make it quick."""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
+def test_a_stored_tutorial_has_the_texts_and_commands_of_its_source(page):
+    text = page.read_text()
+    for cell in jupytext.read(page.with_suffix(".py")).cells:
+        assert (cell.source if cell.cell_type == "markdown" else code(cell.source)) in text
+
+
+@pytest.mark.slow
+def test_the_first_tutorial_runs(tmp_path):
+    text = (TUTORIALS / "first_model.py").read_text()
+    for long, short in SHORTER.items():
+        assert long in text
+        text = text.replace(long, short)
+    source = tmp_path / "first_model.py"
+    source.write_text(text)
+    notebook = execute(source, tmp_path / "folder")
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert "256 samples in 1 shards" in printed and "runs/first is finished after 2 steps" in printed
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
