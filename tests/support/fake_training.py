@@ -19,6 +19,7 @@ from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.ops import products
 from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.optimization.average import WeightAverage
 from clipzoo.types import Progress
 
 
@@ -55,6 +56,7 @@ def peak_memory(plain: Mapping[str, Any], world: World, samples: int) -> int:
         fake_(objective)
         model.train()
         optimizer = parts.optimizer.build(model, objective)
+        average = WeightAverage.of(parts.averaging, {"model": model, "objective": objective})
         computation = trainer.computation
         cache = GradientCache(
             model, objective, world, computation.micro_batch, computation.tile_size(trainer.length.global_batch, world),
@@ -67,4 +69,6 @@ def peak_memory(plain: Mapping[str, Any], world: World, samples: int) -> int:
             optimizer.zero_grad(set_to_none=True)
             cache(batch, Progress(step, 2, samples, trainer.length.global_batch))
             optimizer.step()
+            if average is not None:
+                average.update(Progress(step + 1, 2, samples, trainer.length.global_batch))
         return memory.peak

@@ -24,11 +24,22 @@ class PretendedGroup(dist.ProcessGroup):
     """Counts the bytes that a rank receives; collectives with several algorithms count as rings.
 
     Each method answers the collective of its name in torch.distributed.
+
+    received: by collective, in all groups together.
     """
+
+    received: Counter[str] = Counter()
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
-        self.received: Counter[str] = Counter()
+        self._name = ""
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
 
     @property
     def total(self) -> int:
@@ -102,6 +113,7 @@ dist.Backend.register_backend("pretended", PretendedGroup, devices=["cpu", "cuda
 @contextmanager
 def pretended_ranks(size: int) -> Iterator[tuple[World, PretendedGroup]]:
     """The world of rank 0 of `size` pretended ranks within the block, and the group that counts its traffic."""
+    PretendedGroup.received.clear()
     dist.init_process_group("pretended", store=FakeStore(), rank=0, world_size=size)
     try:
         group = dist.distributed_c10d._get_default_group()

@@ -27,13 +27,14 @@ SAMPLES = 2, 4
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes that the encoders keep for the backward pass: `fixed` and `per_sample`.
+    """Bytes that the encoders keep for the backward pass: `fixed` and `per_sample`, of which `per_image`.
 
     fixed: copies of the weights in the precision of the encoders. Without checkpointing and with it.
     """
 
     fixed: float
     per_sample: float
+    per_image: float
 
     def of(self, samples: int) -> float:
         return self.fixed + self.per_sample * samples
@@ -44,7 +45,8 @@ class Counts:
     """What a step of one configuration needs, independent of the ranks.
 
     encoder, others: parameters of the encoder, and of head and objective; trained_encoder, trained_others: those that
-    train. blocks: parameters of the blocks of the encoder. optimizer: bytes of its state for a trained parameter.
+    train. blocks: parameters of the blocks of the encoder. largest_of_text: of the largest tensor of the text tower
+    that trains. optimizer: bytes of its state for a trained parameter.
     state: bytes of the per-sample state. buffers: bytes of other buffers. forward_flops: of the encoders for a pair;
     step_flops: with the backward pass. sample: bytes of an image and its caption. activations: without and with
     recomputation.
@@ -55,6 +57,7 @@ class Counts:
     trained_encoder: int
     trained_others: int
     blocks: tuple[int, ...]
+    largest_of_text: int
     optimizer: float
     state: int
     buffers: int
@@ -84,7 +87,7 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
     autocast = parts.trainer.computation.autocast_dtype
     encoder = model.encoder
     trains = [_trained(getattr(encoder, f"{view}_tower", encoder)) > 0 for view in ("image", "text")]
-    forward = image + text
+    forward, text_tower = image + text, getattr(encoder, "text_tower", encoder)
     activations = {
         recomputed: _activations(with_recomputation(plain, recomputed), autocast, trust) for recomputed in (False, True)
     }
@@ -94,6 +97,7 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         trained_encoder=_trained(encoder),
         trained_others=_trained(model.head) + _trained(objective),
         blocks=tuple(parameters_of(block) for block in PairEncoder(model, autocast, compile=False).blocks()),
+        largest_of_text=max((p.numel() for p in text_tower.parameters() if p.requires_grad), default=0),
         optimizer=_optimizer_bytes(parts.optimizer),
         state=_buffer_bytes(objective) - others_before,
         buffers=_buffer_bytes(encoder) + _buffer_bytes(model.head) + others_before,
@@ -153,7 +157,7 @@ def _activations(plain: Mapping[str, Any], autocast: torch.dtype | None, trust: 
         parts = build_parts(plain, trust)
         model = build_model(plain, parts.head, trust)
         TunedModel(model, parts.objective, parts.tuning, plain["seed"])
-    kept = []
+    images, kept = [], []
     with FakeTensorMode():
         fake_(model)
         model.train()
@@ -161,11 +165,13 @@ def _activations(plain: Mapping[str, Any], autocast: torch.dtype | None, trust: 
         for samples in SAMPLES:
             batch = batch_of(plain, samples)
             with LiveMemory([*model.parameters(), *model.buffers(), batch.image, batch.text]) as memory:
-                features = encoder(batch)
+                features = encoder(batch, ["image"])
+                images.append(memory.live)
+                features += encoder(batch, ["text"])
                 kept.append(memory.live)
                 del features
-    slope = (kept[1] - kept[0]) / (SAMPLES[1] - SAMPLES[0])
-    return Activations(kept[0] - SAMPLES[0] * slope, slope)
+    slope, of_images = ((two[1] - two[0]) / (SAMPLES[1] - SAMPLES[0]) for two in (kept, images))
+    return Activations(kept[0] - SAMPLES[0] * slope, slope, of_images)
 
 
 def _flops(model: Model, plain: Mapping[str, Any]) -> tuple[float, float, tuple[int, int]]:

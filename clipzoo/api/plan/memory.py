@@ -15,12 +15,14 @@ from clipzoo.api.plan.settings import Setting
 class Memory:
     """weights: also buffers. casts: weights of the encoder in its precision. activations: at their largest.
 
-    scores: also the embeddings of all ranks. state: per-sample state of the objective. batch: images and captions.
+    average: averaged weights. scores: also the embeddings of all ranks. state: per-sample state of the objective.
+    batch: images and captions.
     """
 
     weights: float
     gradients: float
     optimizer: float
+    average: float
     casts: float
     activations: float
     scores: float
@@ -33,7 +35,7 @@ class Memory:
 
 
 def memory(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Setting) -> Memory:
-    """Return the memory at its largest: when the last micro-batch has passed the encoders."""
+    """Return the memory at its largest: when the last micro-batch has passed the encoders, or with a large gradient."""
     shards = setting.shards
     trained = counts.trained_encoder / shards + counts.trained_others
     samples = min(setting.micro_batch, shape.local)
@@ -43,7 +45,8 @@ def memory(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Sett
         weights=FLOAT * (counts.encoder / shards + counts.others) + counts.buffers,
         gradients=FLOAT * trained,
         optimizer=counts.optimizer * trained,
-        casts=counts.activations[False].fixed if shards == 1 else _gathered(plain, counts),
+        average=FLOAT * trained if plain.get("average") else 0.0,
+        casts=counts.activations[False].fixed if shards == 1 else _gathered(counts),
         activations=_activations(counts, setting, samples) + pooled,
         scores=cost.scores + cost.points,
         state=counts.state,
@@ -52,7 +55,16 @@ def memory(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Sett
 
 
 def _activations(counts: Counts, setting: Setting, samples: int) -> float:
-    """Activations of a micro-batch, without the casts of weights, which are all there at the end of a forward pass."""
+    """Activations of a micro-batch, without the casts of weights, which are all there at the end of a forward pass.
+
+    Later the activations of the captions are freed, and the gradient of a large embedding of tokens takes their place
+    before ranks exchange it.
+    """
+    images = counts.activations[setting.recomputed].per_image * samples
+    return max(_of_encoders(counts, setting, samples), images + FLOAT * counts.largest_of_text)
+
+
+def _of_encoders(counts: Counts, setting: Setting, samples: int) -> float:
     whole, kept = counts.activations[False], counts.activations[setting.recomputed]
     after_forward = kept.per_sample * samples
     if not setting.recomputed:
@@ -63,7 +75,6 @@ def _activations(counts: Counts, setting: Setting, samples: int) -> float:
     return after_forward + max(0.0, block - freed)
 
 
-def _gathered(plain: Mapping[str, Any], counts: Counts) -> float:
+def _gathered(counts: Counts) -> float:
     """Whole weights on a rank that holds shards: of two blocks, one computes while the next arrives, and all others."""
-    width = 2 if plain["trainer"]["precision"] in ("bf16", "fp16") else FLOAT
-    return (2 * width + FLOAT) * max(counts.blocks, default=0) + width * counts.outside
+    return FLOAT * (3 * max(counts.blocks, default=0) + counts.outside)

@@ -30,7 +30,7 @@ def transfers(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: S
     ranks = shape.ranks
     if ranks == 1:
         return []
-    found = _of_encoder(plain, counts, shape, setting)
+    found = _of_encoder(counts, shape, setting)
     found.append(Transfer("gradients of head and objective", _all_reduce(FLOAT * counts.trained_others, ranks), ranks))
     found.append(Transfer("embeddings and scores", of_head(plain, shape), ranks))
     found.append(Transfer("objective", of_objective(plain, counts, shape), ranks))
@@ -57,19 +57,18 @@ def of_objective(plain: Mapping[str, Any], counts: Counts, shape: Shape) -> floa
     return others * (per_sample + within + views)
 
 
-def _of_encoder(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Setting) -> list[Transfer]:
+def _of_encoder(counts: Counts, shape: Shape, setting: Setting) -> list[Transfer]:
     gradients = FLOAT * counts.trained_encoder
     if not gradients:
         return []
     if setting.shards == 1:
         return [Transfer("gradients of the encoder", _all_reduce(gradients, shape.ranks), shape.ranks, hidden=True)]
-    width = 2 if plain["trainer"]["precision"] in ("bf16", "fp16") else FLOAT
     parts = -(-shape.local // setting.micro_batch)
     # A micro-batch passes the encoders once without a graph and once with it; the backward pass gathers again.
     passes = 2 if parts == 1 else 3 * parts
     share = (setting.shards - 1) / setting.shards
     found = [
-        Transfer("weights of the encoder", passes * share * width * counts.encoder, setting.shards, hidden=True),
+        Transfer("weights of the encoder", passes * share * FLOAT * counts.encoder, setting.shards, hidden=True),
         Transfer("gradients of the encoder", parts * share * gradients, setting.shards, hidden=True),
     ]
     if setting.shards < shape.ranks:

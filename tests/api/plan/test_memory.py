@@ -45,6 +45,21 @@ def test_planned_memory_and_traffic_of_64_ranks_are_counted():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("average=ema", "average.half_life_steps=100"),
+        ("trainer.global_batch=2048",),
+        ("trainer.global_batch=2048", "trainer.precision=float32"),
+        ("trainer.global_batch=64",),
+    ],
+)
+def test_planned_memory_of_averaged_weights_and_of_the_gradient_of_the_tokens_embedding_is_counted(changes):
+    """In a small batch the gradient of the embedding of tokens is larger than the activations of the captions."""
+    assert_planned(*SMALL, *changes)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [(), RECOMPUTED, (*RECOMPUTED, "trainer.micro_batch=4")])
 def test_planned_memory_of_three_billion_parameters_is_counted(changes):
     assert assert_planned(*THREE_BILLION, *changes) > 3e9

@@ -15,12 +15,15 @@ from clipzoo.api.plan.plan import shape_of
 from clipzoo.api.plan.settings import Setting
 from clipzoo.api.plan.traffic import transfers
 from clipzoo.config.compose import compose
+from clipzoo.distributed.parallel.base import Replicated
+from clipzoo.distributed.parallel.sharded import Sharded
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.types import Batch, Progress
 from scripts.gradient_parity import compatible_pairs
 from tests.support.pretended_ranks import pretended_ranks
 
 RANKS, LOCAL, SAMPLES = 64, 4, 10_000
+WHOLE = Setting(1, LOCAL, False)
 SHAPES = ("encoder=tiny", "data.shards=none.tar", f"trainer.global_batch={RANKS * LOCAL}", "trainer.precision=float32")
 
 
@@ -28,7 +31,7 @@ def configuration(head: str, objective: str) -> dict[str, Any]:
     return compose([*SHAPES, f"head={head}", f"objective={objective}"])
 
 
-def received(plain: dict[str, Any], tile: int | None = None) -> int:
+def received(plain: dict[str, Any], tile: int | None = None, setting: Setting = WHOLE) -> int:
     """Bytes that a rank receives in a step, without the exchange at the start."""
     parts = build_parts(plain)
     model, objective = build_model(plain, parts.head), parts.objective
@@ -37,17 +40,42 @@ def received(plain: dict[str, Any], tile: int | None = None) -> int:
     text = torch.randint(1, 400, (LOCAL, plain["encoder"]["context_length"]))
     batch = Batch(torch.randint(0, 255, (LOCAL, 3, 32, 32), dtype=torch.uint8), text, torch.arange(LOCAL))
     with pretended_ranks(RANKS) as (world, group):
-        cache = GradientCache(model, objective, world, tile=tile)
+        shards = setting.shards
+        parallel = Replicated(model, world) if shards == 1 else Sharded(model, world, [model.head], shards)
+        autocast = build_parts(plain).trainer.computation.autocast_dtype
+        cache = GradientCache(model, objective, world, setting.micro_batch, tile, autocast, parallel=parallel)
         model.head.resample(0)
         group.received.clear()
         cache(batch, Progress(0, 10, SAMPLES, RANKS * LOCAL))
         return group.total
 
 
-def planned(plain: dict[str, Any]) -> float:
+def planned(plain: dict[str, Any], setting: Setting = WHOLE) -> float:
     counts = count(plain, SAMPLES)
     shape = shape_of(plain, counts, Cluster(GPUS["H100"], RANKS))
-    return sum(transfer.received for transfer in transfers(plain, counts, shape, Setting(1, LOCAL, False)))
+    return sum(transfer.received for transfer in transfers(plain, counts, shape, setting))
+
+
+@pytest.mark.parametrize(
+    ("shards", "micro_batch", "precision"),
+    [
+        pytest.param(8, LOCAL, "bf16", marks=pytest.mark.medium),
+        pytest.param(8, LOCAL // 2, "float32", marks=pytest.mark.slow),
+        pytest.param(32, LOCAL, "float32", marks=pytest.mark.slow),
+    ],
+)
+def test_planned_traffic_of_divided_weights_is_counted(shards, micro_batch, precision):
+    plain = {**configuration("clip", "infonce")}
+    plain["trainer"] = {**plain["trainer"], "precision": precision}
+    setting = Setting(shards, micro_batch, False)
+    assert received(plain, setting=setting) == pytest.approx(planned(plain, setting), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_planned_traffic_of_weights_that_all_ranks_divide_leaves_out_the_padding_of_uneven_shards():
+    """64 ranks divide no dimension of the norms and biases of width 32."""
+    plain, setting = configuration("clip", "infonce"), Setting(RANKS, LOCAL, False)
+    assert planned(plain, setting) < received(plain, setting=setting) < 1.02 * planned(plain, setting)
 
 
 @pytest.mark.medium
