@@ -32,12 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from clipzoo.report.lab.page import write_page
+    from clipzoo.studies.lab.settings import read_settings
 
-    output = options.output or Path("lab") / Path(options.lab).stem
+    lab = read_settings(options.lab).chosen(options.methods, options.comparisons, options.seeds)
+    output = options.output or Path("lab") / lab.name
     if not options.report:
         from clipzoo.studies.lab.run import run_lab
-        from clipzoo.studies.lab.settings import read_settings
 
-        run_lab(read_settings(options.lab).chosen(options.methods, options.comparisons, options.seeds), output)
-    page, index = write_page(output, options.page, f"clipzoo lab {options.lab}")
+        run_lab(lab, output)
+    command = "clipzoo lab" if options.lab == "default" else f"clipzoo lab {options.lab}"
+    page, index = write_page(output, options.page, command, lab.said)
     print(f"the page of the lab: {page}, {index}")

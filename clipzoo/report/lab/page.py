@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -31,13 +32,18 @@ class Part:
     level: int = 2
 
 
-def write_page(folder: Path, page: Path | None, command: str) -> tuple[Path, Path]:
+def write_page(
+    folder: Path, page: Path | None, command: str, newer: Mapping[str, Any] | None = None
+) -> tuple[Path, Path]:
     """Write index.html to the folder of a lab, and the Markdown page with its pictures. Returns both paths.
 
     page: of the Markdown; its pictures lie beside it in a folder of its name. None: lab.md in the folder of the lab.
-    command: that runs the lab, for the page. Raises ConfigError if nothing is finished.
+    command: that runs the lab, for the page. newer: facts that replace those of lab.json.
+
+    Raises:
+        ConfigError: nothing is finished.
     """
-    lab = read_lab(folder)
+    lab = read_lab(folder, newer)
     page = page or folder / PAGE
     parts = list(_parts(lab))
     shared = {"title": lab.facts["title"], "lead": _lead(lab), "command": command, "revision": str(revision())}
@@ -72,6 +78,8 @@ def _lead(lab: Lab) -> list[str]:
 def _parts(lab: Lab) -> Iterator[Part]:
     claims, found = verdicts(lab), from_baseline(lab)
     yield Part("Which claims of the papers hold here", _said(claims), [tables.claims(claims)])
+    if lab.facts["notes"]:
+        yield Part("Why", lab.facts["notes"])
     if found:
         yield Part(
             f"Differences from {lab.baseline}",

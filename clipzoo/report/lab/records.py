@@ -108,13 +108,13 @@ class Lab:
         return int(self.facts["seeds"]) * sum(len(part["methods"]) for part in self.facts["comparisons"])
 
 
-def read_lab(folder: Path) -> Lab:
-    """Read a lab. Raises ConfigError if nothing is finished."""
+def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
+    """Read a lab. newer: facts that replace those of lab.json. Raises ConfigError if nothing is finished."""
     path = folder / MANIFEST
     if not path.exists():
         raise ConfigError(f"{folder} holds no lab: run clipzoo lab --output {folder} first")
-    facts = io.read_json(path, "run the same clipzoo lab command again")
-    kinds = {"baseline": str, "seeds": int, "comparisons": list, "title": str, "claims": list}
+    facts = io.read_json(path, "run the same clipzoo lab command again") | dict(newer or {})
+    kinds = {"baseline": str, "seeds": int, "comparisons": list, "title": str, "claims": list, "notes": list}
     io.require_fields(path, facts, kinds)
     damage = io.DamageLog()
     parts = [_compared(folder, node, damage) for node in facts["comparisons"]]

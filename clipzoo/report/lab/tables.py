@@ -34,7 +34,8 @@ def results(compared: Compared) -> Table:
 def similarity(compared: Compared) -> Table:
     """Agreement of the scores with the PMI, with intervals over seeds."""
     rows: list[list[str | Cell]] = [
-        [method.name, *(over_seeds(method.values(metric)).text for metric in SIMILARITY)] for method in compared.methods
+        [method.name, *(_similarity(over_seeds(method.values(metric))) for metric in SIMILARITY)]
+        for method in compared.methods
     ]
     rows.append(["the PMI itself", "1", "1", "0", "0"])
     return text_table(["method", *SIMILARITY.values()], rows, left=1)
@@ -147,6 +148,12 @@ def _short(key: str) -> str:
 
 def _value(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _similarity(interval: Interval) -> str:
+    if math.isinf(interval.low):
+        return f"{interval.estimate:.2f}"
+    return f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def _percent(interval: Interval) -> str:

@@ -39,8 +39,7 @@ def run_lab(lab: LabSettings, root: Path) -> None:
 def write_manifest(lab: LabSettings, everything: list[Cell], root: Path) -> None:
     """Write what the report needs: methods and their folders, and what a score that is the PMI would reach."""
     described: dict[str, Any] = {
-        "name": lab.name, "title": lab.title, "baseline": lab.baseline, "seeds": lab.seeds,
-        "trials": lab.search.trials, "comparisons": [], "claims": list(lab.claims),
+        "name": lab.name, "seeds": lab.seeds, "trials": lab.search.trials, "comparisons": [], **lab.said,
     }  # fmt: skip
     for part in lab.comparisons:
         mine = [cell for cell in everything if cell.comparison is part]

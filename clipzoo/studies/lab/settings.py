@@ -79,7 +79,7 @@ class LabSettings:
 
     name: of the file. baseline: method from which the others' differences are measured. seeds: fresh seeds of every
     winner. evaluations: evenly spaced evaluations on the validation split during a training. claims: of the papers, see
-    `_claim`.
+    `_claim`. notes: paragraphs of the page.
     """
 
     name: str
@@ -90,6 +90,12 @@ class LabSettings:
     search: SearchSettings
     comparisons: tuple[Comparison, ...]
     claims: tuple[Mapping[str, str], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def said(self) -> dict[str, object]:
+        """What the page says about the trainings and no training depends on."""
+        return {"title": self.title, "baseline": self.baseline, "claims": list(self.claims), "notes": list(self.notes)}
 
     def chosen(self, methods: Sequence[str], comparisons: Sequence[str], seeds: int | None) -> LabSettings:
         """Return the lab of some methods and comparisons alone; empty lists for all. Raises ConfigError."""
@@ -116,6 +122,7 @@ def read_settings(name: str) -> LabSettings:
     kinds = {
         "title": str, "baseline": str, "seeds": int, "evaluations": int, "search": dict, "training": list,
         "ranges": list, "worlds": dict, "towers": dict, "methods": dict, "comparisons": list, "claims": list,
+        "notes": list,
     }  # fmt: skip
     io.require_fields(path, content, kinds)
     if unknown := content.keys() - kinds.keys():
@@ -128,7 +135,7 @@ def read_settings(name: str) -> LabSettings:
         raise ConfigError(f"{path}: search.rungs={search.rungs} must be multiples of 1 / evaluations")
     return LabSettings(
         path.stem, content["title"], content["baseline"], content["seeds"], content["evaluations"], search, parts,
-        tuple(_claim(path, node, parts) for node in content["claims"]),
+        tuple(_claim(path, node, parts) for node in content["claims"]), tuple(map(str, content["notes"])),
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     described = {"name": "one", "world": "mixed", "tower": "vit", "methods": methods, "oracle": oracle, "chance": 8.0,
                  "scenes": 10, "captions": 20, "information": 1.0}  # fmt: skip
     manifest = {"name": "x", "title": "A <lab>", "baseline": "CLIP", "seeds": 5, "trials": 2, "claims": claims,
-                "comparisons": [described]}  # fmt: skip
+                "notes": ["A note."], "comparisons": [described]}  # fmt: skip
     (tmp_path / "lab.json").write_text(json.dumps(manifest))
     for name, accuracy in ACCURACIES.items():
         for seed in range(1, 6):
@@ -97,4 +97,5 @@ def test_the_page_is_one_file_of_html_and_markdown_with_pictures_beside_it(folde
     assert shown.count("data:image/png") == text.count("](lab/") == 4
     pictures = [line.partition("](")[2].rstrip(")") for line in text.splitlines() if "](lab/" in line]
     assert all((page.parent / picture).exists() for picture in pictures)
+    assert "A note." in text and "A note." in shown
     assert "A &lt;lab&gt;" in shown
