@@ -2,7 +2,8 @@
 
     python scripts/benchmark_explore.py --output docs/benchmarks/explore.json
 
-The model is the demo's, untrained; the pictures' embeddings are those of random features in an index on disk. A query
+The model is the demo's, untrained; the pictures' embeddings, in an index on disk, are those of 1,000 random features,
+repeated. A query
 embeds the caption and ranks the pictures as `clipzoo explore` does for each model; for CLOOB it also takes the weights
 of the memory of all pictures. Times and CPU times of all threads are medians over 9 captions, after the first one.
 """
@@ -78,10 +79,10 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     model = LoadedModel(build_model(config), config).eval()
     encoder = config["encoder"]
     count = (encoder["image_size"] // 16) ** 2
+    tokens = torch.randn(ROWS, count, encoder["image_width"])
+    embedding = model.head.embed_image(Features(tokens.amax(dim=1), tokens))
     for number, first in enumerate(range(0, pictures, ROWS)):
-        tokens = torch.randn(min(ROWS, pictures - first), count, encoder["image_width"])
-        embedding = model.head.embed_image(Features(tokens.amax(dim=1), tokens))
-        save_weights(_tensors(embedding), folder / "blocks" / f"{number:05d}.safetensors")
+        save_weights(_tensors(embedding[: pictures - first]), folder / "blocks" / f"{number:05d}.safetensors")
     io.write_json(folder / NAMES, [str(row) for row in range(pictures)])
     facts = {"model": head, "images": "random", "count": pictures, "block": ROWS, "names": ""}
     io.write_json(folder / FILE, {**facts, "key": model_key(model, ())})

@@ -199,7 +199,7 @@ def test_five_interactions_in_a_browser(server, site, page):
     assert len(before) == len(after) > 3 and before != after
     # Another dataset is chosen: its map is coloured by class.
     page.select_option("#collection", label="colours")
-    page.wait_for_selector("#maps .legend li:has-text('magenta')")
+    page.wait_for_selector("#classes .legend li:has-text('magenta')")
     fills = page.eval_on_selector_all(
         "svg.map circle.point", "all => new Set(all.map(one => one.getAttribute('fill'))).size"
     )

@@ -69,7 +69,9 @@ def collection_of_images(source: str, limit: int) -> Collection:
     gallery = read_gallery(source)
     rows = _spaced(len(gallery.names), limit)
     names = [gallery.names[row] for row in rows]
-    chosen = Gallery(f"{source} {len(gallery.names)}", names, Rows(gallery.images, rows))
+    # Pictures that change under their names are embedded again.
+    changed = max((path.stat().st_mtime_ns for path in Path(source).rglob("*")), default=0)
+    chosen = Gallery(f"{source} {len(gallery.names)} {changed}", names, Rows(gallery.images, rows))
     return Collection(Path(source).name or source, chosen, len(gallery.names))
 
 

@@ -213,9 +213,10 @@ async function showMaps() {
     return element("li", {}, dot, name);
   });
   if (names.length > 40) legend.push(element("li", {}, `and ${names.length - 40} more`));
-  const about = names.length ? element("ul", { class: "legend", style: "grid-column: 1 / -1" }, ...legend)
-    : element("p", { class: "note", style: "grid-column: 1 / -1" }, "These pictures have no classes: choose a dataset with classes above to see colours.");
-  byId("maps").replaceChildren(...cards, about);
+  const about = names.length ? element("ul", { class: "legend" }, ...legend)
+    : element("p", { class: "note" }, "These pictures have no classes: choose a dataset with classes above to see colours.");
+  byId("maps").replaceChildren(...cards);
+  byId("classes").replaceChildren(about);
   mark();
 }
 
@@ -270,7 +271,7 @@ async function chooseCollection(number) {
   byId(stored ? "caption" : "choices").replaceChildren(...options);
   if (!stored) byId("caption").value = collection.choices[0] || "";
   const part = collection.count < collection.total ? `${collection.count} of its ${collection.total} pictures` : `${collection.count} pictures`;
-  byId("facts").textContent = `${collection.name}: ${part}, by ${state.runs.join(", ")}. All computation is on this machine.`;
+  byId("facts").textContent = `${collection.name}: ${part}, by ${state.runs.join(", ")}.${stored ? "" : " All computation is on this machine."}`;
   if (byId("caption").value) await search(byId("caption").value);
   await showMaps();
 }

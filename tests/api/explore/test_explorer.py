@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
-from clipzoo.api.explore.collections import collections_of
+from clipzoo.api.explore.collections import collection_of_images, collections_of
 from clipzoo.api.explore.explanations import _grid
 from clipzoo.errors import ConfigError
+from tests.support.evaluation_sets import picture
 from tests.support.explored import collections, site_of
 from tests.support.exported import logits
 
@@ -97,3 +101,15 @@ def test_a_run_without_evaluation_data_is_told_what_to_give():
 )
 def test_patches_are_a_square_after_the_tokens_of_the_whole_picture(tokens, grid):
     assert _grid(tokens) == grid
+
+
+def test_pictures_that_change_under_their_names_are_embedded_again(tmp_path):
+    picture((200, 10, 10), 1).save(tmp_path / "a.png")
+    before = collection_of_images(str(tmp_path), 5).gallery
+    os.utime(tmp_path / "a.png", ns=(1, newest(tmp_path) + 1))
+    after = collection_of_images(str(tmp_path), 5).gallery
+    assert before.names == after.names == ["a.png"] and before.source != after.source
+
+
+def newest(folder: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in folder.iterdir())
