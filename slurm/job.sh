@@ -1,5 +1,5 @@
 # Sourced by the batch scripts: `run_ranks SCRIPT ARGUMENTS...` runs the script on every task of the job and requeues the
-# job if it was preempted.
+# job if it was preempted or has lost a node.
 set -uo pipefail
 cd "$SLURM_SUBMIT_DIR"
 PYTHON=${PYTHON:-.venv/bin/python}
@@ -22,6 +22,15 @@ requeue_if_stopped() {
     if [ "$code" = 75 ]; then
         echo "== stopped in attempt $((${SLURM_RESTART_COUNT:-0} + 1)), requeued"
         scontrol requeue "$SLURM_JOB_ID"
+    elif [ "$code" != 0 ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ] && ! all_nodes_answer; then
+        # SLURM itself requeues the job only if the lost node is the first one, which runs this script.
+        echo "== a node was lost in attempt $((${SLURM_RESTART_COUNT:-0} + 1)), requeued"
+        scontrol requeue "$SLURM_JOB_ID"
     fi
     exit "$code"
+}
+
+all_nodes_answer() {
+    timeout --kill-after=10 90 srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" \
+        --ntasks-per-node=1 --cpus-per-task=1 true
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -84,8 +86,8 @@ class Job:
         assert now == state, f"job {self.number} is {now}:\n{self.text}"
 
 
-def run_on_two_nodes(folder: Path, shards: str, runs: Path, pause: float = 0) -> Job:
-    settings = overrides(shards, runs, "name=run", f"trainer.steps={STEPS}", "trainer.save_every=1000")
+def run_on_two_nodes(folder: Path, shards: str, runs: Path, *changes: str, pause: float = 0) -> Job:
+    settings = overrides(shards, runs, "name=run", f"trainer.steps={STEPS}", "trainer.save_every=1000", *changes)
     return Job(folder, "train", TWO_NODES, *settings, pause=pause)
 
 
@@ -106,6 +108,42 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(slurm, tiny_
     assert int(job.fact("Restarts")) == 1
     assert re.search(r"stopped on request and saved after step \d+;", job.text) and "resuming from step" in job.text
     assert_equal(weights(tmp_path / "preempted", STEPS), weights(tmp_path / "plain", STEPS))
+
+
+def lose(node: str, folder: Path, job: Job) -> None:
+    """Kill the daemon of a node and all that runs on it, as a loss of power does."""
+    wanted = {f"SLURMD_NODENAME={node}".encode(), f"SLURM_JOB_ID={job.number}".encode()}
+    tasks = [path.parent for path in Path("/proc").glob("[0-9]*/environ") if wanted <= entries(path)]
+    supervisors = {Path("/proc") / (task / "stat").read_text().rpartition(")")[2].split()[1] for task in tasks}
+    supervisors = {path for path in supervisors if (path / "comm").read_text().startswith("slurmstepd")}
+    daemon = Path("/proc") / (folder / f"slurmd.{node}.pid").read_text().strip()
+    assert tasks and supervisors
+    for process in (daemon, *supervisors, *tasks):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(process.name), signal.SIGKILL)
+
+
+def entries(path: Path) -> set[bytes]:
+    try:
+        return set(path.read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def test_a_job_that_loses_a_node_is_requeued_and_goes_on_when_the_node_is_back(slurm, tiny_shards, alone, tmp_path):
+    job = run_on_two_nodes(slurm, tiny_shards, tmp_path, "trainer.save_every=1", pause=0.7)
+    job.wait_for("step 4/")
+    lose("node2", slurm, job)
+    job.wait_for("== a node was lost in attempt 1, requeued")
+    # As SLURM does by itself after SlurmdTimeout; what it still had to tell the node is dropped.
+    call("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=lost")
+    time.sleep(20)
+    call("slurmd", "-N", "node2")
+    call("scontrol", "update", "NodeName=node2", "State=RESUME")
+    job.wait()
+    assert int(job.fact("Restarts")) >= 1
+    assert int(re.findall(r"resuming from step (\d+)", job.text)[-1]) >= 2
+    assert_close(weights(tmp_path, STEPS), weights(alone, STEPS))
 
 
 def test_the_warning_before_the_time_limit_requeues_the_job(slurm, tiny_shards, alone, tmp_path):
