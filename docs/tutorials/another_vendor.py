@@ -105,4 +105,4 @@ for column, (caption, row) in enumerate(zip(captions, places, strict=True)):
 _ = pyplot.show()
 
 # %% [markdown]
-# Next: [a new head against CLIP](new_head.md), and [training on your own pictures](../getting_started.md#train-on-your-own-pictures).
+# Next: [training on your own pictures](../getting_started.md#train-on-your-own-pictures).

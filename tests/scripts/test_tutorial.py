@@ -19,7 +19,7 @@ SHORTER = {
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [path.with_suffix(".md") for path in sorted(TUTORIALS.glob("*.ipynb"))], ids=str)
 def test_a_stored_tutorial_has_the_texts_and_commands_of_its_source(page):
     text = page.read_text()
     for cell in jupytext.read(page.with_suffix(".py")).cells:
