@@ -19,6 +19,7 @@ from clipzoo.studies.framework.draw import BLUE, CYCLE, VERMILION, panels
 from clipzoo.studies.framework.encoders import Lookup
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.framework.training import fit, seeded
+from clipzoo.studies.lab.agreement import agreement, pair_weights
 from clipzoo.types import Features
 
 CLIP, KME = "CLIP", "KME-CLIP"
@@ -142,6 +143,7 @@ class Mixture(Study):
             "width": width,
             "error": largest_error(scores, here.pmi),
             "error_of_exp": largest_error_of_exp(scores, here.pmi),
+            **agreement_with_pmi(scores, here),
             "loss": loss,
             "information": here.information,
             "gap": loss + here.information,
@@ -239,6 +241,15 @@ def all_scores(model: Model, items: int) -> Tensor:
     everything = torch.arange(items)
     with torch.no_grad():
         return model.similarity(model.encode_image(everything), model.encode_text(everything)).double()
+
+
+def agreement_with_pmi(scores: Tensor, here: World) -> dict[str, float]:
+    """How well the scores of all items follow the PMI; see `clipzoo.studies.lab.agreement`."""
+    found = agreement(scores.numpy(), here.pmi.numpy(), pair_weights(here.joint.numpy()))
+    return {
+        "rank_correlation": found.rank_correlation, "slope": found.slope, "mean_error": found.error,
+        "calibrated_error": found.calibrated_error,
+    }  # fmt: skip
 
 
 def population_loss(scores: Tensor, here: World) -> float:

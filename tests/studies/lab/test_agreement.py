@@ -8,6 +8,7 @@ from scipy import stats
 
 from clipzoo.example_data.demo_world.enumerated import VARIANTS, EnumeratedWorld
 from clipzoo.studies.lab.agreement import agreement, pair_weights
+from clipzoo.studies.mixture import agreement_with_pmi, world
 
 WORLD = EnumeratedWorld(4, 3, VARIANTS["mixed"])
 JOINT = WORLD.scene_probability[:, None] * WORLD.caption_given_scene
@@ -54,3 +55,10 @@ def test_half_of_the_weight_lies_on_matched_pairs_and_half_on_independent_ones()
     assert WEIGHTS.sum() == pytest.approx(1)
     information = (WEIGHTS * 2 - JOINT).sum()
     assert information == pytest.approx(1)
+
+
+def test_a_score_that_is_the_pmi_of_the_mixture_world_has_error_zero() -> None:
+    here = world(4)
+    found = agreement_with_pmi(here.pmi.nan_to_num(neginf=-40.0), here)
+    assert found["mean_error"] == pytest.approx(0, abs=1e-12)
+    assert found["rank_correlation"] == found["slope"] == pytest.approx(1)
