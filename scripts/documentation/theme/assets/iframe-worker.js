@@ -7,7 +7,6 @@ if (location.protocol === "file:") {
       this.frame.hidden = true;
       document.body.append(this.frame);
       const inner = this.frame.contentWindow;
-      this.ready = new Promise((resolve) => (this.frame.contentWindow.onload = resolve));
       window.addEventListener("message", (event) => {
         if (event.source === inner) {
           const answer = new MessageEvent("message", { data: event.data });
@@ -26,6 +25,7 @@ if (location.protocol === "file:") {
         })), Promise.resolve());
       </script><body><script src="${url}"></script></body>`);
       inner.document.close();
+      this.ready = new Promise((resolve) => (inner.onload = resolve));
     }
     postMessage(data) {
       const frame = this.frame.contentWindow;
