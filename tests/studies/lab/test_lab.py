@@ -74,15 +74,16 @@ def test_a_lab_whose_process_changes_after_every_training_has_the_trainings_of_o
 @pytest.mark.slow
 def test_a_killed_lab_goes_on_with_the_same_trainings(tmp_path):
     text = (ROOT / "conf" / "lab" / "default.yaml").read_text()
-    for before, after in (("trials: 8", "trials: 3"), ("seeds: 5", "seeds: 2"), ("steps=200", "steps=20"),
-                          ("train: 4000", "train: 200"), ("warmup_steps=10,40,100", "warmup_steps=1,2")):  # fmt: skip
+    for before, after in (("trials: 8", "trials: 2"), ("seeds: 5", "seeds: 2"), ("steps=200", "steps=20"),
+                          ("train: 4000", "train: 200"), ("shapes: 5, colours: 5", "shapes: 3, colours: 3"),
+                          ("warmup_steps=10,40,100", "warmup_steps=1,2")):  # fmt: skip
         assert before in text
         text = text.replace(before, after)
     (tmp_path / "small.yaml").write_text(text)
-    chosen = "--comparisons", "mixed-vit", "--methods", "CLIP", "KME-CLIP"
+    chosen = "--comparisons", "mixed-vit", "--methods", "CLIP"
     words = [sys.executable, "-m", "clipzoo.cli", "lab", "small.yaml", *chosen, "--output"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for name, kills in (("whole", 0), ("killed", 3)):
+    for name, kills in (("whole", 0), ("killed", 2)):
         for _ in range(kills):
             process = subprocess.Popen([*words, name], cwd=tmp_path, env=environment)
             begun, before = time.monotonic(), len(records(tmp_path / name))
@@ -92,7 +93,7 @@ def test_a_killed_lab_goes_on_with_the_same_trainings(tmp_path):
             process.wait()
         subprocess.run([*words, name], cwd=tmp_path, env=environment, check=True)
     assert records(tmp_path / "whole") == records(tmp_path / "killed")
-    assert len(records(tmp_path / "killed")) >= 6
+    assert len(records(tmp_path / "killed")) >= 3
     assert (tmp_path / "killed" / "index.html").exists()
 
 
