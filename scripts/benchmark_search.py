@@ -1,6 +1,6 @@
-"""A pruned search beside the whole grid: search=wpse on the demo, the best result and the cost of both.
+"""A pruned search beside the whole grid: search=wpse on generated scenes, the best result and the cost of both.
 
-    python scripts/make_world.py
+    clipzoo world --captions several --image-size 32 --train 6000 --root data/several
     python scripts/benchmark_search.py --output docs/benchmarks/readings/search.json
 
 Both searches train into folders of their own, so that neither finds runs of the other. Costs: steps of training, the
@@ -26,13 +26,13 @@ from clipzoo.runs.search.study import Study, study_folder
 from clipzoo.runs.search.trial import Trial
 
 COMMON = [
-    "experiment=demo/clip", "name=null", "head=wpse", "head.embed_width=128", "search=wpse", "eval.linear_probe=[]",
-    "eval.retrieval=[]", "trainer.save_every=1000", "search.maximize=zero_shot/*/top1", "search.trials=15",
+    "experiment=demo/clip", "name=null", "data.workers=0", "head=wpse", "head.embed_width=32", "head.features=128",
+    "head.evaluation_features=256", "encoder=tiny", "encoder.image_width=48", "encoder.text_width=48",
+    "encoder.image_tower.patch_size=16", "optim.schedule.peak=3e-3", "trainer.epochs=null", "trainer.global_batch=96",
+    "trainer.save_every=1000", "eval.zero_shot=[]", "eval.linear_probe=[]", "search=wpse", "search.trials=15",
+    "search.sampler=grid", "search.maximize=retrieval/scenes/image_to_text/recall_at_10",
 ]  # fmt: skip
-SEARCHES = {
-    "grid": ["search.sampler=grid"],
-    "pruned": ["search.sampler=tpe", "search.startup=5", "search.rungs=[0.2,0.45]", "search.keep=0.25"],
-}
+SEARCHES = {"grid": [], "pruned": ["search.rungs=[0.25,0.5]", "search.keep=0.25"]}
 
 
 def main() -> None:
@@ -40,11 +40,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         runs = options.runs or Path(scratch)
         readings = {
-            name: measure([*COMMON, *own, *options.overrides, f"runs={runs / name}"]) for name, own in SEARCHES.items()
+            name: measure([*COMMON, *own, *_data(options.data), *options.overrides, f"runs={runs / name}"])
+            for name, own in SEARCHES.items()
         }
     grid, pruned = readings["grid"], readings["pruned"]
     result = {
-        "what": "search=wpse on the demo: the whole grid, and a pruned search of the same points",
+        "what": "search=wpse on generated scenes: the whole grid, and the same points with pruning",
         "overrides": options.overrides,
         **readings,
         "share of the grid's steps": round(pruned["steps of training"] / grid["steps of training"], 3),
@@ -56,6 +57,10 @@ def main() -> None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
+
+
+def _data(folder: Path) -> list[str]:
+    return [f"data.shards={folder / 'train'}", f"eval.root={folder / 'downstream'}"]
 
 
 def measure(overrides: list[str]) -> dict[str, Any]:
@@ -95,8 +100,8 @@ def _options() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="folder for the runs; a second command goes on in it")
     parser.add_argument("--output", type=Path, help="JSON file for the readings")
-    short = ["trainer.global_batch=64", "trainer.epochs=1.25"]
-    parser.add_argument("overrides", nargs="*", default=short, help="default: %(default)s")
+    parser.add_argument("--data", type=Path, default=Path("data/several"), help="the generated scenes")
+    parser.add_argument("overrides", nargs="*", default=["trainer.steps=400"], help="default: %(default)s")
     return parser.parse_intermixed_args()
 
 
