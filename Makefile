@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.clipzoo-installed
-MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs -f .mkdocs.yml
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
 export OMP_NUM_THREADS ?= 1
 # Tests and the demo start many processes, which would compile the package again and again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -87,7 +87,7 @@ lint: $(STAMP)  ## ruff (lint and format), mypy, and the links of the documentat
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
-	@$(MKDOCS) build --strict --quiet
+	@$(MKDOCS) build -f .mkdocs.yml --strict --quiet
 
 bench: $(STAMP)  ## benchmarks against peers, interleaved
 	@$(PY) scripts/benchmark.py
@@ -101,10 +101,10 @@ studies: $(STAMP)  ## run the papers' small experiments (under forty minutes on 
 # A warning, such as a dead link, is an error.
 docs: $(STAMP)  ## build the documentation into site/, to be opened as site/index.html
 	@$(REFUSE_OTHER_CHECKOUT)
-	@$(MKDOCS) build --strict --quiet
+	@$(MKDOCS) build -f .mkdocs.yml --strict --quiet
 
 docs-serve: $(STAMP)  ## show the documentation on this machine while it is edited
-	@$(MKDOCS) serve
+	@$(MKDOCS) serve -f .mkdocs.yml
 
 package: $(STAMP)  ## build sdist and wheel into dist/, install and try both
 	@PYTHON=$(PY) .ci/package dist
