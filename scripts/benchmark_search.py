@@ -32,7 +32,7 @@ COMMON = [
     "trainer.save_every=1000", "eval.zero_shot=[]", "eval.linear_probe=[]", "search=wpse", "search.trials=15",
     "search.sampler=grid", "search.maximize=retrieval/scenes/image_to_text/recall_at_10",
 ]  # fmt: skip
-SEARCHES = {"grid": [], "pruned": ["search.rungs=[0.25,0.5]", "search.keep=0.25"]}
+SEARCHES = {"grid": [], "pruned": ["search.rungs=[0.25]", "search.keep=0.5"]}
 
 
 def main() -> None:

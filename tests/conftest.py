@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 import webdataset
 
+from clipzoo.distributed.stop_signals import SIGNALS
 from tests.support import runs
 from tests.support.processes import kill_running
 from tests.support.shards import picture
@@ -30,8 +32,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def nothing_outlives_its_test() -> Iterator[None]:
-    """Processes end, and no test sees the sweep that another has read from a command line."""
+    """Processes end, and no test sees the sweep that another has read from a command line, or its signal handlers."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     kill_running()
     os.environ.pop("CLIPZOO_SWEEP", None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
@@ -23,6 +24,7 @@ from tests.support.shards import picture
 OWN_TESTS = {ROOT / "docs" / "how_to" / "add_a_head.md", ROOT / "docs" / "how_to" / "your_own.md"}
 """Pages whose blocks tests/heads/test_add_a_head.py and tests/test_your_own.py run."""
 PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - OWN_TESTS)]
+OWN_FOLDER = "--config-dir conf"
 CODE = re.compile(r"^```bash\n(.*?)^```|^ {4}(.*?)$", re.M | re.S)
 COMMAND = re.compile(r"^(?:python (?:train\.py|scripts/\w+\.py)|torchrun|sbatch|clipzoo) [^#\n]*", re.M)
 SUBCOMMANDS = {
@@ -35,9 +37,10 @@ SUBCOMMANDS = {
 
 
 def documented() -> list[str]:
-    """Commands of all pages, without their comments, each once."""
+    """Commands of all pages, without their comments, each once; not those with files of the page, OWN_FOLDER."""
     code = ["".join(parts) for page in PAGES for parts in CODE.findall(page.read_text())]
-    return list(dict.fromkeys(line.strip() for lines in code for line in COMMAND.findall(lines)))
+    lines = dict.fromkeys(line.strip() for lines in code for line in COMMAND.findall(lines))
+    return [line for line in lines if OWN_FOLDER not in line]
 
 
 def subcommand(command: str) -> list[str]:
@@ -75,6 +78,20 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
         trials.search_of(launch._options(words[1:]).overrides)
     else:
         commands._parser().parse_args(words)
+
+
+@pytest.mark.medium
+def test_the_command_for_an_objective_of_ones_own_finds_the_files_of_its_page(tmp_path):
+    page = (ROOT / "docs" / "how_to" / "add_an_objective.md").read_text()
+    for path, text in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (line,) = (line for line in COMMAND.findall(page.replace("\n    clipzoo", "\nclipzoo")) if OWN_FOLDER in line)
+    command = [sys.executable, "-m", "clipzoo.cli", *shlex.split(line)[1:], "--cfg", "job"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "_target_: focal.Focal" in shown.stdout
 
 
 @pytest.mark.medium

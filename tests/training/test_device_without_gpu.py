@@ -99,7 +99,11 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
     assert all(isinstance(tensor, OnCuda) for tensor in (*model.state_dict().values(), *objective.buffers()))
     assert {"zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_1"} <= set(metrics)
     moving = {"training/trainer.py _place", "training/settings.py place"}
-    logging = {"training/loop.py _log", "training/inspection/diagnostics.py _uniformity"}
+    logging = {
+        "training/loop.py _log",
+        "distributed/world.py mean_and_rows",
+        "training/inspection/diagnostics.py _uniformity",
+    }
     outside_of_steps = (
         "training/checkpoints/",
         "training/inspection/divergence.py require_finite_weights",

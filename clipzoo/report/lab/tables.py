@@ -159,7 +159,8 @@ def _similarity(interval: Interval) -> str:
 def _percent(interval: Interval) -> str:
     if math.isinf(interval.low):
         return f"{interval.estimate:.1f}"
-    return f"{interval.estimate:.1f} [{interval.low:.1f}, {interval.high:.1f}]"
+    low, high = max(0.0, interval.low), min(100.0, interval.high)
+    return f"{interval.estimate:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def _ends(interval: Interval) -> str:

@@ -207,10 +207,10 @@ def in_shards_that_are_made(shard: Path, files: list[Path], folder: Path) -> lis
 
 def _pictures_of_a_retrieval(dataset: RetrievalDataset, path: Path) -> list[np.ndarray]:
     """The images beside a caption in the report, for one caption and image after another."""
-    found = []
+    found, nowhere = [], torch.zeros(1).long()
     for number in range(len(dataset.images)):
         one = RetrievalDataset("own", dataset.images, ["a thing"], [number])
-        outputs.write_retrieval(path, one, Retrieval({}, torch.zeros(1).long(), torch.tensor([[number]])))
+        outputs.write_retrieval(path, one, Retrieval({}, nowhere, torch.tensor([[number]]), nowhere))
         found.append(np.load(path)["images"][0, 0])
     return found
 

@@ -121,6 +121,9 @@ def open_shards(folder: Path, process: int) -> list[str]:
 def test_processes_that_share_a_cache_of_one_shard_open_every_shard(tmp_path):
     with multiprocessing.get_context("fork").Pool(3) as pool:
         errors = pool.starmap(open_shards, [(tmp_path / "cache", process) for process in range(3)])
+        # Unlike `terminate` this needs no SIGTERM, which handlers of this process may ignore.
+        pool.close()
+        pool.join()
     assert errors == [[], [], []]
     assert len(list((tmp_path / "cache").glob("[!.]*"))) == 1
 
