@@ -37,7 +37,7 @@ def write_page(
 ) -> tuple[Path, Path]:
     """Write index.html to the folder of a lab, and the Markdown page with its pictures. Returns both paths.
 
-    page: of the Markdown; its pictures lie beside it in a folder of its name. None: lab.md in the folder of the lab.
+    page: of the Markdown; its pictures lie beside it in folders below one of its name. None: lab.md in the folder of the lab.
     command: that runs the lab, for the page. newer: facts that replace those of lab.json.
 
     Raises:
@@ -110,7 +110,7 @@ def _compared(compared: Compared) -> Iterator[Part]:
         [f"Mutual information of scene and caption: {facts['information']:.2f} nats. Guessing reaches "
          f"{facts['chance']:.0f} % in zero-shot.", *missing],
         [tables.results(compared)],
-        [(f"{name}-curves", f"{name}: accuracy over training", figures.curve_figure(compared))],
+        [(f"{name}/curves", f"{name}: accuracy over training", figures.curve_figure(compared))],
     )  # fmt: skip
     yield Part(
         "Agreement with the pointwise mutual information",
@@ -118,7 +118,7 @@ def _compared(compared: Compared) -> Iterator[Part]:
          "independent ones. A score is as good as the PMI up to a constant. The slope predicts the PMI from the score: "
          "1 is calibrated, below 1 the scores are too far apart."],
         [tables.similarity(compared)],
-        [(f"{name}-similarity", f"{name}: agreement with the PMI", figures.similarity_figure(compared))],
+        [(f"{name}/similarity", f"{name}: agreement with the PMI", figures.similarity_figure(compared))],
         level=3,
     )  # fmt: skip
     yield Part(
@@ -133,7 +133,7 @@ def _compared(compared: Compared) -> Iterator[Part]:
         "Accuracy against cost",
         ["A star marks methods that no method of fewer operations surpasses."],
         [tables.cost(compared, tables.pareto(compared.methods, "flops"))],
-        [(f"{name}-cost", f"{name}: accuracy against cost", figures.pareto_figure(compared))],
+        [(f"{name}/cost", f"{name}: accuracy against cost", figures.pareto_figure(compared))],
         level=3,
     )
 
