@@ -37,7 +37,8 @@ def write_page(
 ) -> tuple[Path, Path]:
     """Write index.html to the folder of a lab, and the Markdown page with its pictures. Returns both paths.
 
-    page: of the Markdown; its pictures lie beside it in folders below one of its name. None: lab.md in the folder of the lab.
+    page: of the Markdown; its pictures lie beside it in folders below one of its name. None: lab.md in the folder of
+        the lab.
     command: that runs the lab, for the page. newer: facts that replace those of lab.json.
 
     Raises:
