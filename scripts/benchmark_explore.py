@@ -1,6 +1,6 @@
 """Time of one caption in the explorer among many pictures, by head.
 
-    python scripts/benchmark_explore.py --output docs/benchmarks/explore.json
+    python scripts/benchmark_explore.py --output docs/benchmarks/readings/explore.json
 
 The model is the demo's, untrained; the pictures' embeddings, in an index on disk, are those of 1,000 random features,
 repeated. A query
