@@ -44,7 +44,7 @@ def checked(cls: type[T]) -> type[T]:
 def _relations(cls: type) -> dict[str, str]:
     """Return the relations of a class; of a dataclass, whose arguments include those of its bases, theirs too."""
     classes = reversed(cls.__mro__) if is_dataclass(cls) else (cls,)
-    own = (each.__dict__.get("relations", {}) for each in classes)
+    own = (base.__dict__.get("relations", {}) for base in classes)
     return {expression: sentence for relations in own for expression, sentence in relations.items()}
 
 

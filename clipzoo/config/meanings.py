@@ -1,4 +1,4 @@
-"""What the keys of a configuration mean: sentences of docstrings, and comments of YAML files."""
+"""Meanings of the keys of a configuration: sentences of docstrings, and comments of YAML files."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `clipzoo explore` shows of trained models, as plain values."""
+"""Contents of the pages of `clipzoo explore`, as plain values."""

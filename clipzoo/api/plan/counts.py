@@ -42,7 +42,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a step of one configuration needs, independent of the ranks.
+    """Sizes and operations of a step of one configuration, independent of the ranks.
 
     encoder, others: parameters of the encoder, and of head and objective; trained_encoder, trained_others: those that
     train. blocks: parameters of the blocks of the encoder. largest_of_text: of the largest tensor of the text tower

@@ -1,4 +1,4 @@
-"""What a plan may change without changing a result: how ranks share weights, micro-batches, recomputation."""
+"""Settings of a plan that change no result: how ranks share weights, micro-batches, recomputation."""
 
 from __future__ import annotations
 

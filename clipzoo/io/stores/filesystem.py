@@ -27,7 +27,7 @@ PACKAGES = {
     "s3": "clipzoo[s3]", "s3a": "clipzoo[s3]", "gs": "gcsfs", "gcs": "gcsfs", "hf": "clipzoo[hub]", "az": "adlfs",
     "abfs": "adlfs", "http": "clipzoo[http]", "https": "clipzoo[http]", "sftp": "paramiko", "ssh": "paramiko",
 }  # fmt: skip
-"""What to install for a protocol."""
+"""Package to install for a protocol."""
 _TRANSIENT_NUMBERS = (
     errno.EIO, errno.EREMOTEIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH,
 )  # fmt: skip

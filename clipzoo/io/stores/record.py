@@ -1,4 +1,4 @@
-"""What a store has of a local folder: `.remote.json` in the folder."""
+"""Record of the files of a local folder that a store has: `.remote.json` in the folder."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SECONDS = "seconds"
 
 @dataclass(frozen=True)
 class Trials:
-    """What the page of a search shows.
+    """Trials of a search with their metrics, for its page.
 
     Args:
         trials: in the order of the draws.

@@ -110,7 +110,7 @@ class Verdict:
 
     @property
     def power(self) -> str:
-        """What the seeds can show, and what would be needed."""
+        """Smallest difference that the seeds can show, and the number of seeds for the measured one."""
         if self.measured is None:
             return ""
         unit = "points" if self.metric in TASKS else SIMILARITY[self.metric].partition(", ")[2]

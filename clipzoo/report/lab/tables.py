@@ -97,7 +97,7 @@ def start(compared: Compared) -> Table:
 
 
 def searches(lab: Lab) -> Table:
-    """What the search of each method chose."""
+    """Settings that the search of each method chose."""
     rows = list(_searches(lab))
     return text_table(["comparison", "method", "finished", "best, validation %", "seeds", "chosen"], rows, left=2)
 

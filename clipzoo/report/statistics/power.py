@@ -1,4 +1,4 @@
-"""What a planned number of seeds can show: the smallest difference that a t-test detects."""
+"""Power of a planned number of seeds: the smallest difference that a t-test detects."""
 
 from __future__ import annotations
 
