@@ -83,13 +83,14 @@ def _terminal(groups: dict[str, list[str]], found: Sequence[Section], width: int
     for section in found:
         yield ""
         heading = f"{section.title}: {section.summary}" if section.title else section.summary
-        yield from textwrap.wrap(heading, width, subsequent_indent="  ")
+        yield from textwrap.wrap(heading, width, subsequent_indent="  ", break_on_hyphens=False)
         for entry in section.entries:
             default = f" = {entry.default}" if entry.default else ""
             yield f"  {entry.key}{default}"
             yield from textwrap.wrap(
-                f"{entry.type}. {entry.meaning}", width, initial_indent="      ", subsequent_indent="      "
-            )
+                f"{entry.type}. {entry.meaning}", width, initial_indent="      ", subsequent_indent="      ",
+                break_on_hyphens=False,
+            )  # fmt: skip
 
 
 def _markdown(groups: dict[str, list[str]], found: Sequence[Section]) -> Iterator[str]:

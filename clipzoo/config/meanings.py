@@ -17,7 +17,10 @@ _COMMENT = re.compile(r"(?:^|\s)# ?(.*)$")
 
 def summary(target: str) -> str:
     """Return the first sentence of the docstring of a class; empty without one."""
-    return next(iter(_paragraphs(class_docstring(target))), "").partition(". ")[0].rstrip(".")
+    text = next(iter(_paragraphs(class_docstring(target))), "")
+    # No sentence ends inside brackets: "(eq. 3)", "(Hu et al. 2024)".
+    parts = (text[: end.start()] for end in re.finditer(r"\.(?= |$)", text))
+    return next((part for part in parts if part.count("(") == part.count(")")), text)
 
 
 def argument_meanings(target: str, arguments: Collection[str]) -> dict[str, str]:

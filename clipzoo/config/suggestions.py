@@ -18,6 +18,8 @@ FOREIGN_KEYS = {
     "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
 }  # fmt: skip
 """Names that other programs, above all open_clip, use for our keys."""
+FOREIGN_GROUPS = {"hydra/sweeper": "a search draws its points with search.sampler=tpe"}
+"""Groups of Hydra's plugins whose work clipzoo does itself."""
 FOREIGN_KEYS_OF_EVALUATION = {"checkpoint": "run", "ckpt": "run", "weights": "pretrained"}
 
 
@@ -45,6 +47,8 @@ def _groups_of(group: str, option: str) -> list[str]:
 
 def unknown_option(group: str, option: str) -> str:
     """Return the message for an option that its group does not have."""
+    if group in FOREIGN_GROUPS:
+        return f"there is no {group}={option}: {FOREIGN_GROUPS[group]}"
     names = options(group)
     folder = f"{option.split('/')[0]}/"
     # Options sorted into folders are many: list those of the same folder, or only the folders.

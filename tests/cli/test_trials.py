@@ -39,6 +39,7 @@ TOP5 = "search.maximize=zero_shot/colours/top5"
         ([*TPE, "search.minimize=loss", "search.seed=1,2", PEAK], "a search has one value of search.seed"),
         ([*TPE, "search.minimize=loss", PEAK, "hydra/launcher=slurm"], "hydra/launcher=slurm is for plain sweeps"),
         (["search.trials=3", "seed=0,1"], "search.trials=3 has no effect without search.sampler=tpe"),
+        (["hydra/sweeper=optuna"], "there is no hydra/sweeper=optuna: a search draws its points with search.sampler"),
         ([PEAK], "is no list of values: give optim.schedule.peak=a,b,c or"),
     ],
 )
@@ -98,12 +99,12 @@ def summary(found: list[Trial]) -> list[object]:
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_search_killed_ten_times_draws_the_same_trials_with_the_same_results(tiny_shards, tmp_path):
-    changes = ["search.rungs=[0.4]", "search.trials=15"]
+    changes = ["search.rungs=[0.4]", "search.trials=8"]
     plain, killed = (lines_of(tiny_shards, tmp_path / name, *changes) for name in ("plain", "killed"))
     start = time.monotonic()
     run_script("train.py", "-m", *plain, log=tmp_path / "log", seconds=SECONDS)
     # Together shorter than an undisturbed search: every kill meets one that goes on.
-    draw, longest = random.Random(0), (time.monotonic() - start) / 15
+    draw, longest = random.Random(0), (time.monotonic() - start) / 10
     for kill in range(10):
         process = start_script("train.py", "-m", *killed, log=tmp_path / f"killed{kill}")
         time.sleep(draw.uniform(0, longest))
@@ -113,7 +114,7 @@ def test_a_search_killed_ten_times_draws_the_same_trials_with_the_same_results(t
         process.kill()
     run_script("train.py", "-m", *killed, log=tmp_path / "last", seconds=SECONDS)
     expected = summary(study_of(plain).trials())
-    assert summary(study_of(killed).trials()) == expected and len(expected) == 15
+    assert summary(study_of(killed).trials()) == expected and len(expected) == 8
     assert {state for _, state, _, _ in expected} == {"finished", "pruned"}
 
 

@@ -55,6 +55,12 @@ def test_every_key_has_a_type_and_a_meaning(listed):
     assert temperature.meaning == "initial tau, scale = 1 / tau."
 
 
+def test_a_summary_is_the_first_sentence_with_its_brackets(listed):
+    summaries = {section.title: section.summary for section in listed}
+    assert summaries["optim=muon"].startswith("torch's Muon (Jordan et al. 2024")
+    assert [text for text in summaries.values() if text.count("(") != text.count(")")] == []
+
+
 def test_docstrings_and_comments_are_read_by_argument(tmp_path):
     path = tmp_path / "option.yaml"
     path.write_text(

@@ -137,16 +137,19 @@ class Space:
 def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
     """Return the space of a command line. searched: swept overrides of its `search=`, which the command line replaces.
 
+    The last override of a key counts, as elsewhere on the command line.
+
     Raises:
         ConfigError: a range is wrong, or no key has one.
     """
     given = [read(line) for line in overrides if not is_setting(line)]
-    keys = {override.get_key_element() for override in given}
-    files = [override for override in map(read, searched) if override.get_key_element() not in keys]
+    last = {override.get_key_element(): override for override in given}
     dimensions: dict[str, Dimension] = {}
     lines: list[tuple[str | None, str]] = []
-    for override in (*files, *given):
+    for override in (*map(read, searched), *given):
         if override.is_sweep_override():
+            if last.get(override.get_key_element(), override) is not override:
+                continue
             dimension = _dimension(override)
             dimensions[dimension.key] = dimension
             lines.append((dimension.key, ""))

@@ -146,7 +146,7 @@ class Study:
         except OSError as error:
             raise ConfigError(
                 f"the search cannot be stored in {self.folder}: {error.strerror or error}. Make the folder writable, "
-                "or choose another one with runs=..."
+                "free space on its disk, or choose another one with runs=..."
             ) from None
 
     def _synchronised(self, journal: Path) -> JournalStorage:
@@ -163,7 +163,7 @@ class Study:
                 io.write_json(self.folder / DESCRIPTION, description(self.search, self.space))
                 self._storage.create_new_study(directions, self.name)
             self._id(self._storage)
-        except OSError:
+        except (OSError, io.WriteError):
             raise
         # Damaged lines end in errors of many types.
         except Exception as error:

@@ -16,7 +16,8 @@ class ExponentialAverage(Part):
     """Exponential moving average (EMA): a step weighs half of the step that came one half-life later.
 
     The weights of all steps sum to one, so that the initial weights of the model never enter.
-    half_life_epochs, half_life_steps, half_life_samples: the half-life; one of them, the others null.
+    half_life_epochs, half_life_steps, half_life_samples: half-life in this unit; give one of the three, the
+    others are null.
     """
 
     half_life_epochs: Epochs | None

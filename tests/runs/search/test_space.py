@@ -75,6 +75,12 @@ def test_the_command_line_replaces_ranges_of_the_search_file():
     )  # fmt: skip
 
 
+def test_the_last_override_of_a_key_counts():
+    space = space_of([], ["a=interval(0,1)", "b=x,y", "a=3", "b=u,v", "c=1"])
+    assert list(space.dimensions) == ["b"]
+    assert space.overrides({"b": "v"}) == ("a=3", "b=v", "c=1")
+
+
 def test_corners_hold_every_value_of_a_list_and_both_ends_of_an_interval():
     space = space_of([], ["a=x,y,z", "b=interval(0.5,2)"])
     assert space.corner_lines() == [("a=x", "b=0.5"), ("a=y", "b=2.0"), ("a=z", "b=2.0")]

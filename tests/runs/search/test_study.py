@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -13,6 +14,7 @@ import optuna
 import pytest
 
 from clipzoo.errors import ConfigError
+from clipzoo.io.writing import WriteError
 from clipzoo.runs.search.study import Study, study_folder
 from tests.support.processes import Process
 from tests.support.searches import LINES, accuracy, complete, search, space, study
@@ -96,6 +98,19 @@ def test_a_folder_that_cannot_be_written_is_one_message(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="the search cannot be stored in .*file/s: Not a directory. Make the folder"):
         study(tmp_path / "file" / "s").claim()
+
+
+def test_a_full_disk_is_no_damage(tmp_path, monkeypatch):
+    """A study that could not be described on a full disk is made once there is space."""
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(WriteError, match="could not write .*search.json: No space left on device"):
+            study(tmp_path, trials=2).claim()
+    assert study(tmp_path, trials=2).claim().number == 0
 
 
 def claim_all(folder: Path, results: Path) -> None:
