@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser
+from clipzoo.cli.completion import hide_internal_options
 from clipzoo.cli.remote import locked_run, sweep_folder, upload_rest
 from clipzoo.config import overrides
 from clipzoo.config.compose import checked, compose
@@ -49,6 +50,8 @@ def main(arguments: list[str]) -> None:
         options, lines = _read_command_line(arguments)
     if options.multirun and (search := trials.search_of(lines)) is not None:
         return trials.run(*search)
+    if options.help or options.shell_completion:
+        hide_internal_options()
     # Hydra then raises its errors instead of ending the process with its own words.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:

@@ -22,6 +22,8 @@ class Objective(nn.Module):
     """
 
     name: str
+    loss_unit = ""
+    """Unit of the loss in curves: "nats" for a negative log-likelihood or a bound of mutual information, else empty."""
     own_temperature: bool = False
     """True if the objective scales the scores itself, which should then be plain cosines."""
     depends_on_length: bool = False

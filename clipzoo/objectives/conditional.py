@@ -21,6 +21,7 @@ class Conditional(Objective):
     """
 
     name = "conditional"
+    loss_unit = "nats"
 
     relations = {"lambda_u + lambda_v > 0": "one of the weights must be above 0"}
 

@@ -22,6 +22,7 @@ class InfoLOOB(Objective):
     """
 
     name = "infoloob"
+    loss_unit = "nats"
 
     relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
 

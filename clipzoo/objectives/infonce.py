@@ -17,6 +17,7 @@ class InfoNCE(Objective):
     """
 
     name = "infonce"
+    loss_unit = "nats"
 
     relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
 

@@ -19,6 +19,7 @@ class Joint(Objective):
     """
 
     name = "joint"
+    loss_unit = "nats"
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         return weighted_loss(similarity, (0.5, 0.5), partial(negative_log_density, world=similarity.world))

@@ -26,6 +26,7 @@ class SigLIP(Objective):
     """
 
     name = "siglip"
+    loss_unit = "nats"
 
     relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
 

@@ -47,6 +47,7 @@ def test_train_help_lists_groups_without_torch():
     )
     lines = run("-c", code).stdout.splitlines()
     assert "head: clip, cloob, cosine, distance, inner_product, kme, wpse" in lines and lines[-1] == "False"
+    assert "experiment/emoji: clip, kme, wpse" in lines, "without _base, which is no option"
 
 
 @pytest.mark.medium
@@ -73,7 +74,7 @@ def test_scripts_are_thin_doors(script):
         ("clipzoo sh", ["shards"]),
         ("clipzoo shards in", ["index", "inspect"]),
         ("clipzoo report --ta", ["--table"]),
-        ("clipzoo train head=cl", ["head=clip", "head=cloob"]),
+        ("clipzoo train experiment/emoji=", [f"experiment/emoji={head}" for head in ("clip", "kme", "wpse")]),
         ("clipzoo train head=wpse head.kernel.wi", ["head.kernel.width="]),
         ("clipzoo evaluate eval=w", ["eval=wpse"]),
     ],

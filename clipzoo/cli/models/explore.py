@@ -80,12 +80,16 @@ def _site(options: argparse.Namespace, temporary: Path) -> Site:
     from clipzoo.api.loading import load
     from clipzoo.cli.models.explorer_site import ExploredRun, Site
     from clipzoo.distributed.environment import say
+    from clipzoo.report.run_page.curves import loss_unit
 
     steps = [_step(source) for source in options.models]
     models = [load(source, trust=options.trust) for source in options.models]
     collections = list(_collections(options, models))
     names = _names(options.models)
-    runs = [ExploredRun(*facts) for facts in zip(names, [model.folder for model in models], steps, strict=True)]
+    runs = [
+        ExploredRun(name, model.folder, step, loss_unit(model.config))
+        for name, model, step in zip(names, models, steps, strict=True)
+    ]
     parts = []
     for name, source, model in zip(names, options.models, models, strict=True):
         cache = options.cache / name if options.cache else model.folder / "explore" if model.folder else None

@@ -32,11 +32,15 @@ MOST_LETTERS, MOST_VALUES = 500, 400
 
 @dataclass(frozen=True)
 class ExploredRun:
-    """A run of the page. folder: None for a model without a run. step: of the checkpoint that is explored."""
+    """A run of the page. folder: None for a model without a run. step: of the checkpoint that is explored.
+
+    loss_unit: unit of the training's loss, empty if it has none.
+    """
 
     name: str
     folder: Path | None
     step: int | None
+    loss_unit: str = ""
 
 
 class Site:
@@ -160,7 +164,7 @@ def _curves(run: ExploredRun) -> dict[str, Any]:
     if run.folder is None:
         return {"name": run.name, "is_training": False, "state": "no run", "curves": []}
     log = TrainingLog.read(run.folder)
-    training, evaluations = training_curves(log.training), evaluation_curves(log.evaluations)
+    training, evaluations = training_curves(log.training, run.loss_unit), evaluation_curves(log.evaluations)
     curves = [_thinned(curve, curve.name in FIRST) for curve in training]
     curves += [_thinned(curve, True) for curve in evaluations]
     finished = is_finished(run.folder)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from clipzoo.config.constructors import class_constant
 from clipzoo.runs.metric_key import MetricKey
 from clipzoo.runs.training_log import Line
 
@@ -23,7 +25,6 @@ UNITS = {
     "data_wait": "fraction of the time",
     "flops_utilisation": "fraction of the peak",
     "slowest_rank_excess": "fraction",
-    **dict.fromkeys(("loss", "loss_image_to_text", "loss_text_to_image"), "nats"),
     **{
         f"{kind}_{direction}": "logit"
         for kind in ("positive", "negative", "gap")
@@ -31,6 +32,8 @@ UNITS = {
     },
     "alignment": "squared distance",
 }
+LOSSES = ("loss", "loss_image_to_text", "loss_text_to_image")
+"""Numbers whose unit is that of the objective's loss."""
 METRICS = {("zero_shot", "top1"): "zero-shot top-1", ("retrieval", "recall_at_1"): "recall@1"}
 
 
@@ -45,11 +48,26 @@ class Curve:
     values: tuple[float, ...]
 
 
-def training_curves(lines: Sequence[Line]) -> list[Curve]:
+def loss_unit(config: Mapping[str, Any]) -> str:
+    """Return the unit of the loss of a run's objective; empty without one, and for classes of other packages.
+
+    Other packages are not imported: a report shows the runs of strangers.
+    """
+    target = str(config.get("objective", {}).get("_target_"))
+    if not target.startswith("clipzoo."):
+        return ""
+    try:
+        return str(class_constant(target, "loss_unit") or "")
+    except LookupError:
+        return ""
+
+
+def training_curves(lines: Sequence[Line], loss_unit: str = "") -> list[Curve]:
     """Return a curve per varying number of metrics.jsonl, the loss first."""
+    units = UNITS | dict.fromkeys(LOSSES, loss_unit)
     names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, int | float))
     curves = {
-        name: _curve(lines, name, TITLES.get(name, name.replace("_", " ")), UNITS.get(name, "")) for name in names
+        name: _curve(lines, name, TITLES.get(name, name.replace("_", " ")), units.get(name, "")) for name in names
     }
     shown = [curves[name] for name in FIRST if name in curves]
     others = [curve for name, curve in curves.items() if name not in (*FIRST, *HIDDEN)]

@@ -20,9 +20,9 @@ MOST_NUMBERS = 20
 """Largest number of classes whose confusion matrix has its percentages written in."""
 
 
-def training_curves(lines: Sequence[Line]) -> Figure:
+def training_curves(lines: Sequence[Line], loss_unit: str = "") -> Figure:
     """A panel per varying number of metrics.jsonl, the loss first."""
-    shown = curves.training_curves(lines)
+    shown = curves.training_curves(lines, loss_unit)
     columns = min(3, len(shown)) or 1
     rows = math.ceil(len(shown) / columns) or 1
     figure = Figure(figsize=(3.7 * columns, 2.6 * rows), dpi=DPI, layout="constrained")

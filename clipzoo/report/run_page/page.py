@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from clipzoo import io
 from clipzoo.report import render
 from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables
+from clipzoo.report.run_page.curves import loss_unit
 from clipzoo.report.run_page.published_results import result_tables
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.metric_key import MetricKey, parsed, split
@@ -38,6 +39,9 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     if record is None and is_finished(run):
         record = damage.read(partial(RunRecord.read, run), None)
     log = damage.read(partial(TrainingLog.read, run), TrainingLog((), ()))
+    config: dict[str, Any] = {}
+    if (run / "config.yaml").exists():
+        config = damage.read(partial(config_of, run), config)
     missing = {name: str(reason) for name, reason in _json(run / "evaluation" / "missing.json", damage).items()}
     metrics, row = _metrics(run, record, log, damage), record.row if record else None
     tables = results_tables.zero_shot_table, results_tables.probe_table, results_tables.retrieval_table
@@ -46,7 +50,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         run / "report.md",
         "run_page.j2",
         run.name,
-        facts=_facts(run, record, damage),
+        facts=_facts(config, record),
         row=row,
         published=result_tables(metrics, missing, row),
         results=[table(metrics) for table in tables],
@@ -54,7 +58,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         missing=missing,
         not_converged=record.not_converged if record else (),
         cost=results_tables.cost_table(record.training if record else {}),
-        curves=log.training and _save(run, "training", figures.training_curves(log.training)),
+        curves=log.training and _save(run, "training", figures.training_curves(log.training, loss_unit(config))),
         evaluation_curves=evaluated and _save(run, "evaluations", figures.evaluation_curves(log.evaluations)),
         profile=damage.read(partial(write_profile, run), None),
         spikes=results_tables.spike_table(_spikes(run, damage)),
@@ -74,11 +78,8 @@ def _metrics(run: Path, record: RunRecord | None, log: TrainingLog, damage: io.D
     return parsed({name: value for name, value in newest.items() if isinstance(value, int | float)})
 
 
-def _facts(run: Path, record: RunRecord | None, damage: io.DamageLog) -> dict[str, object]:
+def _facts(config: Mapping[str, Any], record: RunRecord | None) -> dict[str, object]:
     """Name and value of the facts at the top, without those that are unknown."""
-    config: dict[str, Any] = {}
-    if (run / "config.yaml").exists():
-        config = damage.read(partial(config_of, run), config)
     names = {part: _class_name(config.get(part)) for part in ("encoder", "head", "objective")}
     towers = [_class_name(config.get("encoder", {}).get(tower)) for tower in ("image_tower", "text_tower")]
     if all(towers):

@@ -17,6 +17,7 @@ from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs
 from clipzoo.report.render import markdown
 from clipzoo.report.run_page import figures
+from clipzoo.report.run_page.curves import loss_unit, training_curves
 from clipzoo.report.run_page.page import write_report
 from clipzoo.report.run_page.results_tables import zero_shot_table
 from clipzoo.report.table import text_table
@@ -115,6 +116,23 @@ def test_unknown_numbers_have_a_panel_but_constants_and_text_have_none(run):
     figure = figures.training_curves(TrainingLog.read(run).training)
     titles = [axes.get_title("left") for axes in figure.axes if axes.get_visible()]
     assert titles == ["loss", "learning rate", "surprise"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "unit"),
+    [
+        ("clipzoo.objectives.infonce.InfoNCE", "nats"),
+        ("clipzoo.objectives.siglip.SigLIP", "nats"),
+        ("clipzoo.objectives.mmd_joint.MMDJoint", ""),
+        ("clipzoo.objectives.nuclr.NUCLR", ""),
+        ("clipzoo.objectives.removed.Removed", ""),
+        ("a_strangers_package.Objective", ""),
+    ],
+)
+def test_only_a_loss_that_is_a_log_likelihood_is_in_nats(objective, unit):
+    lines = [{"step": step, "loss": 1.0 / step, "lr": 0.1} for step in (1, 2)]
+    shown = training_curves(lines, loss_unit({"objective": {"_target_": objective}}))
+    assert {curve.name: curve.unit for curve in shown} == {"loss": unit, "lr": ""}
 
 
 def test_a_deviation_follows_its_mean():
