@@ -3,6 +3,7 @@
 clipzoo compare runs/a runs/b                runs/comparison/index.html, tables.md, tables.csv, tables.tex
 clipzoo compare runs/a runs/b runs/c --output pages --note "three heads"
 clipzoo compare runs                         all runs of a folder
+clipzoo compare runs --scaling compute width power laws of loss and errors, checked on the largest scale
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", help="run directories, or folders of them; URLs too", metavar="FOLDER")
     parser.add_argument("--output", type=Path, help="folder for the page (default: comparison, beside the runs)")
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
+    parser.add_argument(
+        "--scaling", nargs="+", default=[], metavar="AXIS",
+        help="fit power laws of loss and errors in compute, samples, width or a configuration key",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -28,7 +33,7 @@ def run(options: argparse.Namespace) -> None:
     if len(runs) < 2:
         given = " ".join(options.folders)
         raise ConfigError(f"{given} holds {len(runs)} runs: give two or more, clipzoo compare runs/a runs/b")
-    write_comparison(runs, [], options.output, options.note)
+    write_comparison(runs, [], options.output, options.note, options.scaling)
 
 
 def _runs(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from clipzoo.errors import ConfigError
@@ -50,11 +51,13 @@ def run(options: argparse.Namespace) -> None:
         write_back(given[0], "FOLDER")
 
 
-def write_comparison(folders: list[Path], tables: list[str], output: Path | None, note: str | None) -> None:
+def write_comparison(
+    folders: list[Path], tables: list[str], output: Path | None, note: str | None, scaling: Sequence[str] = ()
+) -> None:
     """Write the papers' tables, or a comparison of several runs, and print the path of the page."""
     from clipzoo.report.tables_page import write_pages
 
-    print(write_pages(folders, tables, output or _default_output(folders), note))
+    print(write_pages(folders, tables, output or _default_output(folders), note, scaling=scaling))
 
 
 def _default_output(folders: list[Path]) -> Path:

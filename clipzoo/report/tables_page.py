@@ -10,13 +10,16 @@ import yaml
 
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
-from clipzoo.io import DamageLog, write_whole
+from clipzoo.io import DamageLog, save_figure, write_whole
 from clipzoo.report import render
-from clipzoo.report.comparison import own_runs, tables as compared
+from clipzoo.report.comparison import own_runs, scaling_page, tables as compared
 from clipzoo.report.comparison.disagreements import disagreement_table, disagreements, figure as disagreement_figure
 from clipzoo.report.comparison.figures import figures as comparison_figures
 from clipzoo.report.comparison.scales import Comparison, comparisons
+from clipzoo.report.comparison.scaling import curves
+from clipzoo.report.comparison.scaling_runs import trainings
 from clipzoo.report.comparison.separation import SEPARATION, separation_table
+from clipzoo.report.drawing import DPI
 from clipzoo.report.paper_tables import blocks
 from clipzoo.report.paper_tables.collect import PAPER, Run, collect, matches
 from clipzoo.report.paper_tables.experiments import experiments
@@ -74,7 +77,12 @@ class Section:
 
 
 def write_pages(
-    folders: Sequence[Path], names: Sequence[str], output: Path, note: str | None = None, first: Sequence[Section] = ()
+    folders: Sequence[Path],
+    names: Sequence[str],
+    output: Path,
+    note: str | None = None,
+    first: Sequence[Section] = (),
+    scaling: Sequence[str] = (),
 ) -> Path:
     """Write index.html, tables.md, tables.csv and tables.tex over the runs below `folders`.
 
@@ -86,6 +94,7 @@ def write_pages(
         output: folder for the files.
         note: a further paragraph at the top.
         first: sections before all others.
+        scaling: axes of scaling fits, see `curves`; a fit also has a figure, scaling_AXIS.png, and scaling_AXIS.csv.
 
     Returns the path of index.html. Raises ConfigError if there is nothing to show.
     """
@@ -93,20 +102,17 @@ def write_pages(
     collected = [collect(folder, damage) for folder in folders]
     finished, unfinished = ([item for part in parts for item in part] for parts in zip(*collected, strict=True))
     if not finished and not names:
-        searched = ", ".join(map(str, folders))
-        damaged = f" ({len(damage.faults)} with damaged files)" if damage.faults else ""
-        raise ConfigError(
-            f"no finished run in {searched}{damaged}: train one first, or give --table wpse/1 for an empty table"
-        )
+        raise _nothing_to_show(folders, damage)
     runs = [run for run in finished if run.row and len(folders) == 1]
     own = [run for run in finished if run not in runs]
     known = [name for name in table_names() if not layout()["tables"][name].get("repeats")]
     filled = [fill(table(name), runs) for name in names or known]
     filled = [part for part in filled if names or part.measured]
     scales = comparisons(runs)
-    sections = [*first, *(_scale_section(part, lead=bool(filled)) for part in scales), *map(_table_section, filled)]
+    laws = [_scaling_section(finished, axis, output) for axis in scaling]
+    sections = [*first, *laws, *(_scale_section(part, bool(filled)) for part in scales), *map(_table_section, filled)]
     comparison = own_runs.comparison(own) if own else None
-    sections += [_own_section(comparison, lead=len(sections) > len(first))] if comparison else []
+    sections += [_own_section(comparison, lead=len(sections) > len(first) + len(laws))] if comparison else []
     page = {
         "title": "The papers' tables" if scales or filled else "Comparison of runs",
         "lead": [LEAD if filled else SMALL if scales else OWN, *([note] if note else [])],
@@ -123,6 +129,14 @@ def write_pages(
     write_whole(output / "tables.md", render.markdown_page("tables.md.j2", **page))
     write_whole(output / "index.html", render.html_page("tables.html.j2", **page))
     return output / "index.html"
+
+
+def _nothing_to_show(folders: Sequence[Path], damage: DamageLog) -> ConfigError:
+    searched = ", ".join(map(str, folders))
+    damaged = f" ({len(damage.faults)} with damaged files)" if damage.faults else ""
+    return ConfigError(
+        f"no finished run in {searched}{damaged}: train one first, or give --table wpse/1 for an empty table"
+    )
 
 
 def _scale_section(comparison: Comparison, lead: bool) -> Section:
@@ -167,6 +181,26 @@ def _own_section(comparison: Comparison, lead: bool) -> Section:
             *([differing] if differing.rows else []),
             *([disagreement_table(pairs)] if pairs else []),
         ],  # fmt: skip
+    )
+
+
+def _scaling_section(runs: Sequence[Run], axis: str, output: Path) -> Section:
+    """Fit power laws along an axis, and write their table and figure to files of their own too."""
+    found = curves(trainings(runs), axis)
+    fits, drawn, title = scaling_page.table(found), scaling_page.figure(found, axis), f"Scaling with {axis}"
+    write_whole(output / f"scaling_{axis}.csv", render.csv(fits))
+    save_figure(drawn, output / f"scaling_{axis}.png", dpi=DPI)
+    return Section(
+        anchor=f"scaling-{axis}",
+        title=title,
+        short_title=title,
+        lead=[
+            f"{scaling_page.lead(axis, found)} The training loss is the mean of the losses logged in the last tenth "
+            "of a training; it is that of new samples only if no sample is repeated. An error is 100 % less accuracy."
+        ],
+        tables=[fits],
+        pictures=[("", f"runs and power laws in {axis}", render.picture(drawn))],
+        latex=render.latex(replace(fits, title=title)),
     )
 
 

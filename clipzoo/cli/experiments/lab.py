@@ -3,6 +3,8 @@
 clipzoo lab                                     the lab of conf/lab/default.yaml, in the folder lab/default
 clipzoo lab my_lab.yaml --output lab/mine       a lab of your own
 clipzoo lab --methods CLIP KME-CLIP --seeds 10  some methods, more seeds
+clipzoo lab scaling                             power laws in compute, samples and width
+clipzoo lab mine.yaml --config-dir conf --trust mypackage   a lab with a head of your own
 clipzoo lab --report                            the page of what is trained so far
 
 Any number of processes may run the same command: they share the trainings.
@@ -11,9 +13,10 @@ Any number of processes may run the same command: they share the trainings.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
-from clipzoo.cli.arguments import number_in
+from clipzoo.cli.arguments import number_in, with_config_folder
 from clipzoo.config.vocabulary import Count
 
 
@@ -23,6 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="these methods alone")
     parser.add_argument("--comparisons", nargs="+", default=[], metavar="WORLD-TOWER", help="these comparisons alone")
     parser.add_argument("--seeds", type=number_in(Count), help="fresh seeds of every winner")
+    parser.add_argument(
+        "--trust", nargs="+", default=[], metavar="PACKAGE", help="packages of the methods' own classes"
+    )
+    parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="options of your own, as of clipzoo train")
     parser.add_argument("--report", action="store_true", help="train nothing; write the page of what is trained so far")
     parser.add_argument(
         "--page", type=Path, help="file of the Markdown page (default: lab.md in the folder of the lab)"
@@ -34,7 +41,10 @@ def run(options: argparse.Namespace) -> None:
     from clipzoo.report.lab.page import write_page
     from clipzoo.studies.lab.settings import read_settings
 
+    if options.config_dir is not None:
+        with_config_folder(["--config-dir", str(options.config_dir)])
     lab = read_settings(options.lab).chosen(options.methods, options.comparisons, options.seeds)
+    lab = replace(lab, trust=tuple(options.trust))
     output = options.output or Path("lab") / lab.name
     if not options.report:
         from clipzoo.studies.lab.run import run_lab

@@ -21,7 +21,8 @@ SEPARATION = (
     "Intervals hold the true difference with 95 % probability. With two seeds or more on both sides they are Welch's "
     "over seeds; otherwise they are bootstrapped over the samples that both runs answered (captions of one picture "
     "together), and say nothing about other seeds. p is Welch's, McNemar's or, for captions, a permutation test's, "
-    "adjusted by Holm's method for all lines of the table. Detectable: by as many seeds, with 80 % probability."
+    "adjusted by Holm's method for all lines of the table. Detectable: by as many seeds, with 80 % probability, at 5 % "
+    "divided by the number of lines, the level at which Holm's method tests the smallest p."
 )
 
 ANSWERS = {
@@ -38,8 +39,9 @@ ANSWERS = {
 class Difference:
     """A row's metric less that of the first row, in percent.
 
-    p: adjusted for all differences of the comparison. basis: what was resampled. detectable: smallest difference that
-    as many seeds show with 80 % probability; None without several seeds.
+    p: adjusted for all differences of the comparison. basis: what was resampled. deviation: over seeds, pooled; None
+    without several seeds. seeds: of the side with fewer. detectable: smallest difference that as many seeds show with
+    80 % probability, see SEPARATION; None without several seeds.
     """
 
     task: str
@@ -48,6 +50,8 @@ class Difference:
     interval: Interval
     p: float
     basis: str
+    deviation: float | None = None
+    seeds: int = 0
     detectable: float | None = None
 
     @property
@@ -67,7 +71,10 @@ def differences(compared: Comparison) -> list[Difference]:
         if (difference := _over_seeds(task, column, first, row) or _over_samples(task, column, first, row))
     ]
     adjusted = holm([difference.p for difference in found])
-    return [replace(difference, p=p) for difference, p in zip(found, adjusted, strict=True)]
+    return [
+        replace(difference, p=p, detectable=_detectable(difference, SIGNIFICANT / len(found)))
+        for difference, p in zip(found, adjusted, strict=True)
+    ]
 
 
 def separation_table(compared: Comparison) -> Table | None:
@@ -98,8 +105,14 @@ def _over_seeds(task: str, column: PaperColumn, first: ComparedRow, row: Compare
     pooled = float(np.sqrt(np.mean([np.var(side, ddof=1) for side in (before, after)])))
     return Difference(
         task, column, row, difference_over_seeds(before, after), welch(before, after),
-        f"{len(before)} and {len(after)} seeds", detectable_difference(pooled, min(len(before), len(after))),
+        f"{len(before)} and {len(after)} seeds", pooled, min(len(before), len(after)),
     )  # fmt: skip
+
+
+def _detectable(difference: Difference, level: float) -> float | None:
+    if difference.deviation is None:
+        return None
+    return detectable_difference(difference.deviation, difference.seeds, significance=level)
 
 
 def _over_samples(task: str, column: PaperColumn, first: ComparedRow, row: ComparedRow) -> Difference | None:

@@ -23,7 +23,8 @@ class Difference:
     """A method's metric less that of another method, over seeds.
 
     samples: interval over the same test samples, of outcomes averaged over the seeds; None for metrics without
-    outcomes. p: Welch's, adjusted for all differences that are shown together. deviation: over seeds, pooled.
+    outcomes. p: Welch's, adjusted for all differences that are shown together. deviation: over seeds, pooled. level:
+    5 % divided by the number of differences that are shown together, at which Holm's method tests the smallest p.
     """
 
     comparison: str
@@ -35,6 +36,7 @@ class Difference:
     p: float
     deviation: float
     seeds: int
+    level: float = SIGNIFICANT
 
     @property
     def is_separated(self) -> bool:
@@ -42,16 +44,16 @@ class Difference:
 
     @property
     def detectable(self) -> float:
-        """Smallest difference that as many seeds show with 80 % probability, without a correction."""
-        return detectable_difference(self.deviation, self.seeds)
+        """Smallest difference that as many seeds show with 80 % probability, at the corrected level."""
+        return detectable_difference(self.deviation, self.seeds, significance=self.level)
 
     @property
     def seeds_needed(self) -> int | None:
         """Seeds of each method that would show the measured difference; None for more than MOST_SEEDS."""
         difference = abs(self.interval.estimate)
-        if difference == 0 or detectable_difference(self.deviation, MOST_SEEDS) > difference:
+        if difference == 0 or detectable_difference(self.deviation, MOST_SEEDS, significance=self.level) > difference:
             return None
-        return seeds_for(difference, self.deviation)
+        return seeds_for(difference, self.deviation, significance=self.level)
 
 
 def difference(compared: Compared, method: Method, other: Method, metric: str) -> Difference | None:
@@ -67,8 +69,9 @@ def difference(compared: Compared, method: Method, other: Method, metric: str) -
 
 
 def adjusted(found: Sequence[Difference]) -> list[Difference]:
-    """Adjust the p-values by Holm's method for all of them."""
-    return [replace(item, p=p) for item, p in zip(found, holm([item.p for item in found]), strict=True)]
+    """Adjust the p-values by Holm's method for all of them, and the level of the power analysis by their number."""
+    level = SIGNIFICANT / max(1, len(found))
+    return [replace(item, p=p, level=level) for item, p in zip(found, holm([item.p for item in found]), strict=True)]
 
 
 def from_baseline(lab: Lab, metric: str = ACCURACY) -> list[Difference]:

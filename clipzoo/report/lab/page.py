@@ -11,10 +11,12 @@ from matplotlib.figure import Figure
 
 from clipzoo.io import save_figure, write_whole
 from clipzoo.report import render
+from clipzoo.report.comparison import scaling_page
 from clipzoo.report.drawing import DPI
 from clipzoo.report.lab import figures, tables
 from clipzoo.report.lab.claims import Difference, Verdict, from_baseline, verdicts
 from clipzoo.report.lab.records import Compared, Lab, read_lab
+from clipzoo.report.lab.scaling import best, laws
 from clipzoo.report.table import Table
 from clipzoo.runs.record import revision
 
@@ -78,7 +80,10 @@ def _lead(lab: Lab) -> list[str]:
 
 def _parts(lab: Lab) -> Iterator[Part]:
     claims, found = verdicts(lab), from_baseline(lab)
-    yield Part("Which claims of the papers hold here", _said(claims), [tables.claims(claims)])
+    if lab.facts.get("scales"):
+        yield from (part for compared in lab.comparisons for part in _scaling(compared))
+    if claims:
+        yield Part("Which claims of the papers hold here", _said(claims), [tables.claims(claims)])
     if lab.facts["notes"]:
         yield Part("Why", lab.facts["notes"])
     if found:
@@ -89,13 +94,16 @@ def _parts(lab: Lab) -> Iterator[Part]:
             [("differences", "differences with intervals", figures.difference_figure(found, lab.baseline))],
         )
     for compared in lab.comparisons:
-        yield from _compared(compared)
-    yield Part(
-        "What the seeds can show",
-        ["The smallest difference in accuracy, in percent points, that a t-test of two methods shows with 80 % "
-         "probability, at the spread over seeds that was measured; without the correction for many methods."],
-        [tables.power(lab, found)],
-    )  # fmt: skip
+        yield from _results(compared) if lab.facts.get("scales") else _compared(compared)
+    if found:
+        yield Part(
+            "What the seeds can show",
+            ["The smallest difference in accuracy, in percent points, that a t-test of two methods shows with 80 % "
+             f"probability, at the spread over seeds that was measured and the level {found[0].level:.2g}: 5 % divided "
+             f"by the {len(found)} differences from {lab.baseline}, which Holm's method asks of the smallest p. "
+             "Larger p-values of the same table may pass at a less strict level."],
+            [tables.power(lab, found)],
+        )  # fmt: skip
     yield Part(
         "What the searches chose",
         ["Trials that are not finished were stopped at a rung, or diverged."],
@@ -103,16 +111,33 @@ def _parts(lab: Lab) -> Iterator[Part]:
     )
 
 
-def _compared(compared: Compared) -> Iterator[Part]:
-    name, facts = compared.name, compared.facts
+def _scaling(compared: Compared) -> Iterator[Part]:
+    for axis, found in laws(compared):
+        name = f"{compared.name}/scaling_{axis}"
+        yield Part(
+            f"Power laws in {axis}: {compared.name}",
+            [f"{scaling_page.lead(axis, found)} {best(compared)}"],
+            [scaling_page.table(found)],
+            [(name, f"{compared.name}: power laws in {axis}", scaling_page.figure(found, axis))],
+        )
+
+
+def _results(compared: Compared) -> Iterator[Part]:
+    facts = compared.facts
     missing = [f"Not trained yet: {', '.join(compared.missing)}."] if compared.missing else []
     yield Part(
         f"World {facts['world']}, towers {facts['tower']}",
         [f"Mutual information of scene and caption: {facts['information']:.2f} nats. Guessing reaches "
          f"{facts['chance']:.0f} % in zero-shot.", *missing],
         [tables.results(compared)],
-        [(f"{name}/curves", f"{name}: accuracy over training", figures.curve_figure(compared))],
+        [(f"{compared.name}/curves", f"{compared.name}: accuracy over training", figures.curve_figure(compared))]
+        if len(compared.methods[0].seeds[0].curve) > 1 else (),
     )  # fmt: skip
+
+
+def _compared(compared: Compared) -> Iterator[Part]:
+    name = compared.name
+    yield from _results(compared)
     yield Part(
         "Agreement with the pointwise mutual information",
         ["Scores of test images with all captions of the world, half of the weight on matched pairs and half on "
@@ -147,8 +172,10 @@ def _said(claims: Sequence[Verdict]) -> list[str]:
     summary = ", ".join(f"{count} {names[verdict]}" for verdict, count in counts.items() if count)
     text = [
         f"Of {len(claims)} claims {summary}. A claim holds or is contradicted if Welch's test over seeds separates the "
-        "two methods, after Holm's correction for all claims; otherwise the power column says how small a difference "
-        "the seeds show and how many seeds the measured one needs."
+        "two methods, after Holm's correction for all claims. The power column says how small a difference the seeds "
+        "show with 80 % probability and, for a claim left open, how many seeds of each method the measured difference "
+        "needs if it and the measured spread are the true ones; both at 5 % divided by the number of claims, the level "
+        "at which Holm's method tests the smallest p."
     ]
     separated = [claim for claim in claims if claim.measured is not None and claim.measured.is_separated]
     text += [

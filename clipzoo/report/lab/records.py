@@ -46,7 +46,7 @@ class Method:
     """A method of a comparison.
 
     seeds: finished trainings of the winner, by seed. failed: number of its trainings that diverged. winner: values of
-    the searched keys. points: accuracy on validation of each finished trial.
+    the searched keys. points: accuracy on validation of each finished trial. overrides: command line of the winner.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Method:
     failed: int
     winner: Mapping[str, Any]
     points: tuple[float, ...]
+    overrides: tuple[str, ...]
 
     def values(self, metric: str) -> list[float]:
         """Return a metric of every seed."""
@@ -143,7 +144,8 @@ def _method(folder: Path, name: str, damage: io.DamageLog) -> Method:
         for record in done
     )
     accuracies = tuple(float(point["validation"][ACCURACY]) for point in points if point)
-    return Method(name, seeds, len(read) - len(done), read[0]["values"] if read else {}, accuracies)
+    first = read[0] if read else {"values": {}, "overrides": []}
+    return Method(name, seeds, len(read) - len(done), first["values"], accuracies, tuple(first.get("overrides", ())))
 
 
 def _record(path: Path, damage: io.DamageLog) -> dict[str, Any]:

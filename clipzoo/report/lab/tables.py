@@ -109,7 +109,7 @@ def power(lab: Lab, found: Sequence[Difference]) -> Table:
         spreads = [item.deviation for item in found if item.comparison == compared.name]
         if spreads:
             spread = math.sqrt(sum(value**2 for value in spreads) / len(spreads))
-            sizes = [f"{detectable_difference(spread, count):.1f}" for count in PLANNED]
+            sizes = [f"{detectable_difference(spread, count, significance=found[0].level):.1f}" for count in PLANNED]
             rows.append([compared.name, f"{spread:.1f}", *sizes])
     return text_table(["comparison", "deviation over seeds", *(f"{count} seeds" for count in PLANNED)], rows, left=1)
 

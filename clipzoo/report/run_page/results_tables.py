@@ -50,6 +50,7 @@ def cost_table(cost: Mapping[str, float | str]) -> Table:
         "data_wait": ("waiting for data", lambda value: f"{value:.0%}"),
         **{part: (part, lambda value: f"{value:.0%}") for part in ("forward", "backward", "optimizer")},
         "flops_utilisation": ("model FLOPs utilization", lambda value: f"{value:.1%}"),
+        "flops": ("model FLOPs", lambda value: f"{value:.3g}"),
         "peak_memory_mib": ("peak memory", lambda value: f"{value / 1024:.2f} GiB"),
     }
     labels, row = [], []

@@ -41,14 +41,17 @@ class ScalingFit:
     spread: float
     freedom: int
 
-    def predicted(self, x: float, level: float = LEVEL, seed: int = 0) -> Interval:
-        """Return the prediction interval of a new measurement at scale x, which need not be among the fitted ones."""
+    def predicted(self, x: float, level: float = LEVEL, seed: int = 0, runs: int = 1) -> Interval:
+        """Return the prediction interval of a new measurement at scale x, which need not be among the fitted ones.
+
+        runs: number of measurements whose geometric mean is predicted.
+        """
         generator, count = np.random.default_rng(seed), len(self.resampled)
         value = self.law.value(x)
         shifts = np.log([law.value(x) / value for law in self.resampled])
         # The spread is itself an estimate: as in Student's t, both parts are divided by a draw of it.
         estimated = np.sqrt(generator.chisquare(self.freedom, count) / self.freedom)
-        errors = (shifts + self.spread * generator.standard_normal(count)) / estimated
+        errors = (shifts + self.spread * generator.standard_normal(count) / np.sqrt(runs)) / estimated
         low, high = np.quantile(value * np.exp(errors), [(1 - level) / 2, (1 + level) / 2])
         return Interval(value, float(low), float(high))
 

@@ -26,7 +26,7 @@ from clipzoo.runs.search.trial import Trial
 from clipzoo.studies.lab.data import LabData
 from clipzoo.studies.lab.judge import ACCURACY
 from clipzoo.studies.lab.settings import Comparison, LabSettings, facts
-from clipzoo.studies.lab.training import StoppedEarlyError, train_once
+from clipzoo.studies.lab.training import StoppedEarlyError, settings_of, train_once
 
 SEARCH_SEED = 0
 """Seed of all trainings of a search; the winner's fresh seeds begin behind it."""
@@ -59,6 +59,10 @@ class Cell:
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]
         slug = "".join(letter if letter.isalnum() else "-" for letter in self.method.lower())
         return self.root / self.comparison.name / folder_name(f"{slug}-{digest}", "method")
+
+    def require_valid(self) -> None:
+        """Raise ConfigError if the configuration of a trial is not valid, or names a class that is not trusted."""
+        settings_of(self.study.space.overrides(self.study.space.corners()[0]), self.lab.trust)
 
     def work(self, say: Say) -> bool:
         """Do one training that no other process does; return False if there is none."""
@@ -93,7 +97,7 @@ class Cell:
             return not reached or self.study.passes(trial.number, reached[0], accuracy)
 
         try:
-            trained = train_once(trial.overrides, self.data, SEARCH_SEED, self.lab.evaluations, passes)
+            trained = train_once(trial.overrides, self.data, SEARCH_SEED, self.lab.evaluations, passes, self.lab.trust)
         except StoppedEarlyError:
             self.study.finish(trial, "pruned")
             return say(f"{name}: stopped early")
@@ -123,7 +127,7 @@ class Cell:
         name = f"{self.comparison.name}, {self.method}, seed {seed}"
         described = {"seed": seed, "values": winner.values, "overrides": list(winner.overrides)}
         try:
-            trained = train_once(winner.overrides, self.data, seed, self.lab.evaluations)
+            trained = train_once(winner.overrides, self.data, seed, self.lab.evaluations, trust=self.lab.trust)
         except TrainingError as error:
             io.write_json(path, {**described, "failed": first_line(error)})
             return say(f"{name}: {first_line(error)}")

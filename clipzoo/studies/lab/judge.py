@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 
 from clipzoo.example_data.demo_world.enumerated import EnumeratedWorld, full_name
 from clipzoo.model import Model
@@ -13,13 +14,18 @@ from clipzoo.studies.lab.agreement import agreement, pair_weights
 from clipzoo.studies.lab.data import Split
 
 ZERO_SHOT, IMAGE_TO_TEXT, TEXT_TO_IMAGE = "zero_shot", "image_to_text", "text_to_image"
+LOSS = "loss"
+"""InfoNCE of the whole split, in nats: the mean of both directions."""
 ACCURACY = "accuracy"
 """Mean of the three tasks, which a search maximises."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """metrics by name, in percent, and the agreement with the PMI. outcomes: by task, [n] in [0, 1] for each sample."""
+    """Metrics of a model, and outcomes by task, [n] in [0, 1] for each sample.
+
+    metrics: by name, of tasks in percent; the loss and the agreement with the PMI.
+    """
 
     metrics: dict[str, float]
     outcomes: dict[str, np.ndarray]
@@ -59,6 +65,7 @@ def judge_scores(scores: np.ndarray, named: np.ndarray, world: EnumeratedWorld, 
     }
     metrics = {name: 100 * float(values.mean()) for name, values in outcomes.items()}
     metrics[ACCURACY] = float(np.mean(list(metrics.values())))
+    metrics[LOSS] = float((logsumexp(pairs, 0) + logsumexp(pairs, 1) - 2 * np.diag(pairs)).mean() / 2)
     joint = world.scene_probability[:, None] * world.caption_given_scene
     # Every scene has equally many images.
     weights = pair_weights(joint)[split.scenes]

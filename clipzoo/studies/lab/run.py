@@ -22,10 +22,16 @@ WAIT = 2.0
 
 
 def run_lab(lab: LabSettings, root: Path) -> None:
-    """Train everything that is not recorded under `root`. The same call goes on after a kill."""
+    """Train everything that is not recorded under `root`. The same call goes on after a kill.
+
+    Raises:
+        ConfigError: the overrides of a method are not valid, before anything is trained.
+    """
     # The matrices are small: a second thread costs more than it gains, and another process may use the core.
     torch.set_num_threads(1)
     everything = cells(lab, root)
+    for cell in everything:
+        cell.require_valid()
     write_manifest(lab, everything, root)
     while True:
         cell = next((cell for cell in everything if cell.work(_said)), None)

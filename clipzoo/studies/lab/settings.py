@@ -14,6 +14,8 @@ from clipzoo.errors import ConfigError
 from clipzoo.example_data.demo_world.enumerated import CaptionSettings, EnumeratedWorld
 from clipzoo.types import checked
 
+SCALES = "scales"
+"""Key that a lab may leave out: overrides by name, with each of which every method is trained."""
 CLAIM = ("says", "source", "better", "than", "comparison", "metric")
 METRICS = ("accuracy", "zero_shot", "image_to_text", "text_to_image", "rank_correlation", "error", "calibrated_error")
 """Metrics of which a claim can say that one method is better."""
@@ -79,7 +81,8 @@ class LabSettings:
 
     name: of the file. baseline: method from which the others' differences are measured. seeds: fresh seeds of every
     winner. evaluations: evenly spaced evaluations on the validation split during a training. claims: of the papers, see
-    `_claim`. notes: paragraphs of the page.
+    `_claim`. notes: paragraphs of the page. scales: names of those of every method, for the power laws of the page.
+    trust: packages whose classes the methods may name; from the command line alone.
     """
 
     name: str
@@ -91,11 +94,16 @@ class LabSettings:
     comparisons: tuple[Comparison, ...]
     claims: tuple[Mapping[str, str], ...]
     notes: tuple[str, ...]
+    scales: tuple[str, ...] = ()
+    trust: tuple[str, ...] = ()
 
     @property
     def said(self) -> dict[str, object]:
         """What the page says about the trainings and no training depends on."""
-        return {"title": self.title, "baseline": self.baseline, "claims": list(self.claims), "notes": list(self.notes)}
+        return {
+            "title": self.title, "baseline": self.baseline, "claims": list(self.claims), "notes": list(self.notes),
+            "scales": list(self.scales),
+        }  # fmt: skip
 
     def chosen(self, methods: Sequence[str], comparisons: Sequence[str], seeds: int | None) -> LabSettings:
         """Return the lab of some methods and comparisons alone; empty lists for all. Raises ConfigError."""
@@ -125,8 +133,8 @@ def read_settings(name: str) -> LabSettings:
         "notes": list,
     }  # fmt: skip
     io.require_fields(path, content, kinds)
-    if unknown := content.keys() - kinds.keys():
-        raise ConfigError(f"{path} has the unknown key {min(unknown)}; its keys are {', '.join(kinds)}")
+    if unknown := content.keys() - kinds.keys() - {SCALES}:
+        raise ConfigError(f"{path} has the unknown key {min(unknown)}; its keys are {', '.join(kinds)}, {SCALES}")
     if content["seeds"] < 1 or content["evaluations"] < 1:
         raise ConfigError(f"{path}: seeds and evaluations are numbers of at least 1")
     parts = tuple(_comparison(path, content, node) for node in content["comparisons"])
@@ -136,6 +144,7 @@ def read_settings(name: str) -> LabSettings:
     return LabSettings(
         path.stem, content["title"], content["baseline"], content["seeds"], content["evaluations"], search, parts,
         tuple(_claim(path, node, parts) for node in content["claims"]), tuple(map(str, content["notes"])),
+        tuple(content.get(SCALES) or ()),
     )  # fmt: skip
 
 
@@ -146,7 +155,11 @@ def _comparison(path: Path, content: Mapping[str, Any], node: Any) -> Comparison
     names = node.get("methods") or list(content["methods"])
     _require_known("method", names, list(content["methods"]))
     shared = [*content["towers"][node["tower"]], *content["training"]]
-    methods = {name: _lines(shared, content["ranges"], content["methods"][name]) for name in names}
+    methods = {
+        f"{name}, {scale}" if scale else name: _lines([*shared, *content["ranges"]], content["methods"][name], own)
+        for name in names
+        for scale, own in (content.get(SCALES) or {"": []}).items()
+    }
     world = _built(WorldSettings, content["worlds"][node["world"]], f"{path}: worlds.{node['world']}")
     return Comparison(f"{node['world']}-{node['tower']}", node["world"], node["tower"], world, methods)
 
@@ -161,10 +174,10 @@ def _claim(path: Path, node: Any, parts: Sequence[Comparison]) -> Mapping[str, s
     return dict(node)
 
 
-def _lines(shared: Sequence[str], ranges: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides of a method: its own replace shared ones of the same key."""
+def _lines(*parts: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides of a method: those of later parts replace earlier ones of the same key."""
     merged: dict[str, str] = {}
-    for line in (*shared, *ranges, *own):
+    for line in (line for part in parts for line in part):
         merged.pop(key := line.partition("=")[0], None)
         merged[key] = line
     return tuple(merged.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from clipzoo.api.build import build_model, build_objective, part
 from clipzoo.api.training import train
 from clipzoo.config.compose import compose
+from clipzoo.config.trust import require_trusted
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -71,19 +72,21 @@ def train_once(
     seed: int,
     evaluations: int,
     passes: Callable[[float, float], bool] = lambda share, accuracy: True,
+    trust: Collection[str] = (),
 ) -> Trained:
     """Train a model on the pairs of a world and judge it.
 
     overrides: command line of a run. evaluations: evenly spaced ones on validation. passes: called with the share of
-    the training that is done and the accuracy there; False stops the training.
+    the training that is done and the accuracy there; False stops the training. trust: packages whose classes the
+    overrides may name.
 
     Raises:
         StoppedEarlyError: `passes` has returned False.
         TrainingError: the training diverged.
     """
-    plain = compose([*DATA, *overrides, f"seed={seed}"])
-    model, objective = build_model(plain), build_objective(plain)
-    optimizer = part(plain["optim"], kind=Optimizer)
+    plain = settings_of([*overrides, f"seed={seed}"], trust)
+    model, objective = build_model(plain, trust=trust), build_objective(plain, trust)
+    optimizer = part(plain["optim"], trust, Optimizer)
     pairs, factor = data.pairs(model.encoder.tokenizer), score_factor(plain)
     batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
     curve: list[tuple[int, float]] = []
@@ -107,6 +110,14 @@ def train_once(
     judged = [judge(model, data.world, split, factor) for split in (data.validation, data.test)]
     flops = steps * _flops(model, data, batch)
     return Trained(model, judged[0], judged[1], curve, flops, seconds, processor, steps * batch, start)
+
+
+def settings_of(overrides: Sequence[str], trust: Collection[str]) -> dict[str, Any]:
+    """Return the checked configuration of a training. Raises ConfigError, also for a class that is not trusted."""
+    plain = compose([*DATA, *overrides])
+    # A class in the YAML file of a lab is not trusted as one on a command line is.
+    require_trusted(plain, trust)
+    return plain
 
 
 def score_factor(plain: Mapping[str, Any]) -> float:

@@ -144,6 +144,7 @@ class Throughput:
             "samples_per_second": steps * self._global_batch / seconds,
             **{name: state.get(part, 0.0) / seconds for part, name in SHARES.items()},
             **self._utilization(steps, seconds),
+            **({} if self.flops_per_step is None else {"flops": self.flops_per_step * steps * self._ranks}),
             "peak_memory_mib": self._peak_memory(),
             "ranks": self._ranks,
             "device": torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU",

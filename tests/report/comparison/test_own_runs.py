@@ -18,6 +18,7 @@ from clipzoo.report.comparison.separation import differences, separation_table
 from clipzoo.report.paper_tables.collect import collect, matches
 from clipzoo.report.statistics.differences import mcnemar, sign_flip, welch
 from clipzoo.report.statistics.intervals import difference_over_seeds, paired_difference
+from clipzoo.report.statistics.power import detectable_difference
 from clipzoo.runs.record import RunRecord
 from tests.support.evaluation_sets import COLOURS, write_sets
 from tests.support.paper_runs import write_run
@@ -130,7 +131,7 @@ def test_differences_between_several_seeds_are_welchs_adjusted_for_all_rows(tmp_
     assert far.interval == difference_over_seeds(results["a"], results["b"])
     assert far.p == 2 * welch(results["a"], results["b"]) and far.is_separated
     assert near.p == welch(results["a"], results["c"]) and not near.is_separated
-    assert far.basis == "3 and 3 seeds" and far.detectable == pytest.approx(3.1, abs=0.1)
+    assert far.basis == "3 and 3 seeds" and far.detectable == detectable_difference(1.0, 3, significance=0.05 / 2)
 
 
 def test_captions_of_one_picture_are_resampled_together(tmp_path):

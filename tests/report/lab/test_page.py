@@ -13,6 +13,7 @@ from clipzoo.report.lab import tables
 from clipzoo.report.lab.claims import from_baseline, verdicts
 from clipzoo.report.lab.page import write_page
 from clipzoo.report.lab.records import SIMILARITY, TASKS, read_lab
+from clipzoo.report.statistics.power import detectable_difference
 
 ACCURACIES = {"CLIP": 40.0, "better": 50.0, "worse": 30.0, "close": 40.5}
 
@@ -55,7 +56,10 @@ def test_claims_hold_are_contradicted_left_open_or_not_measured(folder):
 
 def test_power_says_how_many_seeds_a_difference_needs(folder):
     better, _, close, untrained, _ = verdicts(read_lab(folder))
-    assert better.power.startswith("5 seeds show 2.") and better.power.endswith("points")
+    assert better.power.startswith("5 seeds show 3.") and better.power.endswith("points")
+    # The level of the power is that of Holm's method for the smallest of four p-values.
+    expected = detectable_difference(better.measured.deviation, 5, significance=0.05 / 4)
+    assert better.measured.detectable == pytest.approx(expected)
     assert close.power.endswith(f"this difference needs {close.measured.seeds_needed}")
     assert close.measured.seeds_needed > 50
     assert untrained.power == ""

@@ -92,8 +92,18 @@ def test_the_detectable_difference_is_detected_with_the_stated_probability() -> 
     found = stats.ttest_ind(draws[0], draws[1] + shift, axis=1).pvalue < 0.05
     assert found.mean() == pytest.approx(0.8, abs=0.01)
     assert seeds_for(shift, 2.0) == 4 and seeds_for(shift * 0.99, 2.0) == 5
+    assert [seeds_for(detectable_difference(1.0, seeds), 1.0) for seeds in (2, 3, 17, 128)] == [2, 3, 17, 128]
     with pytest.raises(ValueError, match="above 0"):
         seeds_for(0.0, 2.0)
+
+
+@pytest.mark.parametrize("seeds", [2, 5, 40])
+def test_the_power_is_that_of_the_noncentral_t_also_at_the_levels_of_large_tables(seeds: int) -> None:
+    freedom = 2 * (seeds - 1)
+    limit, shift = stats.t.isf(0.025, freedom), detectable_difference(1.0, seeds) / math.sqrt(2 / seeds)
+    assert stats.nct.sf(limit, freedom, shift) == pytest.approx(0.8, abs=1e-5)  # the other tail is negligible
+    strict = detectable_difference(1.0, seeds, significance=0.05 / 1000)
+    assert detectable_difference(1.0, seeds) < strict < math.inf
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.4])

@@ -130,7 +130,7 @@ def test_a_wrong_lab_is_one_message(change, message, tmp_path):
 
 
 def test_an_unknown_lab_method_or_comparison_is_named_with_those_that_exist():
-    with pytest.raises(ConfigError, match="there is no lab other: give a YAML file, or one of default"):
+    with pytest.raises(ConfigError, match="there is no lab other: give a YAML file, or one of default, scaling"):
         read_settings("other")
     with pytest.raises(ConfigError, match="there is no method Clip in this lab: give one of CLIP, KME-CLIP"):
         read_settings("default").chosen(["Clip"], [], None)
