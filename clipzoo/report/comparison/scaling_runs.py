@@ -39,5 +39,7 @@ def trainings(runs: Sequence[Run]) -> list[Training]:
 def last_loss(run: Run) -> float | None:
     """Return the mean of the losses logged in the last tenth of the training; None without any."""
     steps = float(run.record.training.get("steps", math.inf))
-    values = [float(line["loss"]) for line in run.log.training if "loss" in line and line["step"] > (1 - LAST) * steps]
+    values = [
+        float(line["loss"]) for line in run.log.training if "loss" in line and float(line["step"]) > (1 - LAST) * steps
+    ]
     return float(np.mean(values)) if values else None

@@ -30,8 +30,8 @@ def run_lab(lab: LabSettings, root: Path) -> None:
     # The matrices are small: a second thread costs more than it gains, and another process may use the core.
     torch.set_num_threads(1)
     everything = cells(lab, root)
-    for cell in everything:
-        cell.require_valid()
+    for part in everything:
+        part.require_valid()
     write_manifest(lab, everything, root)
     while True:
         cell = next((cell for cell in everything if cell.work(_said)), None)
