@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clipzoo.api.build import build_model, build_parts
 from clipzoo.api.plan.counts import batch_of
-from clipzoo.api.plan.live_memory import LiveMemory, fake_
+from clipzoo.api.plan.live_memory import fake_
 from clipzoo.distributed.parallel.base import Replicated
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
@@ -21,6 +22,7 @@ from clipzoo.ops import products
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.optimization.average import WeightAverage
 from clipzoo.types import Progress
+from tests.support.sharded_memory import ShardedMemory
 
 
 class FakeReplicas(Replicated[Model]):
@@ -41,8 +43,11 @@ class FakeReplicas(Replicated[Model]):
             dist.all_reduce(bucket)
 
 
-def peak_memory(plain: Mapping[str, Any], world: World, samples: int) -> int:
-    """Bytes that the tensors of this rank take at most in a step, after one step has made the optimizer's state."""
+def peak_memory(plain: Mapping[str, Any], world: World, samples: int, fake: bool = True) -> int:
+    """Bytes that the tensors of this rank take at most in a step, after one step has made the optimizer's state.
+
+    fake: on fake tensors; False needs the memory, and computes with values that nothing has set.
+    """
     products._onednn_works()
     with torch.device("meta"):
         parts = build_parts(plain)
@@ -51,24 +56,29 @@ def peak_memory(plain: Mapping[str, Any], world: World, samples: int) -> int:
     objective.allocate(samples)
     trainer = parts.trainer
     local = trainer.length.global_batch // world.size
-    with FakeTensorMode(), LiveMemory() as memory:
+    computation, memory = trainer.computation, ShardedMemory()
+    mode = FakeTensorMode() if fake else nullcontext()
+    with mode, memory.counting():
         fake_(model)
         fake_(objective)
         model.train()
-        optimizer = parts.optimizer.build(model, objective)
-        average = WeightAverage.of(parts.averaging, {"model": model, "objective": objective})
-        computation = trainer.computation
+    # The mesh of ranks is a tensor with values.
+    parallel = computation.share(model, world) if computation.parallel == "fsdp" else FakeReplicas(model, world)
+    with mode, memory.counting():
         cache = GradientCache(
             model, objective, world, computation.micro_batch, computation.tile_size(trainer.length.global_batch, world),
-            computation.autocast_dtype, parallel=FakeReplicas(model, world),
+            computation.autocast_dtype, parallel=parallel,
         )  # fmt: skip
+        optimizer = parts.optimizer.build(parallel.trained, objective)
+        average = WeightAverage.of(parts.averaging, {"model": parallel.trained, "objective": objective})
         for step in range(2):
             memory.peak = memory.live
             batch = batch_of(plain, local)
             model.head.resample(step)
             optimizer.zero_grad(set_to_none=True)
             cache(batch, Progress(step, 2, samples, trainer.length.global_batch))
-            optimizer.step()
+            with parallel.stepping(optimizer):
+                optimizer.step()
             if average is not None:
                 average.update(Progress(step + 1, 2, samples, trainer.length.global_batch))
         return memory.peak

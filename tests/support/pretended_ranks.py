@@ -66,10 +66,10 @@ class PretendedGroup(dist.ProcessGroup):
         return self._done("all_gather", _size(sources), outputs)
 
     def _allgather_base(self, output: Tensor, source: Tensor, options: Any = None) -> Any:
-        parts = source.expand(self.size(), *source.shape)
+        parts = output.view(self.size(), *source.shape)
+        parts.copy_(source)
         if source.dtype == torch.int64 and source.ndim == 1:
-            parts = parts + len(source) * torch.arange(self.size())[:, None]
-        output.copy_(parts.reshape(output.shape))
+            parts += len(source) * torch.arange(self.size())[:, None]
         return self._done("all_gather", source.nbytes, output)
 
     all_gather_single = _allgather_base

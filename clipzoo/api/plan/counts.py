@@ -29,15 +29,28 @@ SAMPLES = 2, 4
 class Activations:
     """Bytes that the encoders keep for the backward pass: `fixed` and `per_sample`, of which `per_image`.
 
-    fixed: copies of the weights in the precision of the encoders. Without checkpointing and with it.
+    fixed: copies of the weights in the precision of the encoders, of which `fixed_images` of the image tower. Without
+    checkpointing and with it.
     """
 
     fixed: float
     per_sample: float
     per_image: float
+    fixed_images: float
 
     def of(self, samples: int) -> float:
         return self.fixed + self.per_sample * samples
+
+    def of_images(self, samples: int) -> float:
+        return self.fixed_images + self.per_image * samples
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Parameters of the blocks of a tower: of the largest one and of all."""
+
+    largest: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -45,8 +58,9 @@ class Counts:
     """Sizes and operations of a step of one configuration, independent of the ranks.
 
     encoder, others: parameters of the encoder, and of head and objective; trained_encoder, trained_others: those that
-    train. blocks: parameters of the blocks of the encoder. largest_of_text: of the largest tensor of the text tower
-    that trains. optimizer: bytes of its state for a trained parameter.
+    train. outside: parameters of the encoder outside of its blocks. image_blocks, text_blocks: of the towers; both of
+    the whole encoder if it has no towers. largest_of_text: parameters of the largest tensor of the text tower that
+    trains. optimizer: bytes of its state for a trained parameter.
     state: bytes of the per-sample state. buffers: bytes of other buffers. forward_flops: of the encoders for a pair;
     step_flops: with the backward pass. sample: bytes of an image and its caption. activations: without and with
     recomputation.
@@ -56,7 +70,9 @@ class Counts:
     others: int
     trained_encoder: int
     trained_others: int
-    blocks: tuple[int, ...]
+    outside: int
+    image_blocks: Blocks
+    text_blocks: Blocks
     largest_of_text: int
     optimizer: float
     state: int
@@ -67,11 +83,6 @@ class Counts:
     activations: Mapping[bool, Activations]
     image_points: int
     text_points: int
-
-    @property
-    def outside(self) -> int:
-        """Parameters of the encoder outside of its blocks."""
-        return self.encoder - sum(self.blocks)
 
 
 def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -> Counts:
@@ -88,6 +99,7 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
     encoder = model.encoder
     trains = [_trained(getattr(encoder, f"{view}_tower", encoder)) > 0 for view in ("image", "text")]
     forward, text_tower = image + text, getattr(encoder, "text_tower", encoder)
+    all_blocks = PairEncoder(model, autocast, compile=False).blocks()
     activations = {
         recomputed: _activations(with_recomputation(plain, recomputed), autocast, trust) for recomputed in (False, True)
     }
@@ -96,7 +108,9 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         others=parameters_of(model.head) + parameters_of(objective),
         trained_encoder=_trained(encoder),
         trained_others=_trained(model.head) + _trained(objective),
-        blocks=tuple(parameters_of(block) for block in PairEncoder(model, autocast, compile=False).blocks()),
+        outside=parameters_of(encoder) - _blocks(encoder, all_blocks).total,
+        image_blocks=_blocks(getattr(encoder, "image_tower", encoder), all_blocks),
+        text_blocks=_blocks(text_tower, all_blocks),
         largest_of_text=max((p.numel() for p in text_tower.parameters() if p.requires_grad), default=0),
         optimizer=_optimizer_bytes(parts.optimizer),
         state=_buffer_bytes(objective) - others_before,
@@ -171,7 +185,13 @@ def _activations(plain: Mapping[str, Any], autocast: torch.dtype | None, trust: 
                 kept.append(memory.live)
                 del features
     slope, of_images = ((two[1] - two[0]) / (SAMPLES[1] - SAMPLES[0]) for two in (kept, images))
-    return Activations(kept[0] - SAMPLES[0] * slope, slope, of_images)
+    return Activations(kept[0] - SAMPLES[0] * slope, slope, of_images, images[0] - SAMPLES[0] * of_images)
+
+
+def _blocks(tower: nn.Module, all_blocks: list[nn.Module]) -> Blocks:
+    modules = set(tower.modules())
+    sizes = [parameters_of(block) for block in all_blocks if block in modules]
+    return Blocks(max(sizes, default=0), sum(sizes))
 
 
 def _flops(model: Model, plain: Mapping[str, Any]) -> tuple[float, float, tuple[int, int]]:

@@ -19,6 +19,7 @@ class LiveMemory(TorchDispatchMode):
         super().__init__()
         self.live = self.peak = 0
         self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+        self._sizes: weakref.WeakKeyDictionary[torch.UntypedStorage, list[int]] = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -27,15 +28,21 @@ class LiveMemory(TorchDispatchMode):
                 self._add(tensor.untyped_storage())
         return result
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        if storage not in self._known:
-            self._known.add(storage)
-            self.live += storage.nbytes()
-            self.peak = max(self.peak, self.live)
-            weakref.finalize(storage, self._free, storage.nbytes())
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage at its new size, which no dispatch mode sees."""
+        if storage in self._sizes:
+            self._change(self._sizes[storage], storage.nbytes())
 
-    def _free(self, size: int) -> None:
-        self.live -= size
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage not in self._known and storage not in self._sizes:
+            size = self._sizes[storage] = [0]
+            weakref.finalize(storage, self._change, size, 0)
+            self._change(size, storage.nbytes())
+
+    def _change(self, size: list[int], now: int) -> None:
+        self.live += now - size[0]
+        self.peak = max(self.peak, self.live)
+        size[0] = now
 
 
 def fake_(module: nn.Module) -> None:

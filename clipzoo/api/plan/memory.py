@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clipzoo.api.plan.counts import Counts
+from clipzoo.api.plan.counts import Blocks, Counts
 from clipzoo.api.plan.heads import FLOAT, Shape, cost_of
 from clipzoo.api.plan.settings import Setting
 
@@ -14,6 +14,8 @@ from clipzoo.api.plan.settings import Setting
 @dataclass(frozen=True)
 class Memory:
     """weights: also buffers. casts: weights of the encoder in its precision. activations: at their largest.
+
+    gathered: under fsdp whole weights, and gradients before they are divided.
 
     average: averaged weights. scores: also the embeddings of all ranks. state: per-sample state of the objective.
     batch: images and captions.
@@ -24,6 +26,7 @@ class Memory:
     optimizer: float
     average: float
     casts: float
+    gathered: float
     activations: float
     scores: float
     state: float
@@ -35,23 +38,47 @@ class Memory:
 
 
 def memory(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Setting) -> Memory:
-    """Return the memory at its largest: when the last micro-batch has passed the encoders, or with a large gradient."""
+    """Return the memory at its largest."""
     shards = setting.shards
     trained = counts.trained_encoder / shards + counts.trained_others
     samples = min(setting.micro_batch, shape.local)
     cost = cost_of(plain["head"], shape)
     pooled = 2 * FLOAT * shape.local * (shape.image_width + shape.text_width)
+    at_most = max(_moments(counts, shape, setting, samples), key=lambda moment: moment.total)
     return Memory(
         weights=FLOAT * (counts.encoder / shards + counts.others) + counts.buffers,
-        gradients=FLOAT * trained,
+        gradients=at_most.gradients + FLOAT * counts.trained_others,
         optimizer=counts.optimizer * trained,
         average=FLOAT * trained if plain.get("average") else 0.0,
-        casts=counts.activations[False].fixed if shards == 1 else _gathered(counts),
-        activations=_activations(counts, setting, samples) + pooled,
+        casts=at_most.casts,
+        gathered=at_most.gathered,
+        activations=at_most.activations + pooled,
         scores=cost.scores + cost.points,
         state=counts.state,
         batch=counts.sample * shape.local,
     )
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """Memory that changes during a step, in bytes. gradients: of the encoder, that stay."""
+
+    activations: float
+    casts: float
+    gathered: float
+    gradients: float
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+
+def _moments(counts: Counts, shape: Shape, setting: Setting, samples: int) -> list[_Moment]:
+    """Return the moments of a step that may need most."""
+    if setting.shards == 1:
+        casts, gradients = counts.activations[False].fixed, FLOAT * counts.trained_encoder
+        return [_Moment(_activations(counts, setting, samples), casts, 0.0, gradients)]
+    return _moments_of_shards(counts, setting, samples, is_divided=samples < shape.local)
 
 
 def _activations(counts: Counts, setting: Setting, samples: int) -> float:
@@ -70,11 +97,41 @@ def _of_encoders(counts: Counts, setting: Setting, samples: int) -> float:
     if not setting.recomputed:
         return after_forward
     # One block's activations and casts are there again while its gradient is computed.
-    block = max(counts.blocks, default=counts.encoder) / counts.encoder * (whole.of(samples) - kept.of(samples))
-    freed = 0.0 if setting.shards > 1 else whole.fixed - kept.fixed
-    return after_forward + max(0.0, block - freed)
+    largest = max(counts.image_blocks.largest, counts.text_blocks.largest) or counts.encoder
+    block = largest / counts.encoder * (whole.of(samples) - kept.of(samples))
+    return after_forward + max(0.0, block - (whole.fixed - kept.fixed))
 
 
-def _gathered(counts: Counts) -> float:
-    """Whole weights on a rank that holds shards: of two blocks, one computes while the next arrives, and all others."""
-    return FLOAT * (3 * max(counts.blocks, default=0) + counts.outside)
+def _moments_of_shards(counts: Counts, setting: Setting, samples: int, is_divided: bool) -> list[_Moment]:
+    """Return the end of the forward pass, and the backward passes of captions and of images, on a rank with shards.
+
+    Weights outside of the blocks are gathered during each pass. Of a block there are, in the forward pass, the weights
+    and the buffer in which they have arrived; in the backward pass the weights, those of the next block on their way,
+    the gradients, and those of the block before on their way.
+
+    is_divided: into micro-batches. The last gradients of a micro-batch stay until the next one has computed others.
+    """
+    whole, kept = counts.activations[False], counts.activations[setting.recomputed]
+    outside, image, text = (
+        FLOAT * n for n in (counts.outside, counts.image_blocks.largest, counts.text_blocks.largest)
+    )
+    trains, gradients = counts.trained_encoder / counts.encoder, FLOAT * counts.trained_encoder / setting.shards
+    both, images = kept.per_sample * samples, kept.per_image * samples
+    image_freed = whole.of_images(samples) - kept.of_images(samples)
+    image_again = _one_block(counts.image_blocks, image_freed)
+    text_again = _one_block(counts.text_blocks, whole.of(samples) - kept.of(samples) - image_freed)
+    left, before = (trains * outside, gradients) if is_divided else (0.0, 0.0)
+    of_captions = gradients if is_divided else gradients * counts.text_blocks.total / counts.encoder
+    forward = outside + left + max(2 * text, outside)
+    captions = outside + (2 + trains) * text + max(left, trains * text)
+    rest = outside + FLOAT * counts.largest_of_text + (2 + trains) * image + trains * max(text, image)
+    return [
+        _Moment(both, kept.fixed, forward, before),
+        _Moment(both + text_again, kept.fixed, captions, before),
+        _Moment(images + image_again, kept.fixed_images, rest, of_captions),
+    ]
+
+
+def _one_block(blocks: Blocks, freed: float) -> float:
+    """Bytes that one block computes again, of those that activation checkpointing frees in all blocks."""
+    return freed * blocks.largest / blocks.total if blocks.total else freed

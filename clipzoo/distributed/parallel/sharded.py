@@ -193,6 +193,7 @@ class Sharded(Parallel[M]):
             mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False),
             offload_policy=CPUOffloadPolicy(pin_memory=on_gpu) if self._offload else OffloadPolicy(),
         )
+        unit.register_forward_hook(_free_casts)
 
     def _placement(self, parameter: nn.Parameter) -> Shard:
         """Shard the first dimension that the ranks divide evenly, so that every rank holds as much as the others."""
@@ -243,6 +244,12 @@ def _time_unit(unit: nn.Module, mark: Mark) -> None:
     unit.register_forward_pre_hook(before_wait, prepend=True)
     unit.register_forward_pre_hook(after_wait)
     unit.register_forward_hook(after_pass)
+
+
+@torch.compiler.disable
+def _free_casts(module: nn.Module, arguments: object, output: object) -> None:
+    """Free the casts of weights that autocast keeps for a second use: a unit is used once in a pass."""
+    torch.clear_autocast_cache()
 
 
 def _is_raised_by_shards(error: BaseException) -> bool:
