@@ -17,8 +17,10 @@ from clipzoo.objectives.conditional import Conditional
 from clipzoo.studies.framework.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels
 from clipzoo.studies.framework.encoders import Vectors
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
+from clipzoo.studies.gaussian.agreement import exact_agreement, score_form
 from clipzoo.studies.gaussian.closed_forms import Gaussian, matched_sample, shrunk
 from clipzoo.studies.gaussian.training import Learned, learn
+from clipzoo.studies.lab.agreement import agreement
 from clipzoo.types import Batch, Progress
 
 COLOURS = {"two-sided": BLUE, "one-sided": VERMILION, "joint": GREEN, "normalised": PURPLE}
@@ -59,6 +61,8 @@ class GaussianPlane(Study):
     differs = (
         "The normalised encoder in one dimension is a sign, whose gradient is zero: there is nothing to train, and the "
         "figure shows its one model with positive correlation, at temperature 1.",
+        "The agreement of the score with the pointwise mutual information (PMI) is not in the paper: half of the "
+        "weight is on pairs of the Gaussian and half on independent ones.",
         "The expectations are over a Sobol sample that has exactly the Gaussian's covariance.",
     )
 
@@ -71,9 +75,12 @@ class GaussianPlane(Study):
         densities["normalised"] = sign_density(gaussian)
         truth = normal_density(gaussian)
         rows: list[Row] = [
-            {"model": name, **_moments(density), "kl_from_truth": _divergence(truth, density)}
+            {
+                "model": name, **_moments(density), "kl_from_truth": _divergence(truth, density),
+                **_agreement(gaussian, density),
+            }
             for name, density in {"truth": truth, **densities}.items()
-        ]
+        ]  # fmt: skip
         by_model = {row["model"]: row for row in rows}
         checks = self._checks(gaussian, learned, by_model)
         claims = _claims(by_model)
@@ -128,8 +135,26 @@ class GaussianPlane(Study):
         for (moment, model), expected in moments.items():
             name = f"{moment.replace('_', ' ')}, {model}"
             checks.append(Check(name, rows[model][moment], expected, self.moment_tolerance, relative=True))
+        checks += self._agreement_checks(gaussian, rows)
         checks.append(Check("loss of the normalised encoder", *self._sign_losses(gaussian), self.loss_tolerance))
         return checks
+
+    def _agreement_checks(self, gaussian: Gaussian, rows: Mapping[str, Mapping[str, float]]) -> list[Check]:
+        """Distances of the scores from the PMI, beside those of the optimal parameters."""
+        none, (a, b) = torch.zeros_like(gaussian.uv), gaussian.one_sided()
+        optima = {
+            "two-sided": (gaussian.two_sided(), none, none),
+            "one-sided": (a, b, a * a / b),
+            "joint": (gaussian.joint(), none, none),
+        }
+        exact = {name: exact_agreement(gaussian, score_form(*parts)).mean_error for name, parts in optima.items()}
+        checks = [
+            Check(
+                f"error of the score from the PMI, {name}", rows[name]["mean_error"], error, self.moment_tolerance, True
+            )
+            for name, error in exact.items()
+        ]
+        return [*checks, Check("error of the PMI itself as a score", rows["truth"]["mean_error"], 0.0, 1e-6)]
 
     def _sign_losses(self, gaussian: Gaussian) -> tuple[float, float]:
         """Loss of the CLIP head in one dimension, measured and in closed form.
@@ -196,6 +221,18 @@ def _moments(density: Tensor) -> dict[str, float]:
         "slope_of_v_given_u": v_given_u[0],
         "variance_of_v_given_u": v_given_u[1],
     }
+
+
+def _agreement(gaussian: Gaussian, model: Tensor) -> dict[str, float]:
+    """Agreement of a model's score, which is log(model / product of the marginals) and a constant, with the PMI."""
+    reference, truth = reference_density(gaussian), normal_density(gaussian)
+    near = reference > 1e-12  # beyond it the weight is nil, and densities of the grid underflow
+    score, pmi = ((density / reference).log()[near].numpy() for density in (model, truth))
+    found = agreement(score, pmi, ((truth + reference) / 2)[near].numpy())
+    return {
+        "rank_correlation": found.rank_correlation, "slope": found.slope, "mean_error": found.error,
+        "calibrated_error": found.calibrated_error,
+    }  # fmt: skip
 
 
 def _divergence(truth: Tensor, model: Tensor) -> float:

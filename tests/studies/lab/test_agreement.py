@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from clipzoo.example_data.demo_world.enumerated import VARIANTS, EnumeratedWorld
+from clipzoo.studies.gaussian.agreement import exact_agreement, pmi_form, score_form
+from clipzoo.studies.gaussian.closed_forms import with_correlations
 from clipzoo.studies.lab.agreement import agreement, pair_weights
 from clipzoo.studies.mixture import agreement_with_pmi, world
 
@@ -62,3 +65,25 @@ def test_a_score_that_is_the_pmi_of_the_mixture_world_has_error_zero() -> None:
     found = agreement_with_pmi(here.pmi.nan_to_num(neginf=-40.0), here)
     assert found["mean_error"] == pytest.approx(0, abs=1e-12)
     assert found["rank_correlation"] == found["slope"] == pytest.approx(1)
+
+
+def test_the_pmi_of_gaussians_has_error_zero_and_other_scores_the_agreement_of_samples() -> None:
+    gaussian = with_correlations([0.8, 0.5], 3, 2, seed=0)
+    exact = exact_agreement(gaussian, pmi_form(gaussian))
+    assert (exact.slope, exact.mean_error, exact.calibrated_error) == pytest.approx((1, 0, 0), abs=1e-6)
+
+    form = score_form(gaussian.joint(), torch.zeros(3, 3).double(), torch.zeros(2, 2).double())
+    random, covariance = np.random.default_rng(0), gaussian.covariance.numpy()
+    independent = torch.block_diag(gaussian.uu, gaussian.vv).numpy()
+    drawn = [random.multivariate_normal(np.zeros(5), side, 50_000) for side in (covariance, independent)]
+    pairs = torch.from_numpy(np.concatenate(drawn))
+    both, first, second = (
+        torch.distributions.MultivariateNormal(torch.zeros(len(side)).double(), side)
+        for side in (gaussian.covariance, gaussian.uu, gaussian.vv)
+    )
+    pmi = both.log_prob(pairs) - first.log_prob(pairs[:, :3]) - second.log_prob(pairs[:, 3:])
+    scores = (pairs @ form * pairs).sum(1)
+    found, exact = agreement(scores, pmi, np.ones(len(pmi))), exact_agreement(gaussian, form)
+    assert (found.slope, found.error, found.calibrated_error) == pytest.approx(
+        (exact.slope, exact.mean_error, exact.calibrated_error), rel=0.02
+    )
