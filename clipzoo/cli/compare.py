@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clipzoo.cli.report import is_run, write_comparison
 from clipzoo.errors import ConfigError
-from clipzoo.runs.remote import local_copy
+from clipzoo.runs.places.remote import local_copy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clipzoo.errors import ConfigError
-from clipzoo.runs.remote import local_copy, write_back
+from clipzoo.runs.places.remote import local_copy, write_back
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

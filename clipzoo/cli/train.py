@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from omegaconf.errors import OmegaConfBaseException
 from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser
 from clipzoo.cli.completion import hide_internal_options
-from clipzoo.cli.remote import locked_run, sweep_folder, upload_rest
 from clipzoo.config import overrides
 from clipzoo.config.compose import checked, compose
 from clipzoo.config.from_model import filled
@@ -36,11 +35,13 @@ from clipzoo.runs.extension import length_hint
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.metric_key import of_weights
+from clipzoo.runs.places.place import runs_of
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
     from clipzoo.distributed.world import World
-    from clipzoo.training.parts import Parts
+    from clipzoo.encoders.weights.matching import Row
+    from clipzoo.training.parts import Dataset, Parts
 
 
 def main(arguments: list[str]) -> None:
@@ -98,7 +99,7 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
                 from clipzoo.report.paper_tables.published import require_row
 
                 require_row(row)
-            folders = sweep_folder(plain["runs"]) if options.multirun else []
+            folders = runs_of(plain).hydra_overrides() if options.multirun else []
         if options.multirun and not shows and not search:
             sweep.points(lines)
     own = own_folder()
@@ -154,16 +155,18 @@ def train(config: DictConfig) -> None:
     given = with_digests(checked(config, trust))
     # `plain` is written, sent and compared: it holds no passwords and no values of environment variables.
     plain, values = masked(given), with_variables(given)
-    experiment = HydraConfig.get().runtime.choices.get("experiment")
+    runs = runs_of(plain)
     folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
     if has_ended(folder, plain):
-        upload_rest(plain, folder)
-        environment.say(record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain))
+        if environment.read().is_first:
+            runs.complete(folder)
+        result = record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain)
+        environment.say(result)
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
-    from clipzoo.api.build import build_model, build_parts
-    from clipzoo.api.initial.start import continue_other_run, initialise, report_initial_weights
+    from clipzoo.api.build import build_model, build_parts, found_in_model
+    from clipzoo.api.initial.start import initialise
     from clipzoo.distributed.device import set_threads
     from clipzoo.distributed.elastic import Spares
     from clipzoo.distributed.preemption import Preemption
@@ -175,63 +178,59 @@ def train(config: DictConfig) -> None:
     watchdog = Watchdog()
     preemption = Preemption(watchdog)
     quiet_libraries()
-    plain, values = complete(plain, values, trust)
+    found = found_in_model(values, trust)
+    plain, values = filled(plain, found), filled(values, found)
     parts = build_parts(values, trust)
     trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
     spares = Spares(trainer.length.global_batch)
     spares.wait_if_spare(trainer.timeout)
     world = World.join(trainer.device, trainer.timeout)
     set_threads(world.device)
-    with watchdog.guard(world, trainer.timeout, folder), locked_run(plain, folder, world, preemption) as lock:
+    with (
+        watchdog.guard(world, trainer.timeout, folder),
+        RunLock(folder) as lock,
+        runs.kept(lock, world, preemption.request, watchdog.before_exit),
+    ):
         with created(folder, world):
             model = build_model(values, parts.head, trust)
-            rows = initialise(model, folder, values, trust, world)
             dataset.open(folder, world)
             trainer.check(dataset, plain["seed"], world)
-            continue_other_run(folder, plain, parts, trust, world)
+            rows = initialise(model, folder, plain, values, parts, trust, world)
             precision = trainer.choose_precision(folder, world)
             evaluator.open()
             evaluator.require(of_weights(trainer.saving.best_metric, averaged=parts.averaging is not None))
-        world.run_on_first(lambda: begin(lock, plain, dataset.fingerprint, given))
-        world.run_on_first(lambda: report_initial_weights(rows, folder))
-        announce(f"{folder}: {dataset.samples} samples", plain, precision, world)
-        evaluated = trials.at_rungs(evaluator, watchdog)
+        world.run_on_first(lambda: begin(lock, plain, given, dataset, rows, precision, world))
         training = Parts(
-            model, parts.objective, dataset, parts.optimizer, evaluated, parts.logger, plain["seed"], folder, plain,
-            parts.tuning, averaging=parts.averaging,
+            model, parts.objective, dataset, parts.optimizer, trials.at_rungs(evaluator, watchdog), parts.logger,
+            plain["seed"], folder, plain, parts.tuning, averaging=parts.averaging,
         )  # fmt: skip
         cost, metrics = trainer.fit(training, world, preemption)
-        finish(training, experiment, cost, metrics, world)
+        finish(training, cost, metrics, world)
     world.leave()
     spares.release()
 
 
-def complete(
-    plain: Mapping[str, Any], values: Mapping[str, Any], trust: Collection[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return both configurations with the values that are found in the model."""
-    from clipzoo.api.build import found_in_model
-
-    found = found_in_model(values, trust)
-    return filled(plain, found), filled(values, found)
-
-
-def begin(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, given: Mapping[str, Any]) -> None:
-    """Claim the run directory, on the first rank. given: see `claim`."""
-    kept = claim(lock, plain, fingerprint, given)
-    if kept is not None:
-        environment.say(f"{lock.folder} goes on, with the schedules of the whole length; earlier results: {kept}")
-
-
-def announce(what: str, plain: Mapping[str, Any], precision: str, world: World) -> None:
-    """Say what is trained, and how."""
+def begin(
+    lock: RunLock,
+    plain: Mapping[str, Any],
+    given: Mapping[str, Any],
+    dataset: Dataset,
+    rows: list[Row],
+    precision: str,
+    world: World,
+) -> None:
+    """Claim the run directory, and say what is trained and how. On the first rank. given: see `claim`."""
     from clipzoo.api.formats.open_clip import export_note
+    from clipzoo.api.initial.start import report_initial_weights
     from clipzoo.distributed.device import described
 
-    device = described(world.device, plain["data"].get("workers"))
+    kept = claim(lock, plain, dataset.fingerprint, given)
+    if kept is not None:
+        environment.say(f"{lock.folder} goes on, with the schedules of the whole length; earlier results: {kept}")
+    report_initial_weights(rows, lock.folder)
     environment.say(
-        f"{what}, {plain['trainer']['global_batch']} per step, {world.size} ranks, {precision} on {device}"
-        f"{export_note(plain)}"
+        f"{lock.folder}: {dataset.samples} samples, {plain['trainer']['global_batch']} per step, {world.size} ranks, "
+        f"{precision} on {described(world.device, plain['data'].get('workers'))}{export_note(plain)}"
     )
 
 
@@ -250,21 +249,18 @@ def command_line() -> list[str]:
     return [str(override) for override in overrides]
 
 
-def finish(
-    training: Parts, experiment: str | None, cost: Mapping[str, Any], metrics: Mapping[str, float], world: World
-) -> None:
+def finish(training: Parts, cost: Mapping[str, Any], metrics: Mapping[str, float], world: World) -> None:
     """Write the report and the results of a run that has ended. Collective."""
     from clipzoo.training.inspection import diagnostics
 
     assert training.folder is not None
     path = training.folder / "evaluation" / "samples.json"
     samples = diagnostics.write_sample_summary(training.objective, path, world=world)
-    world.run_on_first(lambda: write_outputs(training, experiment, cost, metrics, samples))
+    world.run_on_first(lambda: write_outputs(training, cost, metrics, samples))
 
 
 def write_outputs(
     training: Parts,
-    experiment: str | None,
     cost: Mapping[str, Any],
     metrics: Mapping[str, float],
     samples: Mapping[str, Any],
@@ -280,6 +276,7 @@ def write_outputs(
     folder = training.folder
     assert folder is not None
     diagnostics.write_examples(samples, training.dataset, folder / "evaluation" / "samples")
+    experiment = HydraConfig.get().runtime.choices.get("experiment")
     results = record.results(folder, training.config, experiment, command_line(), cost, metrics)
     write_report(folder, results)
     training.logger.report(metrics, sorted((folder / "report").glob("*.png")))

@@ -41,6 +41,8 @@ PARTS = {
     "studies": (),
 }  # fmt: skip
 """Groups without which a configuration cannot be used."""
+COMMANDS = {"lab": "clipzoo lab", "study": "python -m clipzoo.studies"}
+"""Groups that only these commands read."""
 SEARCH = "search"
 NOT_SETTINGS = ("hydra", "about", "trust", SEARCH)
 """Top-level keys that are never stored with a run: `about` holds an experiment's title, command and cost for the
@@ -165,6 +167,8 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
     if key := re.search(r"Could not override '([^']+)'", str(error)):
         if name == "train" and "/" in key[1] and is_group(key[1]):
             return group_not_chosen(key[1])
+        if name == "train" and (command := COMMANDS.get(key[1].split(".")[0])):
+            return f"{key[1]} is a setting of `{command}`, not of a training"
         values = _of_choices(lines, name)
         for mapping in (key[1], key[1].rpartition(".")[0]):
             if values.get(mapping) == {}:

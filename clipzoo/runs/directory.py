@@ -27,7 +27,7 @@ from clipzoo.runs.flat import flat
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.names import run_folder
-from clipzoo.runs.remote import remote_runs
+from clipzoo.runs.places.place import runs_of
 from clipzoo.runs.variables import with_variables
 
 CONFIG = "config.yaml"
@@ -57,12 +57,9 @@ def find_run(
     """
     folder = run_folder(plain, overrides)
     if not plain["name"] and not folder.exists():
-        remote = remote_runs(with_variables(plain["runs"]))
-        if remote:
-            remote.fetch_all(FILE)
-        folder = run_on_moved_dataset(folder, plain, fingerprint)
-        if remote:
-            remote.refresh(folder.name)
+        runs = runs_of(plain)
+        runs.refresh_file(FILE)
+        folder = runs.refresh(run_on_moved_dataset(folder, plain, fingerprint).name)
     check_configuration(folder, plain, fingerprint)
     return folder
 

@@ -25,6 +25,8 @@ KEPT = (
     "config.yaml", "dataset.json", "metrics.jsonl", "report.md", "report.html", "report", "evaluation", "results.json",
 )  # fmt: skip
 """Files and folders of the shorter run that are copied. The last one marks the copy as finished."""
+BESIDE = ("metrics.jsonl", "frozen.pt", "frozen.json")
+"""Files of a run that it needs to resume; the logger removes later lines from metrics.jsonl."""
 
 
 def is_longer(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
@@ -79,6 +81,14 @@ def keep_results(folder: Path) -> Path | None:
         (folder / "dataset.json").unlink(missing_ok=True)  # has the digest of the shorter run; written again
         (folder / FILE).unlink()
     return kept
+
+
+def copy_start(run: Path, checkpoint: Path, folder: Path) -> None:
+    """Copy a checkpoint of a run to the directory of another one, with the files that a resumed run needs beside it."""
+    with io.explained(folder):
+        for name in BESIDE:
+            _copy(run / name, folder / name)
+        link_checkpoint(checkpoint, folder / "checkpoints")
 
 
 def link_checkpoint(checkpoint: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from clipzoo.config.overrides import read
 from clipzoo.errors import masked
 from clipzoo.io.names import folder_name
 from clipzoo.runs.identity import digest, is_harmless
-from clipzoo.runs.remote import remote_runs
+from clipzoo.runs.places.place import runs_of
 from clipzoo.runs.variables import with_variables
 
 LONGEST_DESCRIPTION = 80
@@ -33,17 +33,13 @@ def run_folder(plain: Mapping[str, Any], overrides: Sequence[str]) -> Path:
     Raises:
         ConfigError: no folder may have the configured name.
     """
-    values = with_variables({key: plain[key] for key in ("runs", "name")})
-    remote = remote_runs(values["runs"])
-    if values["name"]:
-        name = folder_name(values["name"], "name")
-    else:
-        suffix = f"-{digest(plain)}"
-        name = f"{description(overrides)}{suffix}"
-        names = remote.names() if remote else [path.name for path in Path(values["runs"]).glob(f"*{suffix}")]
-        existing = sorted(other for other in names if other.endswith(suffix))
-        name = name if name in existing or not existing else existing[0]
-    return remote.refresh(name) if remote else Path(values["runs"]) / name
+    runs = runs_of(plain)
+    if named := with_variables(plain["name"]):
+        return runs.refresh(folder_name(named, "name"))
+    suffix = f"-{digest(plain)}"
+    existing = sorted(name for name in runs.names() if name.endswith(suffix))
+    name = f"{description(overrides)}{suffix}"
+    return runs.refresh(name if name in existing or not existing else existing[0])
 
 
 def description(overrides: Sequence[str]) -> str:

@@ -42,6 +42,8 @@ def test_the_default_configuration_needs_only_shards():
             "trainer.precision must be auto or bf16 or fp16 or float32 or float64, not 'fp8' (str)",
         ),
         ("head=klip", "there is no head=klip; did you mean clip?"),
+        ("lab=default", "lab is a setting of `clipzoo lab`, not of a training"),
+        ("study.epochs=1", "study.epochs is a setting of `python -m clipzoo.studies`, not of a training"),
         ("heads=clip", "there is no key heads; did you mean head?"),
         ("experiment=demo/klip", "there is no experiment=demo/klip; did you mean demo/clip?"),
         ("+foo=1", "there is no key foo"),

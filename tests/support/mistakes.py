@@ -100,7 +100,7 @@ def _train(draw: random.Random, files: Mapping[str, Path], script: str = "train.
 
 def _wrong_train(draw: random.Random, files: Mapping[str, Path]) -> Line:
     """A value that is wrong for any key of any option of any group."""
-    group = draw.choice([group for group in groups() if not group.startswith(("hydra", "study", "experiment/"))])
+    group = draw.choice([group for group in groups() if not group.startswith(("hydra", "study", "lab", "experiment/"))])
     option = draw.choice(options(group))
     base = [f"data.shards={files['shards']}", *_choice(group, option)]
     keys = _settings(tuple(base))

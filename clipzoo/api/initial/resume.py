@@ -6,7 +6,6 @@ runs may differ in their length and their schedule only, and their learning rate
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +13,13 @@ from typing import Any
 
 import torch
 
-from clipzoo import io
 from clipzoo.api.build import RunParts, part
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError
+from clipzoo.io.weights import step_of
+from clipzoo.runs import extension
 from clipzoo.runs.directory import config_of
-from clipzoo.runs.extension import LENGTH, link_checkpoint
+from clipzoo.runs.extension import LENGTH
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.variables import with_variables
 from clipzoo.training.checkpoints import checkpoint
@@ -28,14 +28,12 @@ from clipzoo.training.settings import Length
 from clipzoo.types import Progress
 
 SCHEDULE = "optim.schedule."
-COPIED = ("metrics.jsonl", "frozen.pt", "frozen.json")
-"""Files beside the checkpoints that the run needs too; the logger removes later lines from metrics.jsonl."""
 
 
 def copy_checkpoint(
     source: str, folder: Path, plain: Mapping[str, Any], parts: RunParts, trust: Collection[str] = ()
 ) -> None:
-    """Copy a checkpoint of another run into a new run directory, which then resumes from it. On the first rank.
+    """Copy a checkpoint of another run into a run directory without one, which then resumes from it. On the first rank.
 
     source: a run directory, whose newest checkpoint that serves is taken, or one of its checkpoints. plain: the
     configuration of the new run. parts: of the new run, its dataset opened.
@@ -43,8 +41,6 @@ def copy_checkpoint(
     Raises:
         ConfigError: there is no such checkpoint, or a run of this configuration would not have reached it.
     """
-    if checkpoint.newest(folder / "checkpoints") is not None:
-        return
     run, chosen = _run_and_step(source)
     stored = config_of(run)
     before, now = identity(stored), identity(plain)
@@ -66,13 +62,13 @@ def copy_checkpoint(
             "checkpoint before"
         )
     path = checkpoint.newest(run / "checkpoints", at_most=equal if chosen is None else chosen)
-    if path is None or (chosen is not None and _step(path) != chosen):
+    if path is None or (chosen is not None and step_of(path) != chosen):
         raise ConfigError(
             f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most {equal} steps, up to "
             "which the learning rates of the two runs are equal: train that run with a larger trainer.keep"
         )
-    _copy(run, path, folder)
-    say(f"{folder} continues from step {_step(path)} of {run}")
+    extension.copy_start(run, path, folder)
+    say(f"{folder} continues from step {step_of(path)} of {run}")
 
 
 def equal_steps(
@@ -121,12 +117,3 @@ def _step(path: Path) -> int:
 def _length(config: Mapping[str, Any]) -> Length:
     trainer = config["trainer"]
     return Length(trainer["global_batch"], trainer["epochs"], trainer["steps"])
-
-
-def _copy(run: Path, checkpoint: Path, folder: Path) -> None:
-    """Copy a checkpoint, and the files beside it before it."""
-    with io.explained(folder):
-        for name in COPIED:
-            if (run / name).exists():
-                shutil.copy2(run / name, folder / name)
-        link_checkpoint(checkpoint, folder / "checkpoints")

@@ -16,31 +16,34 @@ if TYPE_CHECKING:
 
 
 def initialise(
-    model: Model, folder: Path, values: Mapping[str, Any], trust: Collection[str], world: World
+    model: Model,
+    folder: Path,
+    plain: Mapping[str, Any],
+    values: Mapping[str, Any],
+    parts: RunParts,
+    trust: Collection[str],
+    world: World,
 ) -> list[Row]:
-    """Fill the model with the weights of `init`; return what became of each tensor. Empty if the run will resume."""
-    if "digests" not in values["init"]:
+    """Give a new run its start: its model the weights of `init`, its directory the checkpoint of `init.resume`.
+
+    parts: of the run, its dataset opened. Returns what became of each tensor; empty without initial weights, and for a
+    run that resumes from a checkpoint of its own.
+    """
+    has_weights, source = "digests" in values["init"], plain["init"].get("resume")
+    if not has_weights and source is None:
         return []
-    # Runs without initial weights do not wait for the readers of other formats to be imported.
+    # Runs without a start do not wait for the readers of other formats to be imported.
     from clipzoo.api.build import part
+    from clipzoo.api.initial.resume import copy_checkpoint
     from clipzoo.api.initial.weights import InitialWeights
     from clipzoo.training.checkpoints import checkpoint
 
     if world.run_on_first(lambda: checkpoint.newest(folder / "checkpoints")) is not None:
         return []
-    return part(values["init"], trust, InitialWeights).load(model, values, trust)
-
-
-def continue_other_run(
-    folder: Path, plain: Mapping[str, Any], parts: RunParts, trust: Collection[str], world: World
-) -> None:
-    """Copy the checkpoint of `init.resume`, if it is given, to a new run directory, which then resumes from it."""
-    source = plain["init"].get("resume")
-    if source is None:
-        return
-    from clipzoo.api.initial.resume import copy_checkpoint
-
-    world.run_on_first(lambda: copy_checkpoint(source, folder, plain, parts, trust))
+    rows = part(values["init"], trust, InitialWeights).load(model, values, trust) if has_weights else []
+    if source is not None:
+        world.run_on_first(lambda: copy_checkpoint(source, folder, plain, parts, trust))
+    return rows
 
 
 def report_initial_weights(rows: list[Row], folder: Path) -> None:

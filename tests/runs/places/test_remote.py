@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clipzoo.cli.remote import sweep_folder
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io.stores import filesystem, lease, mirror as mirrors
 from clipzoo.io.stores.store import Store
-from clipzoo.runs import remote
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.names import run_folder
-from clipzoo.runs.remote import RemoteRun, RemoteRuns, local_copy, remote_runs, write_back
+from clipzoo.runs.places import remote
+from clipzoo.runs.places.place import LocalRuns
+from clipzoo.runs.places.remote import RemoteRuns, local_copy, write_back
+from clipzoo.runs.places.remote_run import RemoteRun
 from tests.support.stores import faulty_store, log_step, save_checkpoint
 
 RUNS = "faulty://bucket/runs"
@@ -188,13 +189,13 @@ def test_the_store_and_its_keys_do_not_change_the_name_of_a_run(files):
 
 def test_a_url_with_a_password_is_refused_and_hidden():
     with pytest.raises(ConfigError, match=r"environment variables") as error:
-        remote_runs("s3://key:secret@bucket/runs")
+        RemoteRuns("s3://key:secret@bucket/runs")
     assert "secret" not in str(error.value)
 
 
 def test_hydras_files_of_a_sweep_stay_in_the_folder_of_local_copies():
-    assert sweep_folder("runs") == []
-    assert sweep_folder(RUNS) == [f"hydra.sweep.dir='{RemoteRuns(RUNS).folder / 'multirun'}'"]
+    assert LocalRuns("runs").hydra_overrides() == []
+    assert RemoteRuns(RUNS).hydra_overrides() == [f"hydra.sweep.dir='{RemoteRuns(RUNS).folder / 'multirun'}'"]
 
 
 def test_the_default_folder_of_local_copies_is_private_to_its_user(tmp_path, monkeypatch):
