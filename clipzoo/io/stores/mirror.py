@@ -101,8 +101,10 @@ class Mirror:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
+            # Not after the look: files that were written meanwhile, such as the results, would not be sent.
+            is_final = self._final.is_set()
             try:
-                if self._look() and self._final.is_set():
+                if self._look() and is_final:
                     self._complete.set()
                     return
             except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -50,6 +51,27 @@ def until(condition, seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def test_files_that_are_written_during_the_last_removals_are_sent_too(files, tmp_path):
+    def write_results() -> None:
+        """Called before each upload and removal: here, once all files are stored, before the first removal."""
+        stored = {str(path.relative_to(tmp_path)) for path in (tmp_path / "checkpoints").glob("step_*")} <= names(files)
+        if stored and not finishing:
+            (tmp_path / "results.json").write_text("{}")
+            finishing.append(threading.Thread(target=mirror.finish))
+            finishing[0].start()
+            time.sleep(0.1)
+
+    finishing: list[threading.Thread] = []
+    save_checkpoint(tmp_path, 2, keep=1)
+    mirrored(tmp_path).finish()
+    save_checkpoint(tmp_path, 4, keep=1)
+    mirror = mirrored(tmp_path, require=write_results)
+    until(lambda: finishing)
+    finishing[0].join(10)
+    assert names(files) >= {"checkpoints/step_00000004.json", "results.json"}
+    assert "checkpoints/step_00000002.json" not in names(files)
 
 
 def test_a_checkpoint_is_read_back_before_its_mark_is_sent_and_the_mark_before_older_ones_are_removed(files, tmp_path):
