@@ -13,6 +13,25 @@ from mkdocs.structure.files import File, Files
 from clipzoo.cli import __main__ as commands
 
 ROOT = Path(__file__).parents[2]
+WEIGHTS = {
+    "configuration": 1000,
+    "reference/messages": 6,
+    "reference": 4,
+    "how_to": 3,
+    "getting_started": 3,
+    "concepts": 2,
+    "papers": 0.5,
+    "lab": 0.5,
+    "benchmarks": 0.3,
+    "studies": 0.3,
+    "results": 0.3,
+    "changelog": 0.1,
+}
+"""Weight of a page's hits in the search by the start of its address, 1 otherwise: answers before measurements.
+
+A word in a title weighs 1,000 times as much as in a text. The keys of the configuration are text, hence their page's
+weight.
+"""
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])\s*</\1>', re.DOTALL)
 
 
@@ -24,7 +43,12 @@ def on_files(files: Files, config) -> Files:
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
-    """Fill `<!-- rows PAPER -->` and `<!-- deviations WORD ... -->` with the table rows of the pages that list all."""
+    """Weight the page in the search; fill `<!-- rows PAPER -->` and `<!-- deviations WORD ... -->`.
+
+    They become the table rows of the pages that list all.
+    """
+    weights = (weight for start, weight in WEIGHTS.items() if page.file.src_uri.startswith(start))
+    page.meta.setdefault("search", {"boost": next(weights, 1)})
     markdown = re.sub(r"<!-- rows (\w+) -->", lambda match: _rows("reproduce", (f"{match[1]}/",)), markdown)
     return re.sub(
         r"<!-- deviations ([\w -]+) -->", lambda match: _rows("deviations", tuple(match[1].split())), markdown
