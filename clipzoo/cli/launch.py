@@ -154,4 +154,11 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--lowest", action="store_true", help="the lowest value is best")
     parser.add_argument("--output", type=Path, help="folder for the table and its plot")
     parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")
-    return parser.parse_intermixed_args(arguments)
+    return parser.parse_intermixed_args(_with_sbatch_joined(arguments))
+
+
+def _with_sbatch_joined(arguments: list[str]) -> list[str]:
+    """Return the arguments with `--sbatch OPTIONS` as one word: argparse would take "--nodes=2 ..." for its own."""
+    place = arguments.index("--sbatch") if "--sbatch" in arguments[:-1] else len(arguments)
+    joined = ["=".join(arguments[place : place + 2])] if place < len(arguments) else []
+    return [*arguments[:place], *joined, *arguments[place + 2 :]]

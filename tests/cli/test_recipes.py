@@ -133,3 +133,12 @@ def test_the_script_of_torchrun_trains_on_two_hosts(tiny_shards, tmp_path, capsy
         for host in hosts:
             host.kill()
     assert len(losses(tmp_path)) == 9
+
+
+def test_options_for_sbatch_may_have_the_names_of_own_options(tmp_path, monkeypatch, capfd):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text('#!/bin/sh\nprintf "%s " "$@"\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    launch.main(["--submit", "--sbatch", "--nodes=2 --time=1", "encoder=tiny", "data.shards=a.tar", "seed=0,1"])
+    assert capfd.readouterr().out.startswith("--array=0-1 --nodes=2 --time=1 slurm/sweep.sbatch encoder=tiny ")

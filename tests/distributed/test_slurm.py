@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +55,13 @@ def call(*command: str) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 900) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, call("squeue")
+        time.sleep(0.5)
 
 
 class Job:
@@ -112,15 +119,24 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(slurm, tiny_
 
 def lose(node: str, folder: Path, job: Job) -> None:
     """Kill the daemon of a node and all that runs on it, as a loss of power does."""
-    wanted = {f"SLURMD_NODENAME={node}".encode(), f"SLURM_JOB_ID={job.number}".encode()}
-    tasks = [path.parent for path in Path("/proc").glob("[0-9]*/environ") if wanted <= entries(path)]
+    tasks = processes(f"SLURMD_NODENAME={node}", f"SLURM_JOB_ID={job.number}")
     supervisors = {Path("/proc") / (task / "stat").read_text().rpartition(")")[2].split()[1] for task in tasks}
     supervisors = {path for path in supervisors if (path / "comm").read_text().startswith("slurmstepd")}
     daemon = Path("/proc") / (folder / f"slurmd.{node}.pid").read_text().strip()
     assert tasks and supervisors
-    for process in (daemon, *supervisors, *tasks):
+    kill((daemon, *supervisors, *tasks))
+
+
+def kill(processes: Iterable[Path]) -> None:
+    for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(process.name), signal.SIGKILL)
+
+
+def processes(*variables: str) -> list[Path]:
+    """Return the folders in /proc of the processes that have these environment variables."""
+    wanted = {variable.encode() for variable in variables}
+    return [path.parent for path in Path("/proc").glob("[0-9]*/environ") if wanted <= entries(path)]
 
 
 def entries(path: Path) -> set[bytes]:
@@ -170,10 +186,7 @@ def test_a_sweep_of_four_points_is_an_array_and_yields_its_table(slurm, tiny_sha
     sweep = overrides(tiny_shards, tmp_path, "optim.schedule.peak=1e-4,1e-3", "seed=0,1", "logger.wandb=off")
     options = f"--nodes=1 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=1 --output={tmp_path}/%a.log"
     number = re.findall(r"\d+", call(*launch, "--submit", "--sbatch", options, *sweep))[-1]
-    end = time.monotonic() + 900
-    while call("squeue", "-h", "-j", number):
-        assert time.monotonic() < end, call("squeue")
-        time.sleep(0.5)
+    wait_until(lambda: not call("squeue", "-h", "-j", number))
     listed = call(*launch, *sweep).splitlines()
     assert len(listed) == 4 and all(line.endswith("finished") for line in listed), listed
     table = call(*launch, "--table", "loss", "--lowest", "--output", str(tmp_path / "table"), *sweep)
@@ -181,6 +194,30 @@ def test_a_sweep_of_four_points_is_an_array_and_yields_its_table(slurm, tiny_sha
     assert rows[0] == "| optim.schedule.peak | loss | runs |"
     assert len(rows) == 4 and sum("**" in row for row in rows) == 1
     assert (tmp_path / "table" / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_array_draws_from_one_search_and_goes_on_after_a_kill_and_a_warning(slurm, tiny_shards, tmp_path):
+    launch = [sys.executable, "scripts/launch.py"]
+    drawn = ["search.sampler=random", "search.trials=4", "search.minimize=loss", "seed=0", "logger.wandb=off"]
+    search = overrides(tiny_shards, tmp_path, "optim.schedule.peak=tag(log,interval(1e-4,1e-2))", *drawn)
+    options = "--nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --cpus-per-task=1 --export=ALL,PAUSE=0.7 "
+    options += f"--output={tmp_path}/%a.log"
+    number = re.findall(r"\d+", call(*launch, "--submit", "--at-once", "2", "--sbatch", options, *search))[-1]
+    logs = [tmp_path / f"{task}.log" for task in range(2)]
+    for log in logs:
+        wait_until(lambda log=log: log.exists() and "step 5/" in log.read_text())
+    (killed,) = re.findall(r"\bJobId=(\d+)", call("scontrol", "show", "job", "-o", f"{number}_0"))
+    kill(processes(f"SLURM_JOB_ID={killed}"))
+    call("scancel", "--signal=USR1", f"{number}_1")  # what --signal=USR1@120 sends
+    wait_until(lambda: "JobState=FAILED" in call("scontrol", "show", "job", f"{number}_0"))
+    call("scontrol", "requeue", f"{number}_0")
+    wait_until(lambda: not call("squeue", "-h", "-j", number))
+    text = [log.read_text() for log in logs]
+    assert "== stopped in attempt 1, requeued" in text[1] and all("resuming from step" in part for part in text)
+    trials = [set(re.findall(r"^trial (\d) of 4", part, re.MULTILINE)) for part in text]
+    assert trials[0] | trials[1] == set("1234") and all(trials)
+    assert len(list(tmp_path.glob("*/results.json"))) == 4
+    assert "4 trials: 4 finished" in call(*launch, *search)
 
 
 def test_evaluation_as_a_job_writes_the_metrics_of_one_process(slurm, alone, tmp_path):

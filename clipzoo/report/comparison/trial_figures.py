@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
 from clipzoo.report.comparison.trials import Trials, as_numbers, importance
@@ -17,10 +18,14 @@ from clipzoo.runs.search.trial import Trial
 
 COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
 """From yellow, the worst, to violet."""
+SINGLE = ListedColormap([INK])
+"""Where all results are equal, or only one is known."""
 LOGARITHMIC = 30
 """Ratio of the largest to the smallest number above which an axis is logarithmic."""
 LONGEST = 18
 """Characters of a label on an axis."""
+LONGEST_TITLE = 56
+"""Characters of one line of a title."""
 
 
 def figures(shown: Trials) -> Iterator[tuple[str, str, Figure]]:
@@ -41,7 +46,8 @@ def parallel_coordinates(shown: Trials) -> Figure:
     trials = sorted(shown.trials, key=lambda trial: (trial.state == "finished", trial in shown.best))
     places = [_axis(panel, place, name, _column(shown, name)) for place, name in enumerate(columns)]
     first = [trial.results[0] for trial in shown.finished] or [0.0]
-    norm, colours = Normalize(min(first), max(first)), COLOURS[shown.directions[0]]
+    several = min(first) < max(first)
+    norm, colours = Normalize(min(first), max(first)), COLOURS[shown.directions[0]] if several else SINGLE
     for trial in trials:
         values = [str(trial.values.get(key, "")) for key in shown.keys] + [f"{value}" for value in trial.results]
         y = [place[value] for place, value in zip(places, values, strict=False)]
@@ -54,14 +60,16 @@ def parallel_coordinates(shown: Trials) -> Figure:
     panel.set_xlim(-0.15, len(columns) - 0.55)
     panel.set_ylim(-0.06, 1.06)
     panel.spines[:].set_visible(False)
-    if shown.finished:
-        figure.colorbar(ScalarMappable(norm, colours), ax=panel, label=shown.metrics[0], pad=0.01)
+    if several:
+        bar = figure.colorbar(ScalarMappable(norm, colours), ax=panel, pad=0.01)
+        bar.set_label(shown.metrics[0], fontsize=8)
+        bar.ax.tick_params(labelsize=8)
     return figure
 
 
 def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
     """A bar for each key."""
-    figure = Figure(figsize=(7, 0.32 * len(shares) + 1.1), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(7, 0.32 * len(shares) + 1.3), dpi=DPI, layout="constrained")
     panel = figure.subplots()
     bars = panel.barh(range(len(shares)), list(shares.values()), 0.7, color=INK)
     panel.bar_label(bars, fmt="{:.0%}", fontsize=8, padding=2, color=INK)
@@ -69,7 +77,7 @@ def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
     panel.set_xlim(0, 1)
     panel.invert_yaxis()
     name, values = shown.compared
-    label(panel, f"share of the variance of {name} ({len(values)} trials)")
+    label(panel, textwrap.fill(f"share of the variance of {name} ({len(values)} trials)", LONGEST_TITLE))
     style(panel, grid="x")
     return figure
 
@@ -169,6 +177,6 @@ def _axis(panel: Axes, place: int, name: str, values: Sequence[str]) -> dict[str
         marks = {f"{float(value):.4g}": height for value, height in heights.items()} if few else ends
     for text, height in marks.items():
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-        panel.text(place + 0.02, height, shown, fontsize=7.5, va="center",
+        panel.text(place + 0.05, height, shown, fontsize=7.5, va="center",
                    bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.6})  # fmt: skip
     return heights
