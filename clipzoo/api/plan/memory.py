@@ -123,8 +123,10 @@ def _moments_of_shards(counts: Counts, setting: Setting, samples: int, is_divide
     left, before = (trains * outside, gradients) if is_divided else (0.0, 0.0)
     of_captions = gradients if is_divided else gradients * counts.text_blocks.total / counts.encoder
     forward = outside + left + max(2 * text, outside)
-    captions = outside + (2 + trains) * text + max(left, trains * text)
-    rest = outside + FLOAT * counts.largest_of_text + (2 + trains) * image + trains * max(text, image)
+    # Gradients of a block appear while its activations are freed.
+    text_gradients, image_gradients = max(0.0, trains * text - text_again), max(0.0, trains * image - image_again)
+    captions = outside + 2 * text + text_gradients + max(left, trains * text)
+    rest = outside + FLOAT * counts.largest_of_text + 2 * image + image_gradients + trains * max(text, image)
     return [
         _Moment(both, kept.fixed, forward, before),
         _Moment(both + text_again, kept.fixed, captions, before),
