@@ -65,7 +65,6 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     """Write and open an index of embeddings of random features."""
     import torch
 
-    from clipzoo import io
     from clipzoo.api.build import build_model
     from clipzoo.api.formats.weights import save_weights
     from clipzoo.api.loading import LoadedModel
@@ -83,9 +82,9 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     embedding = model.head.embed_image(Features(tokens.amax(dim=1), tokens))
     for number, first in enumerate(range(0, pictures, ROWS)):
         save_weights(_tensors(embedding[: pictures - first]), folder / "blocks" / f"{number:05d}.safetensors")
-    io.write_json(folder / NAMES, [str(row) for row in range(pictures)])
+    (folder / NAMES).write_text(json.dumps([str(row) for row in range(pictures)]))
     facts = {"model": head, "images": "random", "count": pictures, "block": ROWS, "names": ""}
-    io.write_json(folder / FILE, {**facts, "key": model_key(model, ())})
+    (folder / FILE).write_text(json.dumps({**facts, "key": model_key(model, ())}))
     return SearchIndex(folder, model)
 
 

@@ -23,7 +23,7 @@ def override_completer(config_name: str) -> Callable[..., list[str]]:
 
     def complete(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
         from clipzoo.cli.train import job
-        from clipzoo.config.groups import own_folder
+        from clipzoo.config.groups import hide_internal_options, own_folder
 
         own = own_folder()
         folder = [] if own is None else ["--config-dir", str(own)]
@@ -35,18 +35,3 @@ def override_completer(config_name: str) -> Callable[..., list[str]]:
         return completions.getvalue().split()
 
     return complete
-
-
-def hide_internal_options() -> None:
-    """Keep Hydra's help and completion from listing files that begin with an underscore: parts that options share."""
-    from hydra._internal.core_plugins.file_config_source import FileConfigSource
-    from hydra._internal.sources_registry import SourcesRegistry
-    from hydra.core.object_type import ObjectType
-    from hydra.core.plugins import Plugins
-
-    class Listed(FileConfigSource):
-        def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-            return [name for name in super().list(config_path, results_filter) if not name.startswith("_")]
-
-    Plugins.instance()  # fills the registry
-    SourcesRegistry.instance().types[Listed.scheme()] = Listed

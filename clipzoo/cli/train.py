@@ -19,11 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser
-from clipzoo.cli.completion import hide_internal_options
 from clipzoo.config import overrides
 from clipzoo.config.compose import checked, compose
 from clipzoo.config.from_model import filled
-from clipzoo.config.groups import CONF, own_folder
+from clipzoo.config.groups import CONF, hide_internal_options, own_folder
 from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.config.trust import trusted_names
 from clipzoo.distributed import environment, submitit
@@ -39,8 +38,8 @@ from clipzoo.runs.places.place import runs_of
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
+    from clipzoo.api.initial.start import Rows
     from clipzoo.distributed.world import World
-    from clipzoo.encoders.weights.matching import Row
     from clipzoo.training.parts import Dataset, Parts
 
 
@@ -215,7 +214,7 @@ def begin(
     plain: Mapping[str, Any],
     given: Mapping[str, Any],
     dataset: Dataset,
-    rows: list[Row],
+    rows: Rows,
     precision: str,
     world: World,
 ) -> None:

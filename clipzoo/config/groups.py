@@ -79,3 +79,18 @@ def _checked(folder: Path) -> Path:
         if (CONF / path).exists():
             raise ConfigError(f"{folder / path}: clipzoo has an option of this name, rename the file")
     return folder
+
+
+def hide_internal_options() -> None:
+    """Keep Hydra's help and completion from listing files that begin with an underscore: parts that options share."""
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+    from hydra._internal.sources_registry import SourcesRegistry
+    from hydra.core.object_type import ObjectType
+    from hydra.core.plugins import Plugins
+
+    class Listed(FileConfigSource):
+        def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+            return [name for name in super().list(config_path, results_filter) if not name.startswith("_")]
+
+    Plugins.instance()  # fills the registry
+    SourcesRegistry.instance().types[Listed.scheme()] = Listed

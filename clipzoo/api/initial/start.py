@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
@@ -13,6 +13,9 @@ from clipzoo.model import Model
 if TYPE_CHECKING:
     from clipzoo.api.build import RunParts
     from clipzoo.encoders.weights.matching import Row
+
+Rows: TypeAlias = "list[Row]"
+"""What became of each tensor of the model."""
 
 
 def initialise(
@@ -23,7 +26,7 @@ def initialise(
     parts: RunParts,
     trust: Collection[str],
     world: World,
-) -> list[Row]:
+) -> Rows:
     """Give a new run its start: its model the weights of `init`, its directory the checkpoint of `init.resume`.
 
     parts: of the run, its dataset opened. Returns what became of each tensor; empty without initial weights, and for a
@@ -46,7 +49,7 @@ def initialise(
     return rows
 
 
-def report_initial_weights(rows: list[Row], folder: Path) -> None:
+def report_initial_weights(rows: Rows, folder: Path) -> None:
     """Write the table of the initial weights, if there are any, and one line on the terminal."""
     if not rows:
         return
