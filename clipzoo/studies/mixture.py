@@ -20,9 +20,9 @@ from clipzoo.studies.framework.encoders import Lookup
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.studies.framework.training import fit, seeded
 from clipzoo.studies.lab.agreement import agreement, pair_weights
+from clipzoo.studies.mixture_claim import CLIP, KME, agreement_claim
 from clipzoo.types import Features
 
-CLIP, KME = "CLIP", "KME-CLIP"
 COLOURS = {CLIP: VERMILION, KME: BLUE}
 
 
@@ -120,7 +120,7 @@ class Mixture(Study):
         worlds = [world(classes) for classes in self.classes]
         exact = [agreement_with_pmi(here.pmi.nan_to_num(neginf=-40.0), here) for here in worlds]
         checks.append(Check("error of the PMI itself as a score", max(e["mean_error"] for e in exact), 0.0, 1e-9))
-        claims = [*self._claims(rows, built), _agreement_claim(rows, max(self.classes), widest)]
+        claims = [*self._claims(rows, built), agreement_claim(rows, max(self.classes), widest)]
         gaps = {(row["head"], row["width"]): row["gap"] for row in rows if row["classes"] == max(self.classes)}
         verdict = (
             f"With r = {max(self.classes)} classes and d = {widest}, CLIP's loss stays {gaps[CLIP, widest]:.3f} nats "
@@ -264,22 +264,6 @@ class Mixture(Study):
             axis.minorticks_off()
         axes[2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         return Drawing(figure, "Trained heads in the mixture world of r classes: CLIP (dashed) and KME-CLIP.")
-
-
-def _agreement_claim(rows: list[Row], classes: int, width: int) -> Claim:
-    """With one training each: no interval, and no statement about other seeds."""
-    of = {row["head"]: row for row in rows if (row["classes"], row["width"]) == (classes, width)}
-    shown = [
-        f"{name} rank correlation {row['rank_correlation']:.2f}, slope {row['slope']:.2f}, error "
-        f"{row['mean_error']:.2f} nats"
-        for name, row in of.items()
-    ]
-    return Claim(
-        f"(Not in the paper.) KME-CLIP's score follows the PMI more closely than CLIP's: higher rank correlation and "
-        f"lower error for r = {classes}, d = {width}.",
-        "; ".join(shown),
-        of[KME]["rank_correlation"] > of[CLIP]["rank_correlation"] and of[KME]["mean_error"] < of[CLIP]["mean_error"],
-    )
 
 
 def all_scores(model: Model, items: int) -> Tensor:

@@ -115,7 +115,7 @@ def _readable(panel: Axes) -> None:
             places = [base * 10**power for power in range(-3, 19) for base in (1, 1.5, 2, 3, 4, 5, 6, 8)]
             shown = [place for place in places if low <= place <= high]
             shown = shown[:: max(1, -(-len(shown) // 6))]
-            axis.set_ticks(shown, [f"{place:.3g}" for place in shown])
+            axis.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.3g}" for place in shown])
             axis.set_ticks([], minor=True)
 
 

@@ -64,14 +64,17 @@ def write_page(
 
 def _lead(lab: Lab) -> list[str]:
     worlds = lab.comparisons[0].facts
+    stopped = ", stopped early at rungs" if lab.facts.get("rungs", True) else ""
     text = [
-        f"Every method has the same search: {lab.facts['trials']} points of its ranges, stopped early at rungs "
-        f"and chosen on a validation split. The winner is trained with {lab.facts['seeds']} fresh seeds and judged "
+        f"Every method has the same search: {lab.facts['trials']} points of its ranges{stopped}, "
+        f"chosen on a validation split. The winner is trained with {lab.facts['seeds']} fresh seeds and judged "
         "on a test split. The scenes show two objects; the probability of every caption given a scene is known, so "
         "that the pointwise mutual information (PMI) of every image and caption is exact "
         f"({worlds['scenes']} scenes, {worlds['captions']} captions in the first world). Accuracy is the mean of "
         "three tasks: zero-shot (the best of the objects' names is in the scene) and the mean reciprocal rank of "
-        "captions and of images; the PMI as a score shows what is possible. Numbers in brackets are 95 % intervals.",
+        "captions and of images. The PMI as a score is a reference, no bound: its equal scores share a mean rank, "
+        "whose reciprocal is below the mean of the reciprocal ranks that scores without ties get. Numbers in brackets "
+        "are 95 % intervals over seeds.",
     ]
     if lab.trainings < lab.planned:
         text.append(f"The lab is not finished: {lab.trainings} of {lab.planned} trainings of winners are done.")
@@ -181,7 +184,7 @@ def _said(claims: Sequence[Verdict]) -> list[str]:
     text += [
         f"{claim.better} {'is better' if claim.gain > 0 else 'is worse'} than {claim.than} in {claim.comparison} "
         f'({claim.metric.replace("_", " ")} {claim.measured.interval.text}): "{claim.says}" ({claim.source}) '
-        f"{'holds' if claim.gain > 0 else 'does not hold'}."
+        f"{'holds here' if claim.gain > 0 else 'is contradicted here'}."
         for claim in separated
         if claim.measured is not None
     ]

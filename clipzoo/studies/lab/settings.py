@@ -102,7 +102,7 @@ class LabSettings:
         """What the page says about the trainings and no training depends on."""
         return {
             "title": self.title, "baseline": self.baseline, "claims": list(self.claims), "notes": list(self.notes),
-            "scales": list(self.scales),
+            "scales": list(self.scales), "rungs": list(self.search.rungs),
         }  # fmt: skip
 
     def chosen(self, methods: Sequence[str], comparisons: Sequence[str], seeds: int | None) -> LabSettings:

@@ -25,7 +25,7 @@ from clipzoo.studies.lab.data import LabData, Split
 from clipzoo.studies.lab.judge import judge_scores
 from clipzoo.studies.lab.run import MANIFEST, oracle
 from clipzoo.studies.lab.settings import LabSettings, read_settings
-from clipzoo.studies.lab.training import score_factor
+from clipzoo.studies.lab.training import score_factor, settings_of
 from clipzoo.studies.lab.words import WordTokenizer
 from tests.support.paths import ROOT
 
@@ -127,6 +127,21 @@ def test_a_wrong_lab_is_one_message(change, message, tmp_path):
     (tmp_path / "mine.yaml").write_text(text.replace(*change))
     with pytest.raises(ConfigError, match=message):
         read_settings(str(tmp_path / "mine.yaml"))
+
+
+def test_a_class_in_the_file_of_a_lab_needs_trust():
+    own = ["head=clip", "head._target_=tests.support.own_parts.OwnHead"]
+    with pytest.raises(ConfigError, match="OwnHead is no class of clipzoo: add trust="):
+        settings_of(own, ())
+    assert settings_of(own, ["tests"])["head"]["_target_"] == "tests.support.own_parts.OwnHead"
+
+
+def test_every_scale_of_a_lab_is_a_method_with_the_overrides_of_the_scale():
+    lab = read_settings("scaling")
+    (part,) = lab.comparisons
+    assert list(part.methods)[:2] == ["CLIP, 50 steps", "CLIP, 70 steps"] and len(part.methods) == len(lab.scales)
+    assert "encoder.image_width=96" in part.methods["CLIP, width 96"]
+    assert sum(line.startswith("encoder.image_width=") for line in part.methods["CLIP, width 8"]) == 1
 
 
 def test_an_unknown_lab_method_or_comparison_is_named_with_those_that_exist():
