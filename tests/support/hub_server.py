@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,10 +58,15 @@ class _Handler(BaseHTTPRequestHandler):
             names = [file["path"] for file in json.loads(body)["files"]]
             modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
             return self._answer(200, {"files": modes})
+        files = self.server.repositories[repository]
+        if action == "paths-info":
+            asked = [path.rstrip("/") for path in json.loads(body)["paths"]]
+            return self._answer(200, [entry for entry in _tree(files, "", True) if entry["path"] in asked])
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
-                content = base64.b64decode(line["value"]["content"])
-                self.server.repositories[repository][line["value"]["path"]] = content
+                files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            elif line["key"] == "deletedFile" and files.pop(line["value"]["path"], None) is None:
+                return self._no_entry()
         revision = self.server.revision(repository)
         url = f"{self.server.address}/{repository}/commit/{revision}"
         return self._answer(200, {"success": True, "commitOid": revision, "commitUrl": url})
@@ -81,10 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
             files = self.server.repositories[repository]
             if "/tree/" in path:
-                tree = [
-                    {"type": "file", "path": name, "size": len(files[name]), "oid": _oid(files[name])} for name in files
-                ]
-                return self._answer(200, tree)
+                folder = path.partition("/tree/")[2].partition("/")[2]
+                tree = _tree(files, folder, "recursive=true" in self.path.lower())
+                return self._answer(200, tree) if tree or not folder else self._no_entry()
             siblings = [{"rfilename": name} for name in files]
             sha = self.server.revision(repository)
             return self._answer(200, {"id": repository, "modelId": repository, "sha": sha, "siblings": siblings})
@@ -92,9 +97,14 @@ class _Handler(BaseHTTPRequestHandler):
         name = place.partition("/")[2]
         content = self.server.repositories.get(repository, {}).get(name)
         if content is None:
-            return self._answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+            return self._no_entry()
         headers = {"ETag": f'"{_oid(content)}"', "X-Repo-Commit": self.server.revision(repository)}
+        if found := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            return self._answer(206, content[int(found[1]) : int(found[2]) + 1], headers)
         return self._answer(200, content, headers)
+
+    def _no_entry(self) -> None:
+        self._answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
 
     def _begin(self) -> tuple[str, bytes]:
         path = unquote(urlsplit(self.path).path)
@@ -137,6 +147,16 @@ def hub_server() -> Iterator[HubServer]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _tree(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """Return the files and folders below a folder, "" for all."""
+    start = f"{folder}/" if folder else ""
+    below = [path for path in files if path.startswith(start)]
+    folders = {path[:end] for path in below for end, letter in enumerate(path) if letter == "/" and end > len(start)}
+    entries = [{"type": "file", "path": path, "size": len(files[path]), "oid": _oid(files[path])} for path in below]
+    entries += [{"type": "directory", "path": path, "oid": _oid(path.encode())} for path in sorted(folders)]
+    return [entry for entry in entries if recursive or "/" not in str(entry["path"])[len(start) :]]
 
 
 def _oid(content: bytes) -> str:

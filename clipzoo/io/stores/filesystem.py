@@ -60,8 +60,8 @@ def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
     """
     import fsspec
 
-    # It announces where it has found credentials.
-    for library in ("aiobotocore", "botocore"):
+    # They announce where they have found credentials, and every request.
+    for library in ("aiobotocore", "botocore", "httpx", "httpx2"):
         logging.getLogger(library).setLevel(logging.WARNING)
     try:
         # A cached listing would hide the changes of other machines.
@@ -156,6 +156,11 @@ def is_transient(error: BaseException) -> bool:
         or (isinstance(error, OSError) and error.errno in _TRANSIENT_NUMBERS)
         or any(base.__name__ in _TRANSIENT_NAMES for base in type(error).__mro__)
     )
+
+
+def is_missing(error: OSError) -> bool:
+    """Return True if an error says that a file does not exist; the hub has a class of its own for some of them."""
+    return isinstance(error, FileNotFoundError) or _status(error) == 404
 
 
 def _status(error: BaseException) -> int | None:

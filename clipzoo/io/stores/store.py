@@ -13,6 +13,7 @@ from clipzoo.io.stores.filesystem import (
     ChangedError,
     Result,
     TruncatedError,
+    is_missing,
     open_filesystem,
     protocol_of,
     read_ranges,
@@ -163,8 +164,8 @@ class Store:
         filesystem.invalidate_cache()  # not all file systems can do without one
         try:
             return repeated(self.url, lambda: action(filesystem, root), self.key, self.patience)
-        except FileNotFoundError:
-            if missing is ...:
+        except OSError as error:
+            if missing is ... or not is_missing(error):
                 raise
             return missing
 

@@ -250,3 +250,16 @@ def test_names_that_lead_out_of_the_folder_are_not_fetched(files, tmp_path):
     files.store["/runs/a/../../outside"] = files.store["/runs/a/config.yaml"]
     refresh(Store(URL, "runs"), tmp_path / "a" / "b")
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()].count("outside") == 0
+
+
+class NotFound(OSError):
+    """As the client of the Hugging Face hub raises it; no FileNotFoundError."""
+
+    class response:
+        status_code = 404
+
+
+def test_a_file_that_a_client_does_not_find_counts_as_removed(files):
+    files.faults["remove runs/a/config.yaml"] = [NotFound()]
+    Store(URL, "runs").remove("config.yaml")
+    assert files.faults["remove runs/a/config.yaml"] == []
