@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -252,14 +253,13 @@ def test_names_that_lead_out_of_the_folder_are_not_fetched(files, tmp_path):
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()].count("outside") == 0
 
 
-class NotFound(OSError):
+class NotFoundError(OSError):
     """As the client of the Hugging Face hub raises it; no FileNotFoundError."""
 
-    class response:
-        status_code = 404
+    response = SimpleNamespace(status_code=404)
 
 
 def test_a_file_that_a_client_does_not_find_counts_as_removed(files):
-    files.faults["remove runs/a/config.yaml"] = [NotFound()]
+    files.faults["remove runs/a/config.yaml"] = [NotFoundError()]
     Store(URL, "runs").remove("config.yaml")
     assert files.faults["remove runs/a/config.yaml"] == []
