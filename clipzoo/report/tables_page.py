@@ -16,7 +16,7 @@ from clipzoo.report.comparison import own_runs, scaling_page, tables as compared
 from clipzoo.report.comparison.disagreements import disagreement_table, disagreements, figure as disagreement_figure
 from clipzoo.report.comparison.figures import figures as comparison_figures
 from clipzoo.report.comparison.scales import Comparison, comparisons
-from clipzoo.report.comparison.scaling import curves
+from clipzoo.report.comparison.scaling import Curve, curves
 from clipzoo.report.comparison.scaling_runs import trainings
 from clipzoo.report.comparison.separation import SEPARATION, separation_table
 from clipzoo.report.drawing import DPI
@@ -109,7 +109,8 @@ def write_pages(
     filled = [fill(table(name), runs) for name in names or known]
     filled = [part for part in filled if names or part.measured]
     scales = comparisons(runs)
-    laws = [_scaling_section(finished, axis, output) for axis in scaling]
+    fits = {axis: curves(trainings(finished), axis) for axis in scaling}  # all, before a file is written
+    laws = [_scaling_section(found, axis, output) for axis, found in fits.items()]
     sections = [*first, *laws, *(_scale_section(part, bool(filled)) for part in scales), *map(_table_section, filled)]
     comparison = own_runs.comparison(own) if own else None
     sections += [_own_section(comparison, lead=len(sections) > len(first) + len(laws))] if comparison else []
@@ -184,9 +185,8 @@ def _own_section(comparison: Comparison, lead: bool) -> Section:
     )
 
 
-def _scaling_section(runs: Sequence[Run], axis: str, output: Path) -> Section:
-    """Fit power laws along an axis, and write their table and figure to files of their own too."""
-    found = curves(trainings(runs), axis)
+def _scaling_section(found: Sequence[Curve], axis: str, output: Path) -> Section:
+    """Return the section of power laws along an axis, and write their table and figure to files of their own too."""
     fits, drawn, title = scaling_page.table(found), scaling_page.figure(found, axis), f"Scaling with {axis}"
     write_whole(output / f"scaling_{axis}.csv", render.csv(fits))
     save_figure(drawn, output / f"scaling_{axis}.png", dpi=DPI)

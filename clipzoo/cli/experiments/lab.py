@@ -13,6 +13,7 @@ Any number of processes may run the same command: they share the trainings.
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def run(options: argparse.Namespace) -> None:
         from clipzoo.studies.lab.run import run_lab
 
         run_lab(lab, output)
-    command = "clipzoo lab" if options.lab == "default" else f"clipzoo lab {options.lab}"
-    page, index = write_page(output, options.page, command, lab.said)
+    page, index = write_page(output, options.page, _command(options), lab.said)
     print(f"the page of the lab: {page}, {index}")
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return the command that trains what these options choose."""
+    words = ["clipzoo", "lab", *([] if options.lab == "default" else [options.lab])]
+    for name in ("methods", "comparisons", "seeds", "trust", "config_dir"):
+        if value := getattr(options, name):
+            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)

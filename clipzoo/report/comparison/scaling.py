@@ -124,7 +124,8 @@ def curves(trainings: Sequence[Training], axis: str) -> list[Curve]:
         raise ConfigError(
             f"--scaling {axis}: a method has {most} values of {label(axis)} at most; a fit needs {FEWEST + 1}, the "
             "largest of them to check the law"
-            + (" (scales that a cheaper one surpasses do not count)" * (axis == COMPUTE))
+            + "; scales that a cheaper one surpasses do not count"
+            * (axis == COMPUTE)
         )
     named = zip(_names(list(found)), found.values(), strict=True)
     return [replace(curve, method=name) for name, fitted in named for curve in fitted]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from clipzoo.report.comparison.scaling import COMPUTE, Curve, Extrapolation, label as axis_label
 from clipzoo.report.drawing import DPI, INK, colour, label, style
@@ -18,6 +20,8 @@ NATS = re.compile("loss|PMI")
 """Quantities in nats; all others are in percent."""
 PANELS = 3
 """Panels side by side."""
+TITLE = 40
+"""Characters of a line in the title of a panel."""
 
 
 def lead(axis: str, curves: Sequence[Curve]) -> str:
@@ -72,7 +76,7 @@ def figure(curves: Sequence[Curve], axis: str) -> Figure:
             _draw(panel, curve, colour(names.index(curve.method)))
         panel.set_xscale("log")
         panel.set_yscale("log")
-        label(panel, quantity, axis_label(axis), "nats" if NATS.search(quantity) else "%", size=9)
+        label(panel, fill(quantity, TITLE), axis_label(axis), "nats" if NATS.search(quantity) else "%", size=9)
         style(panel)
         _readable(panel)
     for panel in panels[len(quantities) :]:
@@ -114,13 +118,15 @@ def _readable(panel: Axes) -> None:
         if high / low < 100:
             places = [base * 10**power for power in range(-3, 19) for base in (1, 1.5, 2, 3, 4, 5, 6, 8)]
             shown = [place for place in places if low <= place <= high]
+            if len(shown) < 2:  # less than an octave: equal distances serve as well
+                shown = [float(place) for place in MaxNLocator(4).tick_values(low, high) if low <= place <= high]
             shown = shown[:: max(1, -(-len(shown) // 6))]
-            axis.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.3g}" for place in shown])
+            axis.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in shown])
             axis.set_ticks([], minor=True)
 
 
 def _law(law: Extrapolation) -> str:
-    formula = f"{law.fit.law.factor:.3g} x^-{law.fit.law.exponent:.3g}"
+    formula = f"{law.fit.law.factor:.3g} x^{-law.fit.law.exponent:.3g}"
     return f"{law.fit.law.floor:.3g} + {formula}" if law.fit.law.floor else formula
 
 

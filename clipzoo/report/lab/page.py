@@ -49,7 +49,7 @@ def write_page(
     lab = read_lab(folder, newer)
     page = page or folder / PAGE
     parts = list(_parts(lab))
-    shared = {"title": lab.facts["title"], "lead": _lead(lab), "command": command, "revision": str(revision())}
+    shared = {"title": lab.facts["title"], "lead": _lead(lab), "command": command, "revisions": _revisions(lab)}
     for part in parts:
         for name, _, figure in part.pictures:
             save_figure(figure, page.with_suffix("") / f"{name}.png", dpi=DPI)
@@ -81,6 +81,12 @@ def _lead(lab: Lab) -> list[str]:
     return text
 
 
+def _revisions(lab: Lab) -> str:
+    """Say which code trained and which made the page."""
+    trained = [name or "a revision that the records do not name" for name in lab.revisions]
+    return f"Winners trained at {', '.join(trained)}; page made at {revision() or 'a revision that is not known'}."
+
+
 def _parts(lab: Lab) -> Iterator[Part]:
     claims, found = verdicts(lab), from_baseline(lab)
     if lab.facts.get("scales"):
@@ -88,7 +94,7 @@ def _parts(lab: Lab) -> Iterator[Part]:
     if claims:
         yield Part("Which claims of the papers hold here", _said(claims), [tables.claims(claims)])
     if lab.facts["notes"]:
-        yield Part("Why", lab.facts["notes"])
+        yield Part("Why" if claims else "Notes", lab.facts["notes"])
     if found:
         yield Part(
             f"Differences from {lab.baseline}",

@@ -30,7 +30,7 @@ class Seed:
 
     metrics: on the test split. outcomes: by task, [n] for the samples of the test split. curve: (step, accuracy on
     validation). cost: FLOPs, seconds, processor (CPU seconds), samples. start: the scores before the first step, if
-    the record has them.
+    the record has them. revision: of the code, None if it is not known.
     """
 
     seed: int
@@ -39,6 +39,7 @@ class Seed:
     curve: Sequence[tuple[float, float]]
     cost: Mapping[str, float]
     start: Mapping[str, float]
+    revision: str | None
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,12 @@ class Lab:
         return sum(len(method.seeds) for part in self.comparisons for method in part.methods)
 
     @property
+    def revisions(self) -> list[str | None]:
+        """Revisions of the code that trained the winners."""
+        found = {seed.revision for part in self.comparisons for method in part.methods for seed in method.seeds}
+        return sorted(found, key=str)
+
+    @property
     def planned(self) -> int:
         return int(self.facts["seeds"]) * sum(len(part["methods"]) for part in self.facts["comparisons"])
 
@@ -139,10 +146,11 @@ def _method(folder: Path, name: str, damage: io.DamageLog) -> Method:
     points = [_record(path, damage) for path in sorted((folder / "points").glob("*.json"), key=_number)]
     seeds = tuple(
         Seed(
-            record["seed"], record["test"], record["outcomes"], record["curve"], record["cost"], record.get("start", {})
+            record["seed"], record["test"], record["outcomes"], record["curve"], record["cost"],
+            record.get("start", {}), record.get("revision"),
         )
         for record in done
-    )
+    )  # fmt: skip
     accuracies = tuple(float(point["validation"][ACCURACY]) for point in points if point)
     first = read[0] if read else {"values": {}, "overrides": []}
     return Method(name, seeds, len(read) - len(done), first["values"], accuracies, tuple(first.get("overrides", ())))

@@ -130,4 +130,5 @@ def _log_value(values: np.ndarray, log_x: np.ndarray) -> np.ndarray:
 
 
 def _law(values: np.ndarray) -> PowerLaw:
-    return PowerLaw(*(float(value) for value in (np.exp(values[0]), values[1], *np.exp(values[2:]))))
+    with np.errstate(over="ignore"):  # a resample that no power law fits has an infinite factor
+        return PowerLaw(*(float(value) for value in (np.exp(values[0]), values[1], *np.exp(values[2:]))))

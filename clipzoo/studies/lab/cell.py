@@ -19,6 +19,7 @@ from clipzoo import io
 from clipzoo.errors import TrainingError, first_line
 from clipzoo.io.names import folder_name
 from clipzoo.runs.lock import try_lock
+from clipzoo.runs.record import revision
 from clipzoo.runs.search.settings import Search
 from clipzoo.runs.search.space import space_of
 from clipzoo.runs.search.study import Study
@@ -125,7 +126,7 @@ class Cell:
 
     def _record_seed(self, winner: Trial, seed: int, path: Path, say: Say) -> None:
         name = f"{self.comparison.name}, {self.method}, seed {seed}"
-        described = {"seed": seed, "values": winner.values, "overrides": list(winner.overrides)}
+        described = {"seed": seed, "values": winner.values, "overrides": list(winner.overrides), "revision": revision()}
         try:
             trained = train_once(winner.overrides, self.data, seed, self.lab.evaluations, trust=self.lab.trust)
         except TrainingError as error:

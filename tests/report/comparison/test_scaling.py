@@ -9,6 +9,7 @@ import pytest
 
 from clipzoo.errors import ConfigError
 from clipzoo.io import DamageLog
+from clipzoo.report import render
 from clipzoo.report.comparison import scaling_page
 from clipzoo.report.comparison.scaling import Training, curves
 from clipzoo.report.comparison.scaling_runs import trainings
@@ -81,6 +82,14 @@ def test_five_fitted_scales_also_give_a_law_with_a_floor() -> None:
 def test_runs_without_scales_are_one_message(axis: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         curves([replace(item, flops=None) for item in GRID], axis)
+
+
+def test_values_within_less_than_an_octave_have_ticks_and_long_titles_have_lines() -> None:
+    near = [replace(item, values={"error, " + "long words " * 6: 80 - item.samples / 1e4}) for item in GRID]
+    found = curves(near, "samples")
+    panel = scaling_page.figure(found, "samples").axes[0]
+    assert len(panel.get_yticks()) >= 2 and "\n" in panel.get_title(loc="left")
+    assert found[0].laws[0].fit.law.exponent > 0 and "x^-0." in render.csv(scaling_page.table(found))
 
 
 @pytest.mark.medium

@@ -103,3 +103,11 @@ def test_the_page_is_one_file_of_html_and_markdown_with_pictures_beside_it(folde
     assert all((page.parent / picture).exists() for picture in pictures)
     assert "A note." in text and "A note." in shown
     assert "A &lt;lab&gt;" in shown
+    assert "Winners trained at a revision that the records do not name; page made at" in text and "trained at" in shown
+
+
+def test_the_revisions_that_trained_the_winners_are_read_from_their_records(folder):
+    for seed, name in ((1, "abc"), (2, "abc"), (3, "def+")):
+        path = folder / "CLIP" / "seeds" / f"{seed}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "revision": name}))
+    assert set(read_lab(folder).revisions) == {None, "abc", "def+"}

@@ -16,10 +16,12 @@ import pytest
 import torch
 
 from clipzoo.config.compose import compose
+from clipzoo.config.groups import VARIABLE
 from clipzoo.errors import ConfigError
 from clipzoo.example_data.demo_world.enumerated import VARIANTS, EnumeratedWorld
 from clipzoo.report.lab import records as reader
 from clipzoo.runs.identity import digest
+from clipzoo.runs.record import revision
 from clipzoo.studies.lab.cell import Cell, cells
 from clipzoo.studies.lab.data import LabData, Split
 from clipzoo.studies.lab.judge import judge_scores
@@ -131,9 +133,28 @@ def test_a_wrong_lab_is_one_message(change, message, tmp_path):
 
 def test_a_class_in_the_file_of_a_lab_needs_trust():
     own = ["head=clip", "head._target_=tests.support.own_parts.OwnHead"]
-    with pytest.raises(ConfigError, match="OwnHead is no class of clipzoo: add trust="):
+    with pytest.raises(ConfigError, match="OwnHead is no class of clipzoo: add --trust tests if"):
         settings_of(own, ())
     assert settings_of(own, ["tests"])["head"]["_target_"] == "tests.support.own_parts.OwnHead"
+
+
+@pytest.mark.medium
+def test_a_head_in_a_folder_of_options_is_searched_and_trained_with_trust_in_its_package(lab, tmp_path, monkeypatch):
+    (tmp_path / "conf" / "head").mkdir(parents=True)
+    text = "defaults: [clip]\n_target_: tests.support.own_parts.OwnHead\n"
+    (tmp_path / "conf" / "head" / "own.yaml").write_text(text)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "conf"))
+    (part,) = lab.comparisons
+    own = {"Own": tuple("head=own" if line == "head=clip" else line for line in part.methods["CLIP"])}
+    lab = replace(lab, comparisons=(replace(part, methods=own),))
+    with pytest.raises(ConfigError, match="OwnHead is no class of clipzoo: add --trust tests if"):
+        one_cell(lab, tmp_path).require_valid()
+    cell = one_cell(replace(lab, trust=("tests",)), tmp_path)
+    while cell.work(print):
+        pass
+    (record,) = (json.loads(path.read_text()) for path in tmp_path.rglob("seeds/*.json"))
+    assert "head=own" in record["overrides"] and 0 <= record["test"]["accuracy"] <= 100
+    assert record["revision"] == revision()
 
 
 def test_every_scale_of_a_lab_is_a_method_with_the_overrides_of_the_scale():
