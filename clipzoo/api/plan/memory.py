@@ -103,7 +103,7 @@ def _of_encoders(counts: Counts, setting: Setting, samples: int) -> float:
 
 
 def _moments_of_shards(counts: Counts, setting: Setting, samples: int, is_divided: bool) -> list[_Moment]:
-    """Return the end of the forward pass, and the backward passes of captions and of images, on a rank with shards.
+    """Return the end of the forward pass, the backward passes of captions and of images, and their end, with shards.
 
     Weights outside of the blocks are gathered during each pass. Of a block there are, in the forward pass, the weights
     and the buffer in which they have arrived; in the backward pass the weights, those of the next block on their way,
@@ -131,6 +131,8 @@ def _moments_of_shards(counts: Counts, setting: Setting, samples: int, is_divide
         _Moment(both, kept.fixed, forward, before),
         _Moment(both + text_again, kept.fixed, captions, before),
         _Moment(images + image_again, kept.fixed_images, rest, of_captions),
+        # Of the first block, which has no next one; all shards of gradients are there.
+        _Moment(image_again, kept.fixed_images, outside + image + 2 * trains * image, gradients),
     ]
 
 
