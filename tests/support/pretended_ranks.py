@@ -66,8 +66,12 @@ class PretendedGroup(dist.ProcessGroup):
         return self._done("all_gather", _size(sources), outputs)
 
     def _allgather_base(self, output: Tensor, source: Tensor, options: Any = None) -> Any:
+        own = source.storage_offset() if source.untyped_storage()._cdata == output.untyped_storage()._cdata else None
         parts = output.view(self.size(), *source.shape)
-        parts.copy_(source)
+        # FSDP2 gathers in place: a rank's part of the output is its source already.
+        for part in parts:
+            if part.storage_offset() != own:
+                part.copy_(source)
         if source.dtype == torch.int64 and source.ndim == 1:
             parts += len(source) * torch.arange(self.size())[:, None]
         return self._done("all_gather", source.nbytes, output)

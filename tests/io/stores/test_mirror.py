@@ -69,7 +69,7 @@ def test_files_that_are_written_during_the_last_removals_are_sent_too(files, tmp
     mirrored(tmp_path).finish()
     save_checkpoint(tmp_path, 4, keep=1)
     mirror = mirrored(tmp_path, require=write_results)
-    until(lambda: finishing)
+    until(lambda: finishing and finishing[0].ident)
     finishing[0].join(10)
     assert names(files) >= {"checkpoints/step_00000004.json", "results.json"}
     assert "checkpoints/step_00000002.json" not in names(files)
