@@ -45,8 +45,8 @@ class Model(nn.Module):
 
     def forward(self, batch: Batch, world: World = World(), tile: int | None = None) -> Similarity:
         """Similarities of the local batch to the global batch of all ranks. tile: see `Head.forward`."""
-        text = encode_by_length(self.encoder.text, batch.text, batch.text_length, self.head.needs_tokens)
-        return self.compare(self.encoder.image(batch.image), text, world, tile)
+        text = encode_by_length(self.text_read_by_head, batch.text, batch.text_length, self.head.needs_tokens)
+        return self.compare(self.image_read_by_head(batch.image), text, world, tile)
 
     def compare(self, image: Features, text: Features, world: World = World(), tile: int | None = None) -> Similarity:
         """Features -> Similarity, outside autocast, in the head's precision. tile: see `Head.forward`."""
@@ -60,8 +60,12 @@ class Model(nn.Module):
             return self.head.embed_image(image), self.head.embed_text(text)
 
     def image_features(self, image: Tensor) -> Features:
-        """[b, 3, H, W] uint8 -> Features in the head's precision."""
-        return self.encoder.image(image.to(self.device)).map(self._in_head_precision)
+        """[b, 3, H, W] uint8 -> Features in the head's precision, the pooled ones alone for a head without tokens."""
+        return self.image_read_by_head(image.to(self.device)).map(self._in_head_precision)
+
+    def image_read_by_head(self, image: Tensor) -> Features:
+        """[b, 3, H, W] uint8 -> Features, the pooled ones alone for a head that reads no tokens."""
+        return self.encoder.image(image) if self.head.needs_tokens else Features(self.encoder.pooled_image(image))
 
     def text_read_by_head(self, text: Tensor) -> Features:
         """[b, L] int64 -> Features, the pooled ones alone for a head that reads no tokens."""
@@ -69,7 +73,7 @@ class Model(nn.Module):
 
     def text_features(self, text: Tensor, lengths: Tensor | None = None) -> Features:
         """[b, L] int64 -> Features in the head's precision. lengths: see `encode_by_length`."""
-        features = encode_by_length(self.encoder.text, text.to(self.device), lengths, self.head.needs_tokens)
+        features = encode_by_length(self.text_read_by_head, text.to(self.device), lengths, self.head.needs_tokens)
         return features.map(self._in_head_precision)
 
     def encode_image(self, image: Tensor) -> Embedding:

@@ -30,6 +30,10 @@ class Encoder(nn.Module):
     def text(self, text: Tensor) -> Features:
         """[b, L] token ids -> Features of width `text_width`; L may be any length up to the context."""
 
+    def pooled_image(self, image: Tensor) -> Tensor:
+        """Return the pooled features of `image` alone, [b, w]; encoders whose tokens cost more override this."""
+        return self.image(image).pooled
+
     def pooled_text(self, text: Tensor) -> Tensor:
         """Return the pooled features of `text` alone, [b, w]; encoders whose tokens cost more override this."""
         return self.text(text).pooled

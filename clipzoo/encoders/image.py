@@ -14,6 +14,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.encoders.base import ImageTower, Tower
+from clipzoo.encoders.last_block import (
+    open_clip_vit_at_first,
+    pools_first_of_timm,
+    timm_vit_at_first,
+)
 from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, timm_trunk, tokens_of
 from clipzoo.errors import ConfigError
 from clipzoo.io.imports import import_alone
@@ -59,6 +64,7 @@ class TimmTower(ImageTower):
         self.mean, self.std = settings["mean"], settings["std"]
         self._layout = memory_layout(self.trunk)
         self.trunk.to(memory_format=self._layout)
+        self._pools_first = pools_first_of_timm(self.trunk)
 
     @property
     def description(self) -> str:
@@ -67,6 +73,11 @@ class TimmTower(ImageTower):
     def forward(self, image: Tensor) -> Features:
         features = self.trunk.forward_features(image.contiguous(memory_format=self._layout))
         return Features(self.trunk.forward_head(features, pre_logits=True), tokens_of(self.trunk, features, self.width))
+
+    def pooled(self, image: Tensor) -> Tensor:
+        if not self._pools_first:
+            return self(image).pooled
+        return self.trunk.forward_head(timm_vit_at_first(self.trunk, image), pre_logits=True)
 
     def gives_tokens(self) -> bool:
         return gives_tokens(self)
@@ -120,6 +131,9 @@ class ClipViT(Tower):
         trunk = self.trunk
         tokens = trunk.ln_post(trunk.transformer(trunk._embeds(image)))
         return Features(tokens[:, 0], tokens)
+
+    def pooled(self, image: Tensor) -> Tensor:
+        return self.trunk.ln_post(open_clip_vit_at_first(self.trunk, image))
 
     def layers(self) -> list[nn.Module]:
         return list(self.trunk.transformer.resblocks)

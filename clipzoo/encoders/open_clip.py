@@ -15,6 +15,12 @@ from torch import Tensor, nn
 from clipzoo.encoders.base import ImageTower, TextTower
 from clipzoo.encoders.huggingface_tokenizer import require_transformers
 from clipzoo.encoders.image import resnet_blocks, resnet_features
+from clipzoo.encoders.last_block import (
+    open_clip_vit_at_first,
+    pools_first_of_open_clip,
+    pools_first_of_timm,
+    timm_vit_at_first,
+)
 from clipzoo.encoders.open_clip_projection import remove_projection
 from clipzoo.encoders.open_clip_registry import describe, settings_of, tokenizer_of
 from clipzoo.encoders.text import causal_state, causal_states
@@ -67,6 +73,8 @@ class OpenClipImage(ImageTower):
             self.head = built.head
             self._layout = memory_layout(self.trunk)
             self.trunk.to(memory_format=self._layout)
+        pools_first = pools_first_of_timm if self.is_timm else pools_first_of_open_clip
+        self._pools_first = not self.is_resnet and pools_first(self.trunk)
 
     @property
     def description(self) -> str:
@@ -80,6 +88,13 @@ class OpenClipImage(ImageTower):
             pooled = self.head(self.trunk.forward_head(features))
             return Features(pooled, tokens_of(self.trunk, features, self.width))
         return _vit_features(self.trunk, image)
+
+    def pooled(self, image: Tensor) -> Tensor:
+        if not self._pools_first:
+            return self(image).pooled
+        if self.is_timm:
+            return self.head(self.trunk.forward_head(timm_vit_at_first(self.trunk, image)))
+        return self.trunk.ln_post(open_clip_vit_at_first(self.trunk, image))
 
     def gives_tokens(self) -> bool:
         return gives_tokens(self)

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.encoders.base import Tower, call_as_forward
+from clipzoo.encoders.last_block import at_one_position, open_clip_block_at
 from clipzoo.io.imports import import_alone
 from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, checked
 
@@ -110,9 +111,7 @@ def causal_state(trunk: Any, text: Tensor, behind: Tensor, recompute: bool) -> T
     """
     *blocks, last = trunk.transformer.resblocks
     states = _states_after(trunk, blocks, text, recompute)
-    if recompute:
-        return checkpoint(call_as_forward, last, _causal_block_at, states, behind, use_reentrant=False)
-    return call_as_forward(last, _causal_block_at, states, behind)
+    return at_one_position(recompute, last, _causal_block_at, states, behind)
 
 
 def _states_after(trunk: Any, blocks: Iterable[nn.Module], text: Tensor, recompute: bool) -> Tensor:
@@ -138,17 +137,7 @@ def _causal_block(block: Any, states: Tensor) -> Tensor:
 
 def _causal_block_at(block: Any, states: Tensor, behind: Tensor) -> Tensor:
     """`_causal_block` at the position of each row where `behind` is 0. [b, L, w], [b, L] -> [b, w]."""
-    attention, width = block.attn, states.shape[-1]
-    weight, bias = attention.in_proj_weight, attention.in_proj_bias
-    normed, here = block.ln_1(states), behind == 0
-    query = functional.linear(_at(normed, here), weight[:width], bias[:width]).unflatten(-1, (attention.num_heads, -1))
-    projected = functional.linear(normed, weight[width:], bias[width:])
-    key, value = projected.unflatten(-1, (2, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    before = (behind <= 0)[:, None, None, :]
-    # [b, heads, 1, w / heads]
-    attended = functional.scaled_dot_product_attention(query.unsqueeze(2), key, value, before)
-    state = _at(states, here) + attention.out_proj(attended.flatten(1))
-    return state + block.mlp(block.ln_2(state))
+    return open_clip_block_at(block, states, _at(states, behind == 0), behind <= 0)
 
 
 def _at(states: Tensor, here: Tensor) -> Tensor:

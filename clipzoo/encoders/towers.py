@@ -64,20 +64,25 @@ class TwoTowers(Encoder):
         self.register_buffer("_shift", (-torch.tensor(mean) / torch.tensor(std)).view(3, 1, 1), persistent=False)
 
     def image(self, image: Tensor) -> Features:
+        return self.image_tower(self._normalised(image))
+
+    def pooled_image(self, image: Tensor) -> Tensor:
+        return _pooled(self.image_tower, self._normalised(image))
+
+    def text(self, text: Tensor) -> Features:
+        return self.text_tower(text)
+
+    def pooled_text(self, text: Tensor) -> Tensor:
+        return _pooled(self.text_tower, text)
+
+    def _normalised(self, image: Tensor) -> Tensor:
         if image.dtype != torch.uint8:
             raise ConfigError(
                 f"images are {image.dtype}, but the encoder normalises uint8 pixels, as model.transform returns them: "
                 "pass (255 * image).round().to(torch.uint8) for floats in [0, 1]. Normalised images go to "
                 "encoder.image_tower"
             )
-        return self.image_tower(torch.addcmul(self._shift, image.to(self._scale.dtype), self._scale))
-
-    def text(self, text: Tensor) -> Features:
-        return self.text_tower(text)
-
-    def pooled_text(self, text: Tensor) -> Tensor:
-        tower = self.text_tower
-        return tower.pooled(text) if isinstance(tower, Tower) else tower(text).pooled
+        return torch.addcmul(self._shift, image.to(self._scale.dtype), self._scale)
 
 
 @checked
@@ -134,6 +139,10 @@ class Towers(TwoTowers):
     def without_tokens(self) -> list[str]:
         towers: list[Tower] = [self.image_tower, self.text_tower]  # type: ignore[list-item]
         return [tower.description for tower in towers if not tower.gives_tokens()]
+
+
+def _pooled(tower: nn.Module, inputs: Tensor) -> Tensor:
+    return tower.pooled(inputs) if isinstance(tower, Tower) else tower(inputs).pooled
 
 
 def _no_tokenizer(captions: list[str]) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag, normalize
 
 from clipzoo.types import PointSet
 
@@ -24,29 +25,41 @@ def merged(points: PointSet, count: int) -> PointSet:
 
 
 def groups(points: PointSet, count: int) -> Tensor:
-    """Return the group of each point, [b, M], 0 to count - 1. There are more than `count` points."""
+    """Return the group of each point, [b, M], 0 to count - 1. There are more than `count` points, unit vectors."""
     exact = points.points.detach(), points.log_weights.detach()
-    vectors, log_weights = exact
-    owner = torch.arange(vectors.shape[1], device=vectors.device).expand_as(log_weights)
+    units, log_weights = exact
+    owner = torch.arange(units.shape[1], device=units.device).expand_as(log_weights)
     while True:
-        remaining = max(count, vectors.shape[1] - vectors.shape[1] // 2)
-        owner = _groups(vectors, log_weights, vectors.shape[1] - remaining).gather(1, owner)
+        remaining = max(count, units.shape[1] - units.shape[1] // 2)
+        owner = _groups(units, log_weights, units.shape[1] - remaining).gather(1, owner)
         if remaining == count:
             return owner
-        vectors, log_weights = _joined(*exact, owner, remaining)
+        means, log_weights = _joined(*exact, owner, remaining)
+        units = normalize(means, dim=-1)
 
 
 def _joined(vectors: Tensor, log_weights: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Points of the groups: weighted means and log total weights. owner: [b, M], the group of each point."""
-    members = owner.unsqueeze(1) == torch.arange(count, device=owner.device)[:, None]
-    joint = log_weights[:, None].masked_fill(~members, -torch.inf)  # [b, count, M]
+    """Points of the groups: weighted means and log total weights. owner: [b, M], the group of each point, none empty.
+
+    Sums of weighted rows read each point once; a product with a matrix [count, M] per sample took twice as long.
+    """
+    samples, _, width = vectors.shape
+    first = torch.arange(samples, device=owner.device)[:, None]
+    group = (owner + count * first).flatten()
+    ordered, members = group.sort(stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(samples * count, device=owner.device))
+    logs = log_weights.flatten()
     # The bound is for groups without present points: -inf minus -inf would be NaN.
-    largest = joint.detach().amax(dim=2, keepdim=True).clamp(min=torch.finfo(joint.dtype).min)
-    weights = (joint - largest).exp()
-    totals = weights.sum(dim=2, keepdim=True)
+    largest = embedding_bag(members, logs.detach()[:, None], starts, mode="max").squeeze(1)
+    largest = largest.clamp(min=torch.finfo(logs.dtype).min)
+    weights = (logs - largest[group]).exp()
+    totals = embedding_bag(members, weights[:, None], starts, mode="sum").squeeze(1)
     present = totals > 0
     totals = totals.where(present, 1.0)
-    return (weights / totals) @ vectors, (totals.log() + largest).masked_fill(~present, -torch.inf).squeeze(2)
+    shares = (weights / totals[group])[members]
+    means = embedding_bag(members, vectors.reshape(-1, width), starts, mode="sum", per_sample_weights=shares)
+    joint = (totals.log() + largest).masked_fill(~present, -torch.inf)
+    return means.view(samples, count, width), joint.view(samples, count)
 
 
 def spread(points: PointSet) -> Tensor:
@@ -55,9 +68,8 @@ def spread(points: PointSet) -> Tensor:
     return (weights * (1 - points.points.square().sum(dim=2))).sum(dim=1).mean()
 
 
-def _groups(vectors: Tensor, log_weights: Tensor, count: int) -> Tensor:
+def _groups(units: Tensor, log_weights: Tensor, count: int) -> Tensor:
     """[b, M, d], [b, M] -> groups [b, M], 0 to M - count - 1: `count` even points join their nearest odd one."""
-    units = torch.nn.functional.normalize(vectors, dim=-1)
     cosines = units[:, ::2] @ units[:, 1::2].mT
     absent = log_weights == -torch.inf
     # Absent points join any other first: this changes nothing.

@@ -23,7 +23,7 @@ FeatureTensors = tuple[Tensor, Tensor | None, Tensor | None]
 class PairEncoder(nn.Module):
     """The encoder as one module with one forward, batch -> features of the views.
 
-    Returns only the features that the head reads, and always the pooled ones; text without tokens costs less.
+    Returns only the features that the head reads, and always the pooled ones, which cost less without the tokens.
 
     autocast: precision of the encoders; None for that of their parameters.
     compile: run the encoders through torch.compile; evaluation runs them without it.
@@ -33,7 +33,7 @@ class PairEncoder(nn.Module):
         super().__init__()
         self.encoder = model.encoder
         self._autocast, self._needs_tokens = autocast, model.head.needs_tokens
-        image, text = self.encoder.image, model.text_read_by_head
+        image, text = model.image_read_by_head, model.text_read_by_head
         self._image, self._text = (torch.compile(image), torch.compile(text)) if compile else (image, text)
 
     def forward(self, batch: Batch, views: Sequence[View] = VIEWS) -> list[FeatureTensors]:

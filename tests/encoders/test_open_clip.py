@@ -35,6 +35,8 @@ def test_features_of_every_family_are_those_of_open_clip(family, tmp_path):
             torch.testing.assert_close(embedded, expected[view], rtol=0, atol=1e-10)
             assert own.tokens is None or own.tokens.shape[-1] == own.pooled.shape[-1]
         torch.testing.assert_close(model.encoder.pooled_text(text), features["text"].pooled, rtol=0, atol=1e-10)
+        pooled = model.encoder.image_tower.pooled(image)
+        torch.testing.assert_close(pooled, features["image"].pooled, rtol=0, atol=1e-10)
         if not model.needs_padding:
             trimmed = model.encoder.text(text[:, :16])
             torch.testing.assert_close(trimmed.pooled, features["text"].pooled, rtol=0, atol=1e-10)

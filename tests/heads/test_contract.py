@@ -283,8 +283,7 @@ def test_empty_and_truncated_captions_are_scored(name, encoder, batch):
     head = build_head(name)
     model = Model(copy.deepcopy(encoder).double(), head)
     assert batch.text[2, -1] == ClipTokenizer.end_token
-    features = model.text_features(batch.text)
-    assert features.mask.sum(dim=1).tolist() == [5, 2, 8, 5, 3, 3]
+    assert model.encoder.text(batch.text).mask.sum(dim=1).tolist() == [5, 2, 8, 5, 3, 3]
     scores = model.similarity(model.encode_image(batch.image.double()), model.encode_text(batch.text))
     assert scores.isfinite().all()
     # An empty caption is not confused with padding: it scores the same alone as beside longer ones.

@@ -198,7 +198,7 @@ def _flops(model: Model, plain: Mapping[str, Any]) -> tuple[float, float, tuple[
     """Return the FLOPs of a forward pass of one image and of one caption, and their numbers of tokens."""
     batch = batch_of(plain, 1, "meta")
     flops, points = [], []
-    for encode, view in ((model.encoder.image, batch.image), (model.encoder.text, batch.text)):
+    for encode, view in ((model.image_read_by_head, batch.image), (model.text_read_by_head, batch.text)):
         with FlopCounterMode(display=False) as counter:
             features = encode(view)
         flops.append(float(counter.get_total_flops()))

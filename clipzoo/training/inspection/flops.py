@@ -31,7 +31,7 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     """
     sample, size = batch.split(min(2, len(batch)))[0], len(batch)
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
-    flops, image = _count(model.encoder, model.encoder.image, sample.image, size)
+    flops, image = _count(model.encoder, model.image_read_by_head, sample.image, size)
     for rows, width in caption_groups(batch.text, batch.text_length):
         count, text = _count(model.encoder, model.text_read_by_head, sample.text[..., :width], rows)
         flops += count

@@ -69,6 +69,9 @@ class Towers(Encoder):
     def text(self, text: Tensor) -> Features:
         return self.text_tower(text)
 
+    def pooled_image(self, image: Tensor) -> Tensor:
+        return self.image_tower.pooled(image)
+
     def pooled_text(self, text: Tensor) -> Tensor:
         return self.text_tower.pooled(text)
 
