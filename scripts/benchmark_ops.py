@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench.kme_cases import Contender, kme_contenders, kme_points, seeded
 from bench.measurement import extra_mib, seconds
 from torch import Tensor
 from torch.nn import functional
@@ -26,7 +27,6 @@ from clipzoo import Scores
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.vocabulary import Count
 
-Contender = Callable[[], object]
 CPU = torch.device("cpu")
 
 
@@ -70,83 +70,11 @@ def measure(contenders: dict[str, Contender], options: argparse.Namespace) -> di
     }
 
 
-def kme_contenders(
-    samples: int, image_points: int, text_points: int, width: int, valid: int, gamma: float
-) -> dict[str, Contender]:
-    """`valid` points of each caption's `text_points` are real."""
-    from clipzoo.ops.kme import kme_score
-
-    generator = _generator(0)
-
-    def side(points: int) -> tuple[Tensor, Tensor]:
-        vectors = functional.normalize(torch.randn(samples, points, width, generator=generator), dim=-1)
-        return vectors.requires_grad_(), torch.randn(samples, points, generator=generator)
-
-    image, image_weights = side(image_points)
-    text, text_weights = side(text_points)
-    text_weights[:, valid:] = float("-inf")
-    leaves = (
-        image,
-        image_weights.requires_grad_(),
-        text,
-        text_weights.requires_grad_(),
-        torch.tensor(gamma).requires_grad_(),
-    )
-    target = torch.arange(samples)
-
-    def contender(score: Callable[..., Tensor]) -> Contender:
-        return lambda: torch.autograd.grad(functional.cross_entropy(score(*leaves), target), leaves)
-
-    compiled = torch.compile(_naive_kme)
-    return {"clipzoo": contender(kme_score), "naive": contender(_naive_kme), "compiled": contender(compiled)}
-
-
-def _kme_points(samples: int, image_points: int, width: int, kept: int) -> dict[str, Contender]:
-    """KME of captions with 77 points, images exact and merged to `kept` points (`head.merge`).
-
-    With all points kept: captions of 12 tokens, whose 65 other positions are one point, beside 65 different ones.
-    """
-    from clipzoo.heads.merging import merged
-    from clipzoo.ops.kme import kme_score
-    from clipzoo.types import PointSet
-
-    generator = torch.Generator().manual_seed(0)
-    image, text = (
-        functional.normalize(torch.randn(samples, points, width, generator=generator), dim=-1)
-        for points in (image_points, 77)
-    )
-    image_weights, text_weights = (torch.randn(samples, points, generator=generator) for points in (image_points, 77))
-    padded = text.clone()
-    padded[:, 12:] = text[:1, 12:13]
-    target, gamma = torch.arange(samples), torch.tensor(7.14).requires_grad_()
-
-    def contender(text: Tensor, merge: bool) -> Contender:
-        leaves = [leaf.clone().requires_grad_() for leaf in (image, image_weights, text, text_weights)]
-
-        def run() -> object:
-            images = PointSet(*leaves[:2])
-            images = merged(images, kept) if merge else images
-            scores = kme_score(images.points, images.log_weights, leaves[2], leaves[3], gamma)
-            return torch.autograd.grad(functional.cross_entropy(scores, target), (*leaves, gamma))
-
-        return run
-
-    if kept < image_points:
-        return {"merged": contender(text, True), "exact": contender(text, False)}
-    return {"identical": contender(padded, False), "different": contender(text, False)}
-
-
-def _naive_kme(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
-    cosines = torch.einsum("bid,cjd->bcij", points, points2)
-    weights = log_weights[:, None, :, None] + log_weights2[None, :, None, :]
-    return (weights + 2 * gamma * (cosines - 1)).logsumexp(dim=(2, 3))
-
-
 def wave_contenders(samples: int, points: int, width: int, count: int) -> dict[str, Contender]:
     """WPSE's random features, summed over the points of each sample."""
     from clipzoo.ops import random_features, random_features_reference
 
-    generator = _generator(0)
+    generator = seeded(0)
     vectors = functional.normalize(torch.randn(samples, points, width, generator=generator), dim=-1).requires_grad_()
     weights = torch.randn(samples, points, generator=generator).requires_grad_()
     frequencies, phases = torch.randn(count, width, generator=generator), torch.rand(count, generator=generator)
@@ -171,7 +99,7 @@ def vector_contenders(samples: int, width: int, rank: int = 0, ranks: int = 1) -
     from clipzoo.objectives.infoloob import leave_one_out
     from clipzoo.objectives.infonce import cross_entropy
 
-    generator = _generator(rank)
+    generator = seeded(rank)
     image, text = (
         functional.normalize(torch.randn(samples // ranks, width, generator=generator), dim=-1).requires_grad_()
         for _ in range(2)
@@ -244,15 +172,10 @@ def objective_contenders(name: str, samples: int, width: int) -> dict[str, Conte
 
 def _unit_vectors(samples: int, width: int) -> tuple[Tensor, Tensor]:
     """Images [samples, width], and texts that resemble them."""
-    generator = _generator(0)
+    generator = seeded(0)
     image = functional.normalize(torch.randn(samples, width, generator=generator), dim=-1)
     text = functional.normalize(image + 0.05 * torch.randn(samples, width, generator=generator), dim=-1)
     return image.requires_grad_(), text.requires_grad_()
-
-
-def _generator(seed: int) -> torch.Generator:
-    """A generator of random numbers on torch's default device, which another program may have set to a GPU."""
-    return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
 def _on_ranks(options: argparse.Namespace, ranks: int, samples: int, width: int) -> dict[str, Any]:
@@ -284,8 +207,9 @@ CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "kme-256": lambda options: measure(kme_contenders(256, 50, 32, 128, 32, 7.14), options),
     "kme-captions": lambda options: measure(kme_contenders(128, 50, 77, 128, 12, 7.14), options),
     "kme-full": lambda options: measure(kme_contenders(16, 197, 77, 512, 77, 7.14), options),
-    "kme-padding": lambda options: measure(_kme_points(128, 50, 128, 50), options),
-    "kme-merged": lambda options: measure(_kme_points(64, 197, 512, 50), options),
+    "kme-padding": lambda options: measure(kme_points(128, 50, 128, 50), options),
+    "kme-merged": lambda options: measure(kme_points(64, 197, 512, 50), options),
+    "kme-merged-captions": lambda options: measure(kme_points(128, 197, 512, 50, valid=12), options),
     "waves-64": lambda options: measure(wave_contenders(64, 197, 512, 1024), options),
     "vectors-8192": lambda options: measure(vector_contenders(8192, 512), options),
     "siglip-8192": lambda options: measure(siglip_contenders(8192, 512), options),

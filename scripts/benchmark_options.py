@@ -119,6 +119,33 @@ def _parts(*overrides: str, length: int | None = None) -> tuple[Any, Any, Any]:
     return model, build_objective(plain), Batch(image, text, torch.arange(BATCH))
 
 
+def _caption_step(grouped: bool = True, whole_last_block: bool = False) -> Step:
+    """A step on captions of CC3M's lengths in 77 positions, trimmed to the longest or in groups of similar length."""
+    from dataclasses import replace
+
+    from benchmark_captions import END, make_batches
+
+    from clipzoo import Progress, World
+    from clipzoo.data.tokenizer import trim_padding
+    from clipzoo.training.gradient_cache import GradientCache
+
+    model, objective, _ = _parts("encoder.context_length=77")
+    batch = make_batches(1, BATCH)[0]
+    batch = replace(batch, text=trim_padding(batch.text, END), text_length=batch.text_length if grouped else None)
+    if whole_last_block:
+        encoder = model.encoder
+        encoder.pooled_image, encoder.pooled_text = (
+            lambda pixels: encoder.image(pixels).pooled, lambda text: encoder.text(text).pooled,
+        )  # fmt: skip
+    gradients = GradientCache(model, objective, World())
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        gradients(batch, Progress(0, 10, 10 * BATCH, BATCH))
+
+    return step
+
+
 def _optimizer_step(fused: bool) -> Step:
     import torch
 
@@ -177,6 +204,14 @@ OPTIONS: dict[str, tuple[Callable[[bool], Step], str, str]] = {
     ),
     "captions trimmed to 16 of 77 tokens": (
         lambda on: _training_step("encoder.context_length=77", length=16 if on else 77), "on where exact", "whole step",
+    ),
+    "captions in groups of similar length": (
+        lambda on: _caption_step(grouped=on), "`trainer.group_captions`, on where exact",
+        "whole step, captions of CC3M's lengths, against trimming to the longest",
+    ),
+    "last block at the pooled position alone": (
+        lambda on: _caption_step(whole_last_block=not on), "always, for heads without tokens",
+        "whole step, captions of CC3M's lengths",
     ),
     "attention with a causal flag (SDPA)": (_text_step, "always", "text tower, 77 tokens"),
     "fused AdamW": (_optimizer_step, "always", "optimiser step, against torch's default"),

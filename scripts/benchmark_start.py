@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 
 from clipzoo.cli.arguments import Parser, number_in, run_main
@@ -47,11 +48,13 @@ def time_to_first_step(checkout: Path, data: Path) -> tuple[float, float]:
             command, cwd=checkout, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(checkout)}
         )
         assert process.stderr is not None
+        last: deque[str] = deque(maxlen=20)
         for line in process.stderr:
             if line.startswith("step 1/"):
                 break
+            last.append(line)
         else:
-            raise SystemExit("the training ended before its first step")
+            raise SystemExit(f"the training of {checkout} ended before its first step:\n{''.join(last)}")
         result = time.perf_counter() - started, _cpu_seconds(process.pid)
         process.terminate()
         process.wait()

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from clipzoo.ops.packing import Block, Layout, relative_logs
 from clipzoo.ops.products import product
+from clipzoo.ops.tile_size import largest_cache, tile_side
 
-_TILE = 1280
+_TILE = tile_side(largest_cache())
 _PLAIN_LIMIT = 60.0
 _LOG2_E = math.log2(math.e)
 
