@@ -64,13 +64,20 @@ def make_batches(count: int, size: int) -> list[Any]:
 
     batches = []
     for _ in range(count):
-        lengths = (math.log(11) + 0.42 * torch.randn(size)).exp().round().clamp(4, POSITIONS).long()
+        lengths = caption_lengths(size)
         text = torch.randint(1000, 40000, (size, POSITIONS))
         text[torch.arange(POSITIONS) >= lengths[:, None]] = 0
         text[torch.arange(size), lengths - 1] = END
         image = torch.randint(0, 256, (size, 3, 96, 96), dtype=torch.uint8)
         batches.append(Batch(image, text, torch.arange(size), text_length=lengths))
     return batches
+
+
+def caption_lengths(count: int) -> Any:
+    """Return numbers of tokens [count] distributed as those of CC3M's captions, both ends included."""
+    import torch
+
+    return (math.log(11) + 0.42 * torch.randn(count)).exp().round().clamp(4, POSITIONS).long()
 
 
 def sorted_by_length(batches: list[Any]) -> list[Any]:

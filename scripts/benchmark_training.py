@@ -2,6 +2,11 @@
 
     python scripts/benchmark_training.py --shards 'data/demo/train/{00000..00003}.tar' --rounds 3
 
+With --captions cc3m the shards' captions are replaced by random words, with the lengths of CC3M's captions in 77
+positions:
+
+    python scripts/benchmark_training.py --captions cc3m --batch 256 --steps 21
+
 Both programs run as a user runs them, one after the other, in turn; of each run the median of its own samples/s
 readings counts, without the first; the ratio is that of the medians over the rounds. The peer needs an older webdataset
 (and pandas), which `make bench` puts into .peer without touching the environment.
@@ -10,6 +15,7 @@ readings counts, without the first; the ratio is that of the medians over the ro
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -17,6 +23,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -25,6 +32,11 @@ from clipzoo.config.vocabulary import Count, Workers
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / ".peer"
+WORDS = [
+    "the", "a", "of", "in", "on", "and", "with", "man", "woman", "dog", "cat", "house", "tree", "car", "street",
+    "water", "sky", "beach", "city", "room",
+]  # fmt: skip
+"""Words of one token each."""
 
 
 def main() -> None:
@@ -40,6 +52,8 @@ def main() -> None:
 
 def compare(options: argparse.Namespace, scratch: Path) -> dict:
     """Interleaved rounds of both programs -> medians, ranges and their ratio."""
+    if options.captions == "cc3m":
+        options.shards = with_cc3m_lengths(options.shards, scratch / "shards")
     weights = scratch / "model"
     write_initial_weights(options, weights)
     readings: dict[str, list[float]] = {"clipzoo": [], "open_clip": []}
@@ -51,6 +65,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict:
     return {
         "what": "training, samples/s",
         "encoder": options.encoder,
+        "captions": options.captions,
         "batch": options.batch,
         "precision": "float32",
         "threads": options.threads,
@@ -60,6 +75,27 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict:
         "medians": medians,
         "ratio": medians["clipzoo"] / medians["open_clip"],
     }
+
+
+def with_cc3m_lengths(shards: str, folder: Path) -> str:
+    """Copy shards, with random words for captions. Return the brace pattern of the copies."""
+    import torch
+    import webdataset
+    from benchmark_captions import caption_lengths
+
+    torch.manual_seed(0)
+    folder.mkdir()
+    paths = webdataset.shardlists.expand_urls(shards)
+    for number, path in enumerate(paths):
+        with tarfile.open(path) as source, tarfile.open(folder / f"{number:05}.tar", "w") as copy:
+            for member in source:
+                content = source.extractfile(member)
+                if content is not None and member.name.endswith(".txt"):
+                    words = torch.randint(len(WORDS), (int(caption_lengths(1)) - 2,)).tolist()
+                    text = " ".join(WORDS[word] for word in words).encode()
+                    member.size, content = len(text), io.BytesIO(text)
+                copy.addfile(member, content)
+    return str(folder / f"{{00000..{len(paths) - 1:05}}}.tar")
 
 
 def write_initial_weights(options: argparse.Namespace, folder: Path) -> None:
@@ -79,6 +115,7 @@ def our_overrides(options: argparse.Namespace, folder: Path) -> list[str]:
         f"trainer.steps={options.steps}", "trainer.epochs=null", "trainer.precision=float32", "trainer.log_every=5",
         "trainer.save_every=100000", "optim.schedule.warmup_epochs=null", "optim.schedule.warmup_steps=10",
         "optim.schedule.start=0.0", f"runs={folder}", "name=run",
+        *(["encoder.context_length=77"] if options.captions == "cc3m" else []),
     ]  # fmt: skip
 
 
@@ -123,6 +160,7 @@ def _run(command: list[str], options: argparse.Namespace, environment: dict[str,
 def _options() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", default="data/demo/train/{00000..00003}.tar")
+    parser.add_argument("--captions", choices=["own", "cc3m"], default="own", help="of the shards; of CC3M's lengths")
     parser.add_argument("--encoder", default="bench_vit")
     parser.add_argument("--batch", type=number_in(Count), default=64)
     parser.add_argument("--steps", type=number_in(Count), default=40)
