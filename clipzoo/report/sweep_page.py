@@ -73,10 +73,17 @@ def _trials(points: Sequence[Point]) -> Trials:
         runs = [finished[folder] for folder in folders[number] if folder in finished]
         results = [_loss(run) if task is None else tasks[task][0].value(run.metrics) for run in runs]
         known = [value for value in results if value is not None]
-        state: State = "finished" if known else "failed"
+        state: State = "finished" if known else _unfinished_state(folders[number])
         mean = (statistics.fmean(known),) if known else ()
         trials.append(Trial(number, dict(values), state, members[0].overrides, folders[number][0], mean))
     return Trials(trials, [name], ["minimize" if task is None else "maximize"], runs=folders)
+
+
+def _unfinished_state(folders: Sequence[Path]) -> State:
+    """Return the state of a point none of whose runs has a result: "running" also if all were killed."""
+    if any(True for folder in folders for _ in folder.glob("clipzoo-error-*.log")):
+        return "failed"
+    return "running" if any(folder.exists() for folder in folders) else "not started"
 
 
 def _finished(points: Sequence[Point]) -> dict[Path, Run]:

@@ -40,6 +40,18 @@ def test_seeds_are_averaged_and_the_highest_mean_has_a_star(runs):
     assert shown.minutes[0] == 2 * shown.minutes[1] > 0
 
 
+def test_points_that_have_not_started_or_not_ended_are_no_failures(runs):
+    swept = points([*COMMON, f"runs={runs}", "head=clip,kme,wpse,cloob", "seed=0"])
+    _, _, unfinished, failed = (point.folder for point in swept)
+    states = []
+    for change in (lambda: None, unfinished.mkdir, failed.mkdir, (failed / "clipzoo-error-1.log").touch):
+        change()
+        states.append([trial.state for trial in trials_of(swept).trials][2:])
+    started = ["running", "not started"]
+    assert states == [["not started"] * 2, started, ["running"] * 2, ["running", "failed"]]
+    assert trials_of(swept).summary.startswith("4 trials: 1 running, 2 finished, 1 failed; ")
+
+
 @pytest.mark.slow
 def test_a_sweep_ends_with_its_table_and_says_where_the_comparison_is(runs, tmp_path):
     last = write_run(runs, "demo/clip", {"zero_shot/colours/top1": 50.0}, *COMMON[1:], "head=kme", "seed=1", pairs=2000)

@@ -12,7 +12,7 @@ from clipzoo.io import DamageLog
 from clipzoo.report.table import Cell, Table, text_table
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import RunRecord
-from clipzoo.runs.search.trial import Trial, front
+from clipzoo.runs.search.trial import STATES, Trial, front
 from clipzoo.runs.training_log import TrainingLog
 
 MOST_GROUPS = 4
@@ -68,9 +68,7 @@ class Trials:
 
     @property
     def summary(self) -> str:
-        counts = {
-            state: sum(trial.state == state for trial in self.trials) for state in ("finished", "pruned", "failed")
-        }
+        counts = {state: sum(trial.state == state for trial in self.trials) for state in STATES}
         known = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         minutes = sum(self.minutes.values())
         return f"{len(self.trials)} trials: {known or 'none finished'}; {minutes:.3g} minutes of training"

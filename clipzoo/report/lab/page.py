@@ -175,16 +175,16 @@ def _compared(compared: Compared) -> Iterator[Part]:
 
 def _said(claims: Sequence[Verdict]) -> list[str]:
     """Sum the verdicts up in sentences."""
-    names = {"holds": "hold", "the opposite holds": "are contradicted", "cannot tell": "are left open",
-             "not measured yet": "are not measured yet"}  # fmt: skip
+    names = {"holds": "confirmed", "the opposite holds": "contradicted", "cannot tell": "left open",
+             "not measured yet": "not measured yet"}  # fmt: skip
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in names}
     summary = ", ".join(f"{count} {names[verdict]}" for verdict, count in counts.items() if count)
     text = [
-        f"Of {len(claims)} claims {summary}. A claim holds or is contradicted if Welch's test over seeds separates the "
-        "two methods, after Holm's correction for all claims. The power column says how small a difference the seeds "
-        "show with 80 % probability and, for a claim left open, how many seeds of each method the measured difference "
-        "needs if it and the measured spread are the true ones; both at 5 % divided by the number of claims, the level "
-        "at which Holm's method tests the smallest p."
+        f"{len(claims)} claim{'s' * (len(claims) != 1)}: {summary}. A claim holds or is contradicted if Welch's test "
+        "over seeds separates the two methods, after Holm's correction for all claims. The power column says how "
+        "small a difference the seeds show with 80 % probability and, for a claim left open, how many seeds of each "
+        "method the measured difference needs if it and the measured spread are the true ones; both at 5 % divided by "
+        "the number of claims, the level at which Holm's method tests the smallest p."
     ]
     separated = [claim for claim in claims if claim.measured is not None and claim.measured.is_separated]
     text += [

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from clipzoo.runs.search.space import Value
 from clipzoo.runs.sweep import Point
 
-State = Literal["running", "finished", "pruned", "failed"]
+State = Literal["not started", "running", "finished", "pruned", "failed"]
+STATES: tuple[State, ...] = get_args(State)
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Trial:
     Args:
         number: from 0, in the order of the draws.
         values: value of each searched key.
-        state: "running" also for a trial whose process has been killed.
+        state: "running" also for a trial whose process has been killed; "not started" for points of a sweep alone.
         overrides: command line of its run. run: the run directory, if the trial has ended.
         results: values of the metrics, if it is finished.
         rungs: first metric at each rung that it has reached.

@@ -56,9 +56,9 @@ class Logger(Part):
         self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}
         self._tensorboard, self._also = tensorboard, dict(also or {})
         self._file: io.JsonLines | None = None
-        self._writers: list[Write] = []
-        self._reporters: list[Report] = []
-        self._closers: list[Callable[[], None]] = []
+        self._writers: dict[str, Write] = {}
+        self._reporters: dict[str, Report] = {}
+        self._closers: dict[str, Callable[[], None]] = {}
 
     def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
         """Start logging, or continue at `step`: lines of later steps, left by a killed run, are removed.
@@ -73,12 +73,11 @@ class Logger(Part):
             io.write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
         self._file = io.JsonLines(path)
         if self._wandb_mode != "off":
-            self._guarded(lambda: self._open_wandb(folder, config))
+            self._guarded("W&B", lambda: self._open_wandb(folder, config))
         if self._tensorboard:
-            self._guarded(lambda: self._open_tensorboard(folder, step))
-
-        for other in self._also.values():
-            self._guarded(partial(self._open_other, other, folder, config, step))
+            self._guarded("TensorBoard", lambda: self._open_tensorboard(folder, step))
+        for name, other in self._also.items():
+            self._guarded(name, partial(self._open_other, name, other, folder, config, step))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the values of one step.
@@ -90,37 +89,36 @@ class Logger(Part):
             return
         self._file.append({"step": step, **values})
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
-        for writer in list(self._writers):
-            self._guarded(partial(writer, step, numbers), writer)
+        for name, writer in list(self._writers.items()):
+            if not self._guarded(name, partial(writer, step, numbers)):
+                del self._writers[name]
 
     def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
         """Send the final metrics, as a table, and the report's pictures to W&B and TensorBoard."""
-        for reporter in self._reporters:
-            self._guarded(partial(reporter, metrics, pictures))
+        for name, reporter in self._reporters.items():
+            self._guarded(name, partial(reporter, metrics, pictures))
 
     def close(self) -> None:
         """Flush and close."""
         if self._file is not None:
             self._file.close()
             self._file = None
-        for closer in self._closers:
-            self._guarded(closer)
-        self._writers, self._reporters, self._closers = [], [], []
+        for name, closer in self._closers.items():
+            self._guarded(name, closer)
+        self._writers, self._reporters, self._closers = {}, {}, {}
 
-    def _guarded(self, action: Callable[[], None], writer: Write | None = None) -> None:
-        """Run an action on a copy. One that fails is named in the log and not used again; training continues."""
+    def _guarded(self, name: str, action: Callable[[], None]) -> bool:
+        """Run an action of the logger `name`, return True if it succeeds. A failure is logged; training continues."""
         try:
             action()
         except Exception as error:
-            log.warning("logging continues without it: %s: %s", type(error).__name__, error)
-            if writer is not None and writer in self._writers:
-                self._writers.remove(writer)
+            log.warning("logging continues without %s: %s: %s", name, type(error).__name__, error)
+            return False
+        return True
 
-    def _open_other(self, other: MetricLogger, folder: Path, config: Mapping[str, Any], step: int) -> None:
+    def _open_other(self, name: str, other: MetricLogger, folder: Path, config: Mapping[str, Any], step: int) -> None:
         other.open(folder, {**config, "revision": revision()}, step)
-        self._writers.append(other.log)
-        self._reporters.append(other.report)
-        self._closers.append(other.close)
+        self._writers[name], self._reporters[name], self._closers[name] = other.log, other.report, other.close
 
     def _open_wandb(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
@@ -143,9 +141,8 @@ class Logger(Part):
             run.log({"metrics": table, **{f"report/{path.stem}": wandb.Image(str(path)) for path in pictures}})
             run.summary.update(dict(metrics))
 
-        self._reporters.append(report)
-        self._writers.append(lambda step, values: run.log(dict(values), step=step))
-        self._closers.append(run.finish)
+        self._reporters["W&B"], self._closers["W&B"] = report, run.finish
+        self._writers["W&B"] = lambda step, values: run.log(dict(values), step=step)
 
     def _open_tensorboard(self, folder: Path, step: int) -> None:
         import numpy as np
@@ -166,9 +163,8 @@ class Logger(Part):
                 with Image.open(path) as picture:
                     writer.add_image(f"report/{path.stem}", np.asarray(picture.convert("RGB")), dataformats="HWC")
 
-        self._reporters.append(report)
-        self._writers.append(write)
-        self._closers.append(writer.close)
+        self._reporters["TensorBoard"], self._writers["TensorBoard"] = report, write
+        self._closers["TensorBoard"] = writer.close
 
 
 def _is_before(row: Mapping[str, Any], step: int) -> bool:

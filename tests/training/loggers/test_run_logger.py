@@ -112,7 +112,7 @@ def test_a_failing_copy_is_named_once_and_the_log_goes_on(tmp_path, monkeypatch,
         log.report({"top1": 1.0}, [])
         log.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "logging continues without it: ConnectionError: no network"
+        "logging continues without W&B: ConnectionError: no network"
     ]
     assert len(lines(tmp_path)) == 2
 
