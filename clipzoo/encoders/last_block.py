@@ -40,7 +40,7 @@ def _open_clip_block_at_first(block: Any, states: Tensor) -> Tensor:
 def _timm_block_at_first(block: Any, states: Tensor) -> Tensor:
     """Return timm's block at the first position, [b, 1, w]. states: [b, L, w]."""
     attention, state = block.attn, states[:, :1]
-    weight, bias, width = attention.qkv.weight, attention.qkv.bias, attention.attn_dim
+    weight, bias, width = attention.qkv.weight, attention.qkv.bias, attention.num_heads * attention.head_dim
     own, other = (None, None) if bias is None else (bias[:width], bias[width:])
     query = functional.linear(block.norm1(state), weight[:width], own)
     projected = functional.linear(block.norm1(states), weight[width:], other)
