@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipzoo.ops.packing import Block, Layout, relative_logs
 from clipzoo.ops.products import product
-from clipzoo.ops.tile_size import largest_cache, tile_side
+from clipzoo.ops.tiles_cpu import largest_cache, tile_side
 
 _TILE = tile_side(largest_cache())
 _PLAIN_LIMIT = 60.0
