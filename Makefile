@@ -62,7 +62,7 @@ reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45
 	@$(PY) scripts/make_world.py
 	@$(PY) -m clipzoo.cli.reproduce_demo
 
-test: $(STAMP)  ## the test suite (about seven minutes on two cores)
+test: $(STAMP)  ## the test suite (seven to eight minutes on two cores)
 	@echo "== tests"
 	@$(PARALLEL) -m "not slow and not slurm"
 
