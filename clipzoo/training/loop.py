@@ -131,7 +131,7 @@ class TrainingLoop:
             **self.step.model.head.logs(),
         }
         tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
-        # Of the reading before, which is complete: to read this one waits for the device.
+        # The previous reading: it is complete, and reading the current one would wait for the device.
         own = SlowRanks.row(self.step.throughput.own)
         stacked = torch.stack([tensor.to(self.world.device) for tensor in tensors.values()])
         means, rows = self.world.mean_and_rows(stacked, own)

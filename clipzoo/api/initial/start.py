@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clipzoo.encoders.weights.matching import Row
 
 Rows: TypeAlias = "list[Row]"
-"""What became of each tensor of the model."""
+"""A row for every tensor of the model: how it was initialised."""
 
 
 def initialise(

@@ -131,7 +131,7 @@ def _moments_of_shards(counts: Counts, setting: Setting, samples: int, is_divide
         _Moment(both, kept.fixed, forward, before),
         _Moment(both + text_again, kept.fixed, captions, before),
         _Moment(images + image_again, kept.fixed_images, rest, of_captions),
-        # Of the first block, which has no next one; all shards of gradients are there.
+        # The backward pass of the first block: no block follows it, and all shards of gradients are there.
         _Moment(image_again, kept.fixed_images, outside + image + 2 * trains * image, gradients),
     ]
 

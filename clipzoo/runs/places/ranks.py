@@ -1,4 +1,4 @@
-"""What the training of a run gives to the place where the run is kept."""
+"""The processes of a training and the ways to end it, for the place where its run is kept."""
 
 from __future__ import annotations
 

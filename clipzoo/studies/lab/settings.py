@@ -99,7 +99,7 @@ class LabSettings:
 
     @property
     def said(self) -> dict[str, object]:
-        """What the page says about the trainings and no training depends on."""
+        """Settings that change the page alone: no training depends on them."""
         return {
             "title": self.title, "baseline": self.baseline, "claims": list(self.claims), "notes": list(self.notes),
             "scales": list(self.scales), "rungs": list(self.search.rungs),

@@ -17,7 +17,7 @@ def remove_old(path: Path, keep: int) -> None:
         if old not in complete[-keep:]:
             remove(old)
     for twin in others:
-        # The same step in the other format; its mark is that of `path` now.
+        # This step may also exist in the other format; its mark now belongs to `path`.
         if step_of(twin) == step_of(path):
             _remove_content(twin)
     for temporary in path.parent.glob(".step_*.tmp"):

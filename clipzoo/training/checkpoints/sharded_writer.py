@@ -92,7 +92,7 @@ class _Planner(dcp.DefaultSavePlanner):
 def _write_item(name: str, piece: Piece) -> WriteItem:
     place = piece.place
     chunk = ChunkStorageMetadata(offsets=Size(place.offsets), sizes=Size(place.sizes))
-    # Of one type for all pieces: ranks may hold a tensor whole or in part.
+    # All pieces have one type, because ranks may hold a tensor whole or in part.
     return WriteItem(
         index=MetadataIndex(name, place.offsets),
         type=WriteItemType.SHARD,

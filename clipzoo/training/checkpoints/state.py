@@ -70,7 +70,7 @@ class TrainingState:
         self._folder, self._keep, self._world, self._report = folder, saving.keep, parallel.world, report
         self._modules, self._history = modules, history or {}
         self._whole: Mapping[str, Stateful] = {**modules, **parts, MODEL: tuned}
-        # The same parts; of sharded weights this rank's shards.
+        # As above, but with this rank's shards alone if the weights are sharded.
         self._own: Mapping[str, Stateful] = {**self._whole, MODEL: tuned.part_of(parallel.trained)}
         self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
         self.counters = Counters(dataset.counters)

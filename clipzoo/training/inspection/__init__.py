@@ -1,1 +1,1 @@
-"""What a training shows of itself: throughput, diagnostics, divergence."""
+"""Measurements of a running training: throughput, diagnostics, divergence."""

@@ -103,7 +103,7 @@ def _timeline(ranges: Iterable[tuple[float, float, str]]) -> tuple[list[float], 
             active.append(ordered[following])
             following += 1
         active = [part for part in active if part[1] > moment]
-        # Of two ranges that began together, the one that ends first is inside the other.
+        # If two ranges began together, the one that ends first is inside the other.
         owners.append(max(active, key=lambda part: (part[0], -part[1]))[2] if active else None)
     return moments, owners
 

@@ -72,7 +72,7 @@ class SpikeDetector:
 
 
 class Spikes:
-    """What a training does about spikes; see `Inspection.on_spike`.
+    """Detects spikes of a training and acts on them; see `Inspection.on_spike`.
 
     folder: run directory, where each spike is described in spikes/step_N.json; None: no file is written.
     names: sample ids -> the shard and key of each sample; None if the dataset has no names.
