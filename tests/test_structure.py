@@ -1,4 +1,4 @@
-"""The structure of the package: the direction of imports, the size of folders and functions."""
+"""The structure of the package: the direction of imports and the size of folders."""
 
 from __future__ import annotations
 
@@ -61,15 +61,6 @@ def test_folders_are_small_enough_to_find_a_file_by_its_name() -> None:
 def modules_by_folder() -> dict[Path, int]:
     folders = {path.parent for path in FILES}
     return {folder: sum(path.name != "__init__.py" for path in folder.glob("*.py")) for folder in folders}
-
-
-def test_no_function_is_longer_than_sixty_lines_and_no_file_than_three_hundred() -> None:
-    for path in FILES:
-        text = path.read_text()
-        assert text.count("\n") <= 300, path
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
 
 
 def test_only_one_module_reads_the_rank_from_the_environment():
