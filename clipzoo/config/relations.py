@@ -8,6 +8,7 @@ the class. Dots lead into inner nodes: "image_width == image_tower.width".
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -26,7 +27,14 @@ RUN = {
     ),
 }
 """Relations between the groups of a run."""
-FUNCTIONS: dict[str, Callable[..., Any]] = {"sum": sum, "len": len, "min": min, "max": max}
+
+
+def at_most(value: float, bound: float) -> bool:
+    """Return True if value <= bound, or if rounding explains the difference: 1 / (1 / 14.3) exceeds 14.3."""
+    return value <= bound or math.isclose(value, bound, rel_tol=1e-6)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"sum": sum, "len": len, "min": min, "max": max, "at_most": at_most}
 """Functions that an expression may call."""
 
 

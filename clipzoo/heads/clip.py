@@ -29,7 +29,7 @@ class ClipHead(UnitVectorHead):
     )
 
     relations = {
-        "not learnable_temperature or 1 <= 1 / temperature <= max_scale": (
+        "not learnable_temperature or (at_most(1, 1 / temperature) and at_most(1 / temperature, max_scale))": (
             "every step clamps the scale 1 / temperature to [1, max_scale]: change one, or set "
             "learnable_temperature=false"
         ),

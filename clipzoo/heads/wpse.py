@@ -48,7 +48,7 @@ class WpseHead(VectorHead):
 
     relations = {
         "sum(alpha) > 0": "one of the two weights must be above 0",
-        "min_scale <= 1 / temperature <= max_scale": (
+        "at_most(min_scale, 1 / temperature) and at_most(1 / temperature, max_scale)": (
             "the initial scale 1 / temperature must lie between min_scale and max_scale: change one of them"
         ),
         "initial_weight is None or (weights == 'positive' and initial_weight < weight_bound)": (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head
 from clipzoo.objectives.requirements import are_cosines
 from clipzoo.types import Batch, Loss, Progress, Similarity, World
@@ -26,8 +27,20 @@ class Objective(nn.Module):
     """Unit of the loss in curves: "nats" for a negative log-likelihood or a bound of mutual information, else empty."""
     own_temperature: bool = False
     """True if the objective scales the scores itself, which should then be plain cosines."""
+    needs_negatives: bool = False
+    """True if the loss is not defined for a global batch of one sample, which has no negatives."""
     depends_on_length: bool = False
     """True if a step depends on the length of the training, `Progress.total_steps`."""
+
+    def __call__(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        """See `forward`. Raises ConfigError for a global batch of one sample if the objective needs negatives."""
+        if self.needs_negatives and similarity.image_to_text.columns < 2:
+            raise ConfigError(
+                f"objective {self.name} compares a sample with the other samples of its batch, and the global batch "
+                "has 1 sample: give it at least 2"
+            )
+        loss: Loss = super().__call__(similarity, batch, progress)
+        return loss
 
     @abstractmethod
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:

@@ -25,7 +25,7 @@ class CyCLIP(Objective):
     name = "cyclip"
     own_temperature = True
 
-    relations = {"1 / temperature <= max_scale": "the scale 1 / temperature must not exceed its bound max_scale"}
+    relations = {"at_most(1 / temperature, max_scale)": "the scale 1 / temperature must not exceed its bound max_scale"}
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ class DCL(Objective):
     name = "dcl"
     loss_unit = "nats"
     own_temperature = True
+    needs_negatives = True
 
     relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
 

@@ -23,6 +23,7 @@ class InfoLOOB(Objective):
 
     name = "infoloob"
     loss_unit = "nats"
+    needs_negatives = True
 
     relations = {"image_to_text + text_to_image > 0": "one of the weights must be above 0"}
 

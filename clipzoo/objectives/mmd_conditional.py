@@ -44,6 +44,7 @@ class MMDConditional(Objective):
         self._kernels = image_kernel, text_kernel
         self._median_unit = median_unit
         self._exclude_diagonal = exclude_diagonal
+        self.needs_negatives = median_unit or exclude_diagonal
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         image_kernel, text_kernel = self._kernels

@@ -28,7 +28,7 @@ class MMDJoint(Objective):
     def __init__(self, image_kernel: Kernel, text_kernel: Kernel, median_unit: bool) -> None:
         super().__init__()
         self._kernels = image_kernel, text_kernel
-        self._median_unit = median_unit
+        self._median_unit = self.needs_negatives = median_unit
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         world = similarity.world

@@ -27,6 +27,7 @@ class MovingAverageObjective(PerSampleObjective):
     """
 
     own_temperature = True
+    needs_negatives = True
     log_u: Tensor
 
     def __init__(self, gamma: Share, **initial: float) -> None:

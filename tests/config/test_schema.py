@@ -9,6 +9,8 @@ import pytest
 
 from clipzoo.config import constructors, schema
 from clipzoo.config.annotations import UncheckableError, kind_of
+from clipzoo.config.constructors import class_constant
+from clipzoo.config.relations import broken
 
 HEAD = {
     "_target_": "clipzoo.heads.clip.ClipHead", "image_width": 8, "text_width": 8, "embed_width": 4,
@@ -177,3 +179,15 @@ def test_an_uncheckable_annotation_is_a_fault_that_names_class_argument_and_anno
     source = "class Part:\n    def __init__(self, sizes: list[set[int]]): ..."
     expected = "the annotation list[set[int]] of Part's argument sizes cannot be checked (set[int] in it): change it"
     assert part(source, package, sizes=[[1]]) == [f"part.sizes: {expected}"]
+
+
+@pytest.mark.parametrize("scale", [14.3, 49.0, 98.0, 103.0])
+def test_a_computed_scale_may_equal_its_bound_but_not_exceed_it(scale):
+    assert 1 / (1 / scale) > scale or 1 / (1 / scale) < scale, "rounding changes it"
+    wpse = "clipzoo.heads.wpse.WpseHead", {"min_scale": scale}
+    for target, bounds in (("clipzoo.objectives.cyclip.CyCLIP", {}), (HEAD["_target_"], {}), wpse):
+        relations = class_constant(target, "relations")
+        values = {"learnable_temperature": True, "temperature": 1 / scale, "max_scale": scale, **bounds}
+        assert not list(broken(relations, values))
+        assert list(broken(relations, {**values, "max_scale": 0.999 * scale}))
+        assert not bounds or list(broken(relations, {**values, "min_scale": 1.001 * scale}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
 from clipzoo.config import schema
 from clipzoo.errors import ConfigError
@@ -12,6 +13,7 @@ from clipzoo.heads.clip import ClipHead
 from clipzoo.objectives.compatibility import check_pair, require
 from clipzoo.objectives.cyclip import CyCLIP
 from scripts.compatibility import PAGE, all_pairs, build_head, build_objective, composed, config_names, page
+from tests.support.objectives import loss_of, similarity
 
 OWN_TEMPERATURE = ("nuclr", "sogclr", "isogclr", "dcl", "cyclip")
 
@@ -103,3 +105,14 @@ def test_require_warns_about_an_unpublished_pair(caplog):
     with caplog.at_level(logging.WARNING):
         require(build_head("kme"), build_objective("joint"))
     assert "unpublished" in caplog.text
+
+
+@pytest.mark.parametrize("objective", config_names("objective"))
+def test_a_single_sample_has_a_finite_loss_or_is_refused_because_it_has_no_negatives(objective):
+    built, alone = build_objective(objective), similarity(torch.ones(1, 1), within=(torch.ones(1, 1),) * 2)
+    built.allocate(5)
+    if built.needs_negatives:
+        with pytest.raises(ConfigError, match=rf"objective {objective} .* the global batch has 1 sample"):
+            loss_of(built, alone)
+    else:
+        assert loss_of(built, alone).total.isfinite()

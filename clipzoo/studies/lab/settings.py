@@ -139,7 +139,7 @@ def read_settings(name: str) -> LabSettings:
         raise ConfigError(f"{path}: seeds and evaluations are numbers of at least 1")
     parts = tuple(_comparison(path, content, node) for node in content["comparisons"])
     search = _built(SearchSettings, content["search"], f"{path}: search")
-    if any(abs(rung * content["evaluations"] % 1) > 1e-9 for rung in search.rungs):
+    if any(abs(place - round(place)) > 1e-9 for place in (rung * content["evaluations"] for rung in search.rungs)):
         raise ConfigError(f"{path}: search.rungs={search.rungs} must be multiples of 1 / evaluations")
     return LabSettings(
         path.stem, content["title"], content["baseline"], content["seeds"], content["evaluations"], search, parts,

@@ -30,7 +30,9 @@ class GroupedOptimizer(Part):
     """False if the optimizer cannot update weights that ranks divide (DTensors)."""
 
     relations = {
-        "schedule.peak * weight_decay <= 1": "a step must not take away more than the whole weight: lower one of them"
+        "at_most(schedule.peak * weight_decay, 1)": (
+            "a step must not take away more than the whole weight: lower one of them"
+        )
     }
 
     def build(self, *modules: nn.Module) -> torch.optim.Optimizer:

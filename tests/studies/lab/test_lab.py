@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -129,6 +130,14 @@ def test_a_wrong_lab_is_one_message(change, message, tmp_path):
     (tmp_path / "mine.yaml").write_text(text.replace(*change))
     with pytest.raises(ConfigError, match=message):
         read_settings(str(tmp_path / "mine.yaml"))
+
+
+def test_a_rung_written_as_a_decimal_is_a_multiple_of_one_over_the_evaluations(tmp_path):
+    text = (ROOT / "conf" / "lab" / "default.yaml").read_text()
+    assert 0.58 * 50 < 29, "rounding changes it"
+    changed = re.sub(r"evaluations: \d+", "evaluations: 50", text.replace("rungs: [0.25, 0.5]", "rungs: [0.58]"))
+    (tmp_path / "mine.yaml").write_text(changed)
+    assert list(read_settings(str(tmp_path / "mine.yaml")).search.rungs) == [0.58]
 
 
 def test_a_class_in_the_file_of_a_lab_needs_trust():
