@@ -30,6 +30,17 @@ def loader_workers(on_gpu: bool, asked: Literal["auto"] | int = "auto") -> int:
     return min(MOST_WORKERS, cores if on_gpu else max(1, cores // 4))
 
 
+def load_warning() -> str | None:
+    """Return a warning if the machine's load of the last minute exceeds its number of cores, else None."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores:
+        return None
+    return (
+        f"the machine's load of the last minute, {load:.1f}, exceeds its number of cores, {cores}: training shares them "
+        "with other programs; on a CPU, one thread is then faster than several (OMP_NUM_THREADS=1)"
+    )
+
+
 def _quota() -> int:
     try:
         quota, period = QUOTA.read_text().split()

@@ -71,7 +71,7 @@ class TrainingLoop:
                     batch = replace(batch, text_length=None)
                 if done == start + 1:
                     self.step.count_flops(batch)
-                result = self.step(batch, self._progress(done - 1), diagnose=done % self.saving.log_every == 0)
+                result = self.step(batch, self._progress(done - 1), diagnose=self._is_logged(done))
                 if self.average is not None:
                     self.average.update(self._progress(done))
                 self._rewind_if_due(done)
@@ -79,13 +79,14 @@ class TrainingLoop:
                 self._set_status(done, "waiting for data", bounded=done < self.total_steps)
             self.state.wait()
             self.world.run_on_first(self.state.remove_rewind)
-        return self.step.throughput.summary(self.total_steps), self._evaluate(self.total_steps)
+        metrics = self._evaluate(self.total_steps)
+        return self.step.throughput.summary(self.total_steps), metrics
 
     def _after_step(self, done: int, result: StepResult) -> None:
         """Do what is due after `done` steps. All that is written waits for the divergence check of the step."""
         self.state.raise_error()
         divergence, last = self.step.divergence, done == self.total_steps
-        log = done % self.saving.log_every == 0 or last
+        log = self._is_logged(done) or last
         save = done % self.saving.save_every == 0 or last or divergence.stop
         if log or save:
             divergence.settle()
@@ -119,6 +120,9 @@ class TrainingLoop:
             return
         if (done and done % self.saving.save_every == 0) or not self.state.can_rewind(done):
             self.state.save_to_rewind(done)
+
+    def _is_logged(self, done: int) -> bool:
+        return done == 1 or done % self.saving.log_every == 0
 
     def _log(self, done: int, result: StepResult) -> None:
         """Log the step's values, averaged over ranks, and the throughput."""
@@ -177,7 +181,7 @@ class TrainingLoop:
         return metrics
 
     def _measure(self, output: Path) -> dict[str, float]:
-        with self.step.parallel.whole() as model:
+        with self.step.throughput.evaluating(), self.step.parallel.whole() as model:
             return self.parts.evaluator.run(model, output, self.world)
 
     def _batches(self, start: int) -> Iterator[Batch]:

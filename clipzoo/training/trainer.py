@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
+from clipzoo.distributed.cores import load_warning
 from clipzoo.distributed.parallel.base import Parallel
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
@@ -137,7 +138,7 @@ def fit(
     total_steps, grouped = length.total_steps(dataset.samples), computation.group_captions
     throughput = Throughput(total_steps, length.global_batch, world)
     tuned = TunedModel(model, objective, parts.tuning, parts.seed)
-    if line := tuned.summary():
+    for line in filter(None, (load_warning(), tuned.summary())):
         parts.report(line)
     parallel = computation.share(model, world)
     gradients = _gradient_cache(parts, tuned, length, computation, parallel)

@@ -33,7 +33,7 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, str, Figure]]:
     yield "Over training", "loss over training", loss_curves(comparison)
     if (curves := evaluation_curves(comparison)) is not None:
         yield "", "evaluations during training", curves
-    yield "Cost", "minutes, samples per second, memory", cost_bars(comparison)
+    yield "Cost", "minutes of training and of evaluation, samples per second, memory", cost_bars(comparison)
 
 
 def dataset_bars(comparison: Comparison) -> Figure:
@@ -99,11 +99,11 @@ def loss_curves(comparison: Comparison) -> Figure:
 
 
 def cost_bars(comparison: Comparison) -> Figure:
-    """Minutes, samples per second and peak memory of each row."""
+    """Minutes of training and of evaluation, samples per second and peak memory of each row."""
     figure = Figure(figsize=(12, 0.32 * len(comparison.rows) + 1.1), dpi=DPI, layout="constrained")
     places = range(len(comparison.rows))
     labels = [row.label for row in comparison.rows]
-    for number, (panel, cost) in enumerate(zip(figure.subplots(1, 3), COSTS, strict=True)):
+    for number, (panel, cost) in enumerate(zip(figure.subplots(1, len(COSTS)), COSTS, strict=True)):
         values = [value if (value := row.cost(cost)) is not None else np.nan for row in comparison.rows]
         bars = panel.barh(places, values, 0.7, color=[colour(place) for place in places])
         panel.bar_label(bars, fmt="{:,.3g}", fontsize=8, padding=2, color=INK)

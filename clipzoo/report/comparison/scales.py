@@ -38,6 +38,7 @@ class Cost:
 
 COSTS = (
     Cost("minutes", MetricKey("training", "", "", "seconds"), 1 / 60),
+    Cost("minutes of evaluation", MetricKey("training", "", "", "evaluation_seconds"), 1 / 60),
     Cost("samples/s", MetricKey("training", "", "", "samples_per_second"), 1.0),
     Cost("peak GiB", MetricKey("training", "", "", "peak_memory_mib"), 1 / 1024),
 )

@@ -46,6 +46,7 @@ def cost_table(cost: Mapping[str, float | str]) -> Table:
     """Costs of the training, those of unknown name too; a single row."""
     shown: dict[str, tuple[str, Callable[[float], str]]] = {
         "seconds": ("minutes", lambda value: f"{value / 60:.1f}"),
+        "evaluation_seconds": ("minutes of evaluation", lambda value: f"{value / 60:.1f}"),
         "samples_per_second": ("samples/s", lambda value: f"{value:,.0f}"),
         "data_wait": ("waiting for data", lambda value: f"{value:.0%}"),
         **{part: (part, lambda value: f"{value:.0%}") for part in ("forward", "backward", "optimizer")},

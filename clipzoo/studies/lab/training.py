@@ -40,7 +40,7 @@ class Trained:
     """A trained model with its judgements on validation and test, and its cost.
 
     curve: [step, accuracy] on validation during training. flops: of the training. seconds: on the clock; processor:
-    seconds of CPU time. samples: that the training has seen. start: see `initial_scores`.
+    seconds of CPU time; both without evaluations. samples: that the training has seen. start: see `initial_scores`.
     """
 
     model: Model
@@ -92,22 +92,25 @@ def train_once(
     batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
     curve: list[tuple[int, float]] = []
     start = _start(model, objective, data, batch, steps)
+    evaluating = 0.0
 
     def evaluate(trained: Model) -> Mapping[str, float]:
-        share = (len(curve) + 1) / evaluations
+        nonlocal evaluating
+        share, began = (len(curve) + 1) / evaluations, time.process_time()
         metrics = judge(trained, data.world, data.validation, factor).metrics
+        evaluating += time.process_time() - began
         curve.append((round(share * steps), metrics[ACCURACY]))
         if share < 1 and not passes(share, metrics[ACCURACY]):
             raise StoppedEarlyError
         return metrics
 
-    began, used = time.perf_counter(), time.process_time()
-    train(
+    used = time.process_time()
+    result = train(
         model, objective, pairs, batch=batch, steps=steps, optimizer=optimizer, evaluate=evaluate,
         evaluate_every=steps * batch / len(data.train.scenes) / evaluations,
         computation=Computation(tile=None), device="cpu", seed=seed, log_every=steps, quiet=True,
     )  # fmt: skip
-    seconds, processor = time.perf_counter() - began, time.process_time() - used
+    seconds, processor = result.cost["seconds"], time.process_time() - used - evaluating
     judged = [judge(model, data.world, split, factor) for split in (data.validation, data.test)]
     flops = steps * _flops(model, data, batch)
     return Trained(model, judged[0], judged[1], curve, flops, seconds, processor, steps * batch, start)

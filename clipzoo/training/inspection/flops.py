@@ -1,14 +1,15 @@
-"""Floating-point operations of a training step, and those that the device is capable of."""
+"""Floating-point operations of a training step, and the largest number per second of a GPU."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from clipzoo.distributed.world import World
 from clipzoo.encoders.caption_groups import caption_groups
@@ -25,8 +26,9 @@ PEAKS = {
 def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -> float:
     """Return the operations of this rank's share of a step: three times those of a forward pass of encoders and head.
 
-    A tower that does not train counts once, one of which a part trains as its backward pass takes. Recomputed
-    activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two samples.
+    A convolution of the image itself counts twice: its input needs no gradient. A tower that does not train counts
+    once, one of which a part trains as its backward pass takes. Recomputed activations do not count, and neither do
+    kernels that torch cannot count. Encoders are counted on two samples.
     tile: see Head.forward.
     """
     sample, size = batch.split(min(2, len(batch)))[0], len(batch)
@@ -47,35 +49,45 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
 
 def _count(encoder: nn.Module, encode: Callable[[Tensor], Features], view: Tensor, rows: int) -> tuple[float, Features]:
     """Return the operations of a step in which `rows` samples like those of `view` pass, and the view's features."""
-    with FlopCounterMode(display=False) as counter, torch.compiler.set_stance("force_eager"):
-        features = encode(view)
-        forward = counter.get_total_flops()
-        if is_partial := any(not parameter.requires_grad for parameter in encoder.parameters()):
-            _differentiate(encoder, features.pooled)
-    return (counter.get_total_flops() if is_partial else 3.0 * forward) * rows / len(view), features
-
-
-def _differentiate(encoder: nn.Module, output: Tensor) -> None:
-    """Compute the gradient of the encoder's parameters, without storing it."""
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    if output.requires_grad:
-        torch.autograd.grad(output.sum(), trained, allow_unused=True)
+    is_whole = len(trained) == len(list(encoder.parameters()))
+    formulas = {torch.ops.aten.convolution: _convolution} if is_whole else {}
+    counting = FlopCounterMode(display=False, custom_mapping=formulas)
+    with counting as counter, torch.compiler.set_stance("force_eager"):
+        features = encode(view)
+        if not is_whole and features.pooled.requires_grad:
+            torch.autograd.grad(features.pooled.sum(), trained, allow_unused=True)
+    return (3.0 if is_whole else 1.0) * counter.get_total_flops() * rows / len(view), features
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the device's operations per second in this precision: from its data sheet, otherwise measured."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        peaks = [peak for part, peak in PEAKS.items() if part in name]
-        if peaks and dtype in (torch.bfloat16, torch.float16):
-            return peaks[0]
+def _convolution(view: Tensor, *options: Any, **more: Any) -> float:
+    """Return a third of the operations of a step: two thirds of a forward pass if the input needs no gradient."""
+    forward = flop_registry[torch.ops.aten.convolution](view, *options, **more)
+    return forward if view.requires_grad else forward * 2 / 3
+
+
+# FlopCounterMode then passes tensors instead of their shapes.
+_convolution._get_raw = True  # type: ignore[attr-defined]
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Return the operations per second of a GPU in this precision: from its data sheet, otherwise measured.
+
+    None for a CPU: its cores are shared with loaders and other programs, so that a measured rate is not a bound.
+    """
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peaks = [peak for part, peak in PEAKS.items() if part in name]
+    if peaks and dtype in (torch.bfloat16, torch.float16):
+        return peaks[0]
     return _measure_peak(device, dtype)
 
 
 @cache
 def _measure_peak(device: torch.device, dtype: torch.dtype) -> float:
     """Time a few large matrix products and return the highest rate."""
-    size, shortest = (8192, float("inf")) if device.type == "cuda" else (1024, float("inf"))
+    size, shortest = 8192, float("inf")
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     for _ in range(5):
         begin = time.perf_counter()

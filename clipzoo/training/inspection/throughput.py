@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
@@ -18,8 +19,9 @@ from clipzoo.distributed.world import World
 T = TypeVar("T")
 SHARES = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 """Part of a step -> its name in metrics.jsonl, where it is a share of the time."""
-PARTS = (*SHARES, "other")
-"""Parts of a step, which together are all of its time."""
+EVALUATION = "evaluation"
+PARTS = (*SHARES, "other", EVALUATION)
+"""Parts of a step, and evaluations, which together are all of the time."""
 OWN_WORK = {"data": "data", "transfer": "transfer", OWN_PASSES: "computation"}
 """Mark -> cause of the time before it, which this rank spends without waiting for other ranks."""
 CAUSES = ("data", "transfer", "computation", "checkpoint")
@@ -38,19 +40,22 @@ class OwnTime:
 class Throughput:
     """Measures a loop over `timed(batches)`; `mark(part)` ends a part of a step, or a phase inside a part.
 
+    Seconds, rates and shares are those of the training without evaluations (`evaluating`).
+
     own: time of this rank alone, between the last two readings.
     flops_per_step: floating-point operations of this rank; None until they are counted.
-    peak_flops: floating-point operations per second that its device is capable of.
+    peak_flops: floating-point operations per second that its device is capable of; None if unknown.
     """
 
     flops_per_step: float | None = None
-    peak_flops = float("nan")
+    peak_flops: float | None = None
 
     def __init__(self, total_steps: int, global_batch: int, world: World) -> None:
         self._total_steps, self._global_batch = total_steps, global_batch
         self._device, self._ranks = world.device, world.size
         self._clock = _Clock(world.device)
-        self._started = self._read_time = time.perf_counter()
+        self._started = time.perf_counter()
+        self._read_seconds = 0.0
         self._first_step = self._read_step = 0
         self._read_parts: dict[str, float] = {}
         self._read_own: dict[str, float] = {}
@@ -65,14 +70,21 @@ class Throughput:
         self._spent_before.update(spent)
 
     def state(self, step: int) -> dict[str, float]:
-        """Return seconds, in all and by part, and steps since the run first started, without interruptions."""
-        before, now = self._spent_before, time.perf_counter()
+        """Return seconds of training and of each part, and steps since the run first started, without interruptions."""
+        before = self._spent_before
         parts = {name: before.get(name, 0.0) + seconds for name, seconds in self._clock.totals().items()}
         sums = {
-            "seconds": before["seconds"] + now - self._started,
+            "seconds": before["seconds"] + self._seconds(),
             "steps": before["steps"] + step - self._first_step,
         }
         return {**before, **parts, **sums}
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Count the time of the block as evaluation, which is not a part of the training."""
+        self._clock.mark("other")
+        yield
+        self._clock.mark(EVALUATION)
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches; the time that each one takes to arrive counts as waiting for data.
@@ -106,18 +118,18 @@ class Throughput:
     def read(self, step: int) -> dict[str, float]:
         """Return samples per second over all ranks and shares of the time since the last reading, and peak memory."""
         before, parts = self._read_parts, dict(self._clock.totals())
-        now = time.perf_counter()
-        seconds, steps = max(now - self._read_time, 1e-9), step - self._read_step
+        now = self._seconds()
+        seconds, steps = max(now - self._read_seconds, 1e-9), step - self._read_step
         values = {
             "samples_per_second": steps * self._global_batch / seconds,
             **{name: (parts.get(part, 0.0) - before.get(part, 0.0)) / seconds for part, name in SHARES.items()},
             **self._utilization(steps, seconds),
             "peak_memory_mib": self._peak_memory(),
-            "seconds": self._spent_before["seconds"] + now - self._started,
+            "seconds": self._spent_before["seconds"] + now,
         }
         own = dict(self._clock.own)
         self.own = OwnTime(seconds, steps, tuple(own[cause] - self._read_own.get(cause, 0.0) for cause in CAUSES))
-        self._read_time, self._read_step, self._read_parts, self._read_own = now, step, parts, own
+        self._read_seconds, self._read_step, self._read_parts, self._read_own = now, step, parts, own
         return values
 
     def progress_line(self, step: int, values: Mapping[str, Any]) -> str:
@@ -141,6 +153,7 @@ class Throughput:
         return {
             "steps": step,
             "seconds": seconds,
+            "evaluation_seconds": state.get(EVALUATION, 0.0),
             "samples_per_second": steps * self._global_batch / seconds,
             **{name: state.get(part, 0.0) / seconds for part, name in SHARES.items()},
             **self._utilization(steps, seconds),
@@ -152,15 +165,20 @@ class Throughput:
 
     def _leave_out_start(self, step: int) -> None:
         """Begin the first reading, and the estimate of the time left, after `step` steps."""
-        parts, now = dict(self._clock.totals()), time.perf_counter()
-        self._estimate_from = now, step
+        parts, seconds = dict(self._clock.totals()), self._seconds()
+        self._estimate_from = time.perf_counter(), step
         if self._read_step == self._first_step:
-            self._read_time, self._read_step, self._read_parts = now, step, parts
+            self._read_seconds, self._read_step, self._read_parts = seconds, step, parts
             self._read_own = dict(self._clock.own)
 
+    def _seconds(self) -> float:
+        """Return the seconds of training since this process began."""
+        evaluation = self._clock.totals().get(EVALUATION, 0.0)
+        return time.perf_counter() - self._started - evaluation
+
     def _utilization(self, steps: float, seconds: float) -> dict[str, float]:
-        """Model FLOPs utilization: recomputed activations do not count."""
-        if self.flops_per_step is None:
+        """Model FLOPs utilization: recomputed activations do not count. Empty where the peak is unknown."""
+        if self.flops_per_step is None or self.peak_flops is None:
             return {}
         return {"flops_utilisation": self.flops_per_step * steps / seconds / self.peak_flops}
 
