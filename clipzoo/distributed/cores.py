@@ -36,8 +36,8 @@ def load_warning() -> str | None:
     if load <= cores:
         return None
     return (
-        f"the machine's load of the last minute, {load:.1f}, exceeds its number of cores, {cores}: training shares them "
-        "with other programs; on a CPU, one thread is then faster than several (OMP_NUM_THREADS=1)"
+        f"the machine's load of the last minute, {load:.1f}, exceeds its number of cores, {cores}: other programs "
+        "take their time; on busy cores one thread trains faster than several (OMP_NUM_THREADS=1)"
     )
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -88,6 +89,20 @@ def test_the_callback_is_called_every_epoch_and_at_the_end_without_gradients():
     result = train(model(), steps=12, evaluate=evaluate)  # 40 samples: an epoch has 5 steps
     assert len(seen) == 3 and result.metrics == {"calls": 3.0}
     assert [values["step"] for values in result.history if "event" in values] == [5, 10, 12]
+
+
+def test_the_first_line_of_the_log_is_that_of_step_one_and_the_period_changes_no_loss():
+    every, some = (train(model(), log_every=period).history for period in (1, 4))
+    losses = {values["step"]: values["loss"] for values in every}
+    assert {values["step"]: values["loss"] for values in some} == {step: losses[step] for step in (1, 4, 8, 10)}
+
+
+def test_the_cost_has_evaluations_apart_and_no_utilization_of_a_cpu():
+    began = time.perf_counter()
+    cost = train(model(), steps=12, evaluate=lambda trained: time.sleep(0.1) or {}).cost
+    assert cost["evaluation_seconds"] >= 0.3, "three evaluations"
+    assert cost["seconds"] + cost["evaluation_seconds"] <= time.perf_counter() - began
+    assert cost["flops"] > 0 and "flops_utilisation" not in cost
 
 
 def test_a_run_directory_has_metrics_and_checkpoints_and_the_same_call_resumes(tmp_path):

@@ -39,3 +39,10 @@ def test_loader_processes_leave_the_cores_to_a_training_on_the_cpu(machine, coun
     machine(count)
     assert (cores.loader_workers(on_gpu=True), cores.loader_workers(on_gpu=False)) == (beside_gpu, on_cpu)
     assert cores.loader_workers(on_gpu=True, asked=3) == 3
+
+
+@pytest.mark.parametrize(("load", "warns"), [(2.0, False), (2.1, True)])
+def test_a_load_above_the_cores_of_the_machine_is_reported(monkeypatch, load, warns):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 9.0))
+    assert (cores.load_warning() is not None) == warns

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from clipzoo.distributed.world import World
@@ -26,16 +26,16 @@ PEAKS = {
 def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -> float:
     """Return the operations of this rank's share of a step: three times those of a forward pass of encoders and head.
 
-    A convolution of the image itself counts twice: its input needs no gradient. A tower that does not train counts
-    once, one of which a part trains as its backward pass takes. Recomputed activations do not count, and neither do
-    kernels that torch cannot count. Encoders are counted on two samples.
+    Gradients that the encoders do not compute do not count: those of images and of weights that do not train.
+    Recomputed activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two
+    samples.
     tile: see Head.forward.
     """
     sample, size = batch.split(min(2, len(batch)))[0], len(batch)
     buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
-    flops, image = _count(model.encoder, model.image_read_by_head, sample.image, size)
+    flops, image = _count(model.image_read_by_head, sample.image, size)
     for rows, width in caption_groups(batch.text, batch.text_length):
-        count, text = _count(model.encoder, model.text_read_by_head, sample.text[..., :width], rows)
+        count, text = _count(model.text_read_by_head, sample.text[..., :width], rows)
         flops += count
     with torch.no_grad(), FlopCounterMode(display=False) as head:
         similarity = model.compare(_repeat(image, size), _repeat(text, size), world, tile)
@@ -47,27 +47,31 @@ def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -
     return flops + 3.0 * head.get_total_flops()
 
 
-def _count(encoder: nn.Module, encode: Callable[[Tensor], Features], view: Tensor, rows: int) -> tuple[float, Features]:
+def _count(encode: Callable[[Tensor], Features], view: Tensor, rows: int) -> tuple[float, Features]:
     """Return the operations of a step in which `rows` samples like those of `view` pass, and the view's features."""
-    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    is_whole = len(trained) == len(list(encoder.parameters()))
-    formulas = {torch.ops.aten.convolution: _convolution} if is_whole else {}
+    formulas = {operator: _of_step(formula) for operator, formula in flop_registry.items()}
     counting = FlopCounterMode(display=False, custom_mapping=formulas)
     with counting as counter, torch.compiler.set_stance("force_eager"):
         features = encode(view)
-        if not is_whole and features.pooled.requires_grad:
-            torch.autograd.grad(features.pooled.sum(), trained, allow_unused=True)
-    return (3.0 if is_whole else 1.0) * counter.get_total_flops() * rows / len(view), features
+    return counter.get_total_flops() * rows / len(view), features
 
 
-def _convolution(view: Tensor, *options: Any, **more: Any) -> float:
-    """Return a third of the operations of a step: two thirds of a forward pass if the input needs no gradient."""
-    forward = flop_registry[torch.ops.aten.convolution](view, *options, **more)
-    return forward if view.requires_grad else forward * 2 / 3
+def _of_step(formula: Callable[..., float]) -> Callable[..., float]:
+    """Return the formula of an operator's forward and backward pass from that of the forward pass.
 
+    The gradients of all operands take two forward passes; an operand without a gradient, such as the image in the first
+    convolution or a weight that does not train, takes none.
+    """
 
-# FlopCounterMode then passes tensors instead of their shapes.
-_convolution._get_raw = True  # type: ignore[attr-defined]
+    def of_step(*arguments: Any, **options: Any) -> float:
+        # Biases and masks are not among them.
+        operands = [tensor for tensor in arguments[:3] if isinstance(tensor, Tensor) and tensor.ndim > 1]
+        share = sum(tensor.requires_grad for tensor in operands) / max(len(operands), 1)
+        return formula(*arguments, **options) * (1 + 2 * share)
+
+    # FlopCounterMode passes tensors, not their shapes.
+    of_step._get_raw = True  # type: ignore[attr-defined]
+    return of_step
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
