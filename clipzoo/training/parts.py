@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from clipzoo.data.shards.captions import CaptionCounts
 from clipzoo.distributed.environment import say
 from clipzoo.encoders.tuning.tuning import Tuning
 from clipzoo.model import Model
@@ -45,6 +46,9 @@ class Dataset(Protocol):
 
         trim_text: cut the padding that all captions of the batch share.
         """
+
+    def captions(self) -> CaptionCounts:
+        """Return how often captions repeat; empty if the samples have none. Must not read the samples."""
 
     def counters(self) -> Mapping[str, int]:
         """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""

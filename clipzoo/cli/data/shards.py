@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from clipzoo.cli.arguments import number_in
+from clipzoo.cli.arguments import add_batch, number_in
 from clipzoo.cli.progress import Progress
 from clipzoo.config.vocabulary import Count, Gigabytes, Processes, Range, Seed
 from clipzoo.errors import ConfigError
@@ -124,7 +124,7 @@ def inspect(options: argparse.Namespace) -> None:
         index, rules, options.samples, options.images if options.sheet else 0, options.seed,
         options.processes or 1, Progress("inspection", "samples"),
     )  # fmt: skip
-    print(describe(index, statistics))
+    print(describe(index, statistics, options.batch))
     if options.sheet and statistics.tiles:
         contact_sheet(list(statistics.tiles.values()), options.sheet)
         print(f"contact sheet      {options.sheet}")
@@ -140,7 +140,7 @@ def _load_index(options: argparse.Namespace, cache: ShardCache) -> ShardIndex:
     if options.index_folder is None and is_remote(source.shards[0]):
         raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
     folder = options.index_folder or Path(source.shards[0]).parent / FOLDER
-    index = load_or_build(source.shards, cache, [folder], options.processes)
+    index = load_or_build(source.shards, cache, [folder], options.processes, options.caption_key)
     if not index.samples:
         flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
         raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))
@@ -191,7 +191,7 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     _shard_arguments(parser)
-    parser.add_argument("--caption-key", help="the caption's key in .json (default: the .txt)")
+    add_batch(parser)
     parser.add_argument("--samples", type=number_in(Count), default=100_000, help="most samples to read, at random")
     parser.add_argument("--quick", action="store_true", help="read the headers of images only: finds no cut images")
     _reading_arguments(parser)
@@ -208,4 +208,5 @@ def _reading_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _shard_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; together one source")
+    parser.add_argument("--caption-key", help="as data.caption_key: the caption's key in .json (default: the .txt)")
     parser.add_argument("--index-folder", type=Path, help="folder of the index (default: beside the shards)")

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
+from clipzoo.data.shards.captions import CaptionCounts, described
 from clipzoo.report import render
 from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables
 from clipzoo.report.run_page.curves import loss_unit
 from clipzoo.report.run_page.published_results import result_tables
-from clipzoo.runs.directory import config_of, is_finished
+from clipzoo.runs.directory import CAPTIONS, config_of, is_finished
 from clipzoo.runs.metric_key import MetricKey, parsed, split
 from clipzoo.runs.record import RunRecord
 from clipzoo.runs.training_log import TrainingLog
@@ -50,7 +51,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         run / "report.md",
         "run_page.j2",
         run.name,
-        facts=_facts(config, record),
+        facts=_facts(config, record) | _caption_fact(run, damage),
         row=row,
         published=result_tables(metrics, missing, row),
         results=[table(metrics) for table in tables],
@@ -96,6 +97,18 @@ def _facts(config: Mapping[str, Any], record: RunRecord | None) -> dict[str, obj
         "Seed": record.seed,
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _caption_fact(run: Path, damage: io.DamageLog) -> dict[str, object]:
+    """How often captions repeat in the dataset; empty for runs without captions."""
+    path = run / CAPTIONS
+
+    def read() -> dict[str, object]:
+        figures = io.read_json(path)
+        io.require_fields(path, figures, dict.fromkeys(CaptionCounts().figures(0), (int, float)))
+        return {"Captions": described(figures)}
+
+    return damage.read(read, {}) if path.exists() else {}
 
 
 def _spikes(run: Path, damage: io.DamageLog) -> Iterator[dict[str, Any]]:
