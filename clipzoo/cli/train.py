@@ -198,7 +198,8 @@ def train(config: DictConfig) -> None:
             rows = initialise(model, folder, plain, values, parts, trust, world)
             precision = trainer.choose_precision(folder, world)
             evaluator.open()
-            evaluator.require(of_weights(trainer.saving.best_metric, averaged=parts.averaging is not None))
+            best_metric = of_weights(trainer.saving.best_metric, averaged=parts.averaging is not None)
+            evaluator.require(best_metric, trainer.length.global_batch)
         world.run_on_first(lambda: begin(lock, plain, given, dataset, rows, precision, world))
         training = Parts(
             model, parts.objective, dataset, parts.optimizer, trials.at_rungs(evaluator, watchdog), parts.logger,

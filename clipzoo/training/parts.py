@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from clipzoo.data.shards.captions import CaptionCounts
 from clipzoo.distributed.environment import say
 from clipzoo.encoders.tuning.tuning import Tuning
+from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch, Progress, World
@@ -63,8 +64,11 @@ class Evaluator(Protocol):
     def due(self, before: Progress, now: Progress) -> bool:
         """Return True if an evaluation falls between two points of the training, which are equal before its start."""
 
-    def run(self, model: Model, output: Path, world: World) -> dict[str, float]:
-        """Return all metrics by their flat keys; tables and pictures for the report go to `output`. Collective."""
+    def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
+        """Return all metrics by their flat keys; tables and pictures for the report go to `output`. Collective.
+
+        held_out: measures the training's objective on held-out pairs, for evaluators that have some.
+        """
 
 
 class Schedule(Protocol):

@@ -28,11 +28,18 @@ class ShardReader:
 
         pick(count) chooses one of several captions. Raises BadSampleError.
         """
-        descriptor = self._open(index, shard)
-        record = index.records[index.starts[shard] + position]
-        captions = read_captions(descriptor, record, self._caption_key)
+        captions = self.captions(index, shard, position)
         caption = captions[pick(len(captions)) if len(captions) > 1 else 0]
-        return caption, read_member(descriptor, record, "image")
+        return caption, self.image(index, shard, position)
+
+    def captions(self, index: ShardIndex, shard: int, position: int) -> list[str]:
+        """Return the usable captions of a sample. Raises BadSampleError, also without one."""
+        record = index.records[index.starts[shard] + position]
+        return read_captions(self._open(index, shard), record, self._caption_key)
+
+    def image(self, index: ShardIndex, shard: int, position: int) -> bytes:
+        """Return the encoded image of a sample. Raises BadSampleError."""
+        return read_member(self._open(index, shard), index.records[index.starts[shard] + position], "image")
 
 
 class _OpenShards:
