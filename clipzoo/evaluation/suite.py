@@ -56,8 +56,9 @@ class Suite(Part):
         seed: of the samples of train on which the linear probe chooses C.
         keep_features: leave the probe's features on disk.
         at_start: evaluate before the first step too: the initial weights of a fine-tuning.
-        validation: shards of held-out pairs, or None: recall on them, and in a training the loss of its objective.
-        caption_key, index_folder: of the validation shards, as in `ShardDataset`.
+        validation: shards of held-out pairs, whose recall is measured, and in a training the loss of its objective,
+            validation/loss.
+        caption_key, index_folder: of the validation shards, as data.caption_key and data.index_folder.
     """
 
     def __init__(

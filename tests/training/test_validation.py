@@ -50,6 +50,8 @@ def evaluations(runs: Path) -> list[dict]:
 def test_a_validated_run_trains_the_weights_of_one_without_validation_bit_for_bit(validated, undisturbed):
     assert_equal(weights(validated), weights(undisturbed))
     assert losses(validated) == losses(undisturbed)
+    figures = json.loads((validated / "run" / "captions.json").read_text())
+    assert (figures["pairs"], figures["distinct"], figures["batch"]) == (100, 100, 16)
     measured = evaluations(validated)
     assert [line["step"] for line in measured] == [2, 4, 6, 8, 9]
     assert len({line["validation/loss"] for line in measured}) == 5

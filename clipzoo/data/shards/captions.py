@@ -13,8 +13,10 @@ import numpy as np
 
 from clipzoo.data.faults import BadSampleError
 
-_CAPTIONS_AT_ONCE = 2**24
-"""Digests that are sorted at a time: 128 MiB."""
+_SORTED_AT_ONCE = 2**27
+"""Digests that are sorted at a time: 1 GiB."""
+_BLOCK = 2**22
+"""Digests that are read at a time."""
 NO_CAPTION = 0
 """Digest of a sample without a usable caption."""
 
@@ -30,11 +32,15 @@ class CaptionCounts:
 
     @classmethod
     def of(cls, digests: np.ndarray) -> CaptionCounts:
-        """Count digests, [n] uint64, NO_CAPTION left out. Memory beside them: _CAPTIONS_AT_ONCE digests, twice."""
-        parts = 1 + len(digests) // _CAPTIONS_AT_ONCE
+        """Count digests, [n] uint64, NO_CAPTION left out.
+
+        Memory beside them is bounded, at 3 GiB: more than _SORTED_AT_ONCE digests are read several times, each time
+        those with another remainder.
+        """
+        parts = 1 + len(digests) // _SORTED_AT_ONCE
         occurrences: Counter[int] = Counter()
         for part in range(parts):
-            blocks = (digests[first : first + _CAPTIONS_AT_ONCE] for first in range(0, len(digests), _CAPTIONS_AT_ONCE))
+            blocks = (digests[first : first + _BLOCK] for first in range(0, len(digests), _BLOCK))
             chosen = [block[(block != NO_CAPTION) & (block % np.uint64(parts) == part)] for block in blocks]
             counts = np.unique(np.concatenate([*chosen, np.empty(0, np.uint64)]), return_counts=True)[1]
             sizes, captions = np.unique(counts, return_counts=True)

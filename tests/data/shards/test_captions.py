@@ -79,7 +79,8 @@ def test_counting_in_parts_equals_counting_at_once(monkeypatch):
     digests = np.random.default_rng(0).integers(0, 40, 1000).astype(np.uint64)
     whole = CaptionCounts.of(digests)
     assert whole.pairs == int((digests != NO_CAPTION).sum()) and whole.distinct == 39
-    monkeypatch.setattr("clipzoo.data.shards.captions._CAPTIONS_AT_ONCE", 64)
+    monkeypatch.setattr("clipzoo.data.shards.captions._SORTED_AT_ONCE", 64)
+    monkeypatch.setattr("clipzoo.data.shards.captions._BLOCK", 100)
     assert CaptionCounts.of(digests) == whole
 
 
