@@ -65,6 +65,8 @@ def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> RunPar
         averaging=part(plain["average"], trust, Averaging) if "average" in plain else None,
     )
     compatibility.require(parts.head, parts.objective)
+    if parts.evaluator.validation is not None:
+        parts.objective.require_value_of_unseen()
     return parts
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from clipzoo.config.annotations import kind_of_object
 from clipzoo.config.groups import VARIABLE
+from clipzoo.config.vocabulary import Count
 from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.errors import ConfigError
 
@@ -35,6 +36,14 @@ def number_in(annotation: Any) -> Callable[[str], Any]:
         return value
 
     return read
+
+
+def add_batch(parser: argparse.ArgumentParser) -> None:
+    """Add --batch, for which the expected number of equal captions is printed."""
+    parser.add_argument(
+        "--batch", type=number_in(Count), default=2048,
+        help="batch size for which the expected number of equal captions is printed (default: %(default)s)",
+    )  # fmt: skip
 
 
 def run_main(main: Callable[[], int | None]) -> None:

@@ -17,6 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from clipzoo import io
 from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser
 from clipzoo.config import overrides
@@ -29,7 +30,7 @@ from clipzoo.distributed import environment, submitit
 from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked
 from clipzoo.runs import record, sweep
-from clipzoo.runs.directory import claim, created, evaluation_hint, find_run, has_ended
+from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, has_ended
 from clipzoo.runs.extension import length_hint
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import RunLock
@@ -197,7 +198,8 @@ def train(config: DictConfig) -> None:
             rows = initialise(model, folder, plain, values, parts, trust, world)
             precision = trainer.choose_precision(folder, world)
             evaluator.open()
-            evaluator.require(of_weights(trainer.saving.best_metric, averaged=parts.averaging is not None))
+            best_metric = of_weights(trainer.saving.best_metric, averaged=parts.averaging is not None)
+            evaluator.require(best_metric, trainer.length.global_batch)
         world.run_on_first(lambda: begin(lock, plain, given, dataset, rows, precision, world))
         training = Parts(
             model, parts.objective, dataset, parts.optimizer, trials.at_rungs(evaluator, watchdog), parts.logger,
@@ -221,6 +223,7 @@ def begin(
     """Claim the run directory, and say what is trained and how. On the first rank. given: see `claim`."""
     from clipzoo.api.formats.open_clip import export_note
     from clipzoo.api.initial.start import report_initial_weights
+    from clipzoo.data.shards.captions import described as described_captions
     from clipzoo.distributed.device import described
 
     kept = claim(lock, plain, dataset.fingerprint, given)
@@ -231,6 +234,10 @@ def begin(
         f"{lock.folder}: {dataset.samples} samples, {plain['trainer']['global_batch']} per step, {world.size} ranks, "
         f"{precision} on {described(world.device, plain['data'].get('workers'))}{export_note(plain)}"
     )
+    if (captions := dataset.captions()).pairs:
+        figures = captions.figures(plain["trainer"]["global_batch"])
+        io.write_json(lock.folder / CAPTIONS, figures)
+        environment.say(f"data: {described_captions(figures)}")
 
 
 def fingerprint(data: Mapping[str, Any], run: Path) -> str | None:

@@ -21,6 +21,9 @@ RUN = {
     "head.image_points <= encoder.image_tower.tokens": "an image has no more points than the encoder has tokens",
     "data.image_size == encoder.image_tower.image_size": "images must have the size that the encoder takes",
     "data.tokenizer.context_length <= encoder.context_length": "captions must fit into the encoder's context",
+    "trainer.patience is None or eval.every_epochs is not None": (
+        "early stopping needs evaluations during the training: give eval.every_epochs"
+    ),
     "optim.schedule.warmup_epochs <= trainer.epochs": "the warmup must end within the training",
     "trainer.parallel == 'ddp' or optim.takes_shards": (
         "this optimizer cannot update weights that ranks divide: choose another one, or trainer.parallel=ddp"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clipzoo.data.plan.plan import Plan
 from clipzoo.data.rank_batches import rank_rows
+from clipzoo.data.shards.captions import CaptionCounts
 from clipzoo.errors import ConfigError
 from clipzoo.types import Batch, World
 
@@ -43,6 +44,10 @@ class InMemoryDataset:
     def repeats(self, view: Literal["image", "text"]) -> bool:
         """Return True: a pair is the same in every epoch."""
         return True
+
+    def captions(self) -> CaptionCounts:
+        """Empty: the pairs need not be images and captions."""
+        return CaptionCounts()
 
     def counters(self) -> dict[str, int]:
         """Empty: all pairs are usable."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from torch import Tensor
 
 from clipzoo.config.arguments import checked
@@ -16,6 +17,7 @@ from clipzoo.data.plan.plan import Plan
 from clipzoo.data.rank_batches import RankBatches, StoredKeys, rank_rows
 from clipzoo.data.samples import SampleReader
 from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data.shards.captions import CaptionCounts
 from clipzoo.data.shards.damage import check_shards
 from clipzoo.data.shards.fingerprint import fingerprint, index_folders
 from clipzoo.data.shards.index import ShardIndex
@@ -128,6 +130,12 @@ class ShardDataset(Part):
         """
         self._stored_keys = stored_keys
 
+    def captions(self) -> CaptionCounts:
+        """Return how often captions repeat, over all sources alike whatever their weights. Reads the index only."""
+        if len(self._indexes) == 1:
+            return self._indexes[0].captions
+        return CaptionCounts.of(np.concatenate([index.records["caption"] for index in self._indexes]))
+
     def counters(self) -> dict[str, int]:
         """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
         return dict(self._faults.counts)
@@ -192,7 +200,10 @@ class ShardDataset(Part):
         return indexes, check_shards(indexes, self._max_bad_fraction)
 
     def _load(self) -> list[ShardIndex]:
-        return [load_or_build(source.shards, self._cache, self._folders(source.shards)) for source in self._sources]
+        return [
+            load_or_build(source.shards, self._cache, self._folders(source.shards), caption_key=self._caption_key)
+            for source in self._sources
+        ]
 
     def _folders(self, shards: tuple[str, ...]) -> list[Path]:
         return index_folders(shards, self._index_folder, self._run)

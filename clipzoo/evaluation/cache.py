@@ -67,7 +67,7 @@ def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world:
 
 def _headline(metrics: Mapping[str, float]) -> str:
     return ", ".join(
-        f"{key.protocol and f'{key.protocol}/'}{key.metric} {value:.2f}"
+        f"{key.protocol and f'{key.protocol}/'}{key.metric} {value:.{key.decimals}f}"
         for key, value in parsed(metrics).items()
-        if key.metric in ("top1", "recall_at_1")
+        if key.metric in ("top1", "recall_at_1", "loss")
     )

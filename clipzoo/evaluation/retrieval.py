@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from PIL.Image import Image
@@ -16,6 +16,7 @@ from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset
 from clipzoo.evaluation.draws import embed_draws, mean_over_draws
 from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
 from clipzoo.evaluation.ranking import positions, score_blocks
+from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
 from clipzoo.types import Embedding, map_embedding
 
@@ -29,16 +30,25 @@ class Retrieval:
     """Metrics in percent by protocol, and the retrieved images of the first draw.
 
     positions: [k], position of each caption's image. retrieved: [k, <= 10], indices of the best images, best first.
-    image_positions: [n], position of the best of each image's own captions.
+    image_positions: [n], position of the best of each image's own captions. loss: mean over draws and deviation; empty
+    unless it is measured.
     """
 
     metrics: dict[str, dict[str, float]]
     positions: Tensor
     retrieved: Tensor
     image_positions: Tensor
+    loss: dict[str, float] = field(default_factory=dict)
 
 
-def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int, paired: bool) -> Retrieval:
+def retrieval(
+    model: Model,
+    dataset: RetrievalDataset,
+    encoder: BatchEncoder,
+    draws: int,
+    paired: bool,
+    held_out: HeldOutLoss | None = None,
+) -> Retrieval:
     """Measure recall at 1, 5 and 10, "image_to_text" and "text_to_image". Collective.
 
     An image retrieves its caption if any of its captions is among the first k; a caption has one image.
@@ -47,6 +57,7 @@ def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, dr
         draws: of random features; ignored by deterministic heads.
         paired: measure "paired_image_to_text" too: one caption per image in the gallery at a time, without its
             siblings, averaged over the captions (the numbers of KME-CLIP's table 1).
+        held_out: of a dataset with one caption per image, measure this loss too.
     """
     draws = draws if model.head.stochastic else 1
     caption_image = torch.as_tensor(dataset.caption_image)
@@ -61,7 +72,11 @@ def retrieval(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, dr
     ]
     protocols = results[0].metrics
     metrics = {protocol: mean_over_draws([result.metrics[protocol] for result in results]) for protocol in protocols}
-    return Retrieval(metrics, results[0].positions, results[0].retrieved, results[0].image_positions)
+    loss = {}
+    if held_out is not None:
+        pairs = zip(images, captions, strict=True)
+        loss = mean_over_draws([{"loss": held_out(model, image, text, encoder.world)} for image, text in pairs])
+    return Retrieval(metrics, results[0].positions, results[0].retrieved, results[0].image_positions, loss)
 
 
 def _embed_images(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int) -> list[Embedding]:

@@ -23,10 +23,11 @@ from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.evaluation.probe.linear_probe import LinearProbe
 from clipzoo.evaluation.retrieval import retrieval
+from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.io import write_json
 from clipzoo.model import Model
-from clipzoo.runs.metric_key import MetricKey, written
+from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, MetricKey, written
 from clipzoo.types import Count, Epochs, Part, Progress, Range, Seed, Workers, checked
 
 SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
@@ -52,9 +53,12 @@ class Suite(Part):
         draws: of random features, for heads that have them.
         paired: measure the paired recall of KME-CLIP too.
         every_epochs: epochs between evaluations during training; None evaluates at its end only.
-        seed: of the validation samples held out from train.
+        seed: of the samples of train on which the linear probe chooses C.
         keep_features: leave the probe's features on disk.
         at_start: evaluate before the first step too: the initial weights of a fine-tuning.
+        validation: shards of held-out pairs, whose recall is measured, and in a training the loss of its objective,
+            validation/loss.
+        caption_key, index_folder: of the validation shards, as data.caption_key and data.index_folder.
     """
 
     def __init__(
@@ -80,9 +84,16 @@ class Suite(Part):
         keep_features: bool,
         at_start: bool = False,
         resize_mode: Literal["shortest", "squash", "longest"] = "shortest",
+        validation: str | list[str] | None = None,
+        caption_key: str | None = None,
+        index_folder: str | None = None,
     ) -> None:
         self._root = Path(root)
-        self._names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
+        if validation is not None and VALIDATION in retrieval:
+            raise ConfigError(f"eval.retrieval names a dataset {VALIDATION}, as which eval.validation is listed")
+        self.validation, self._of_shards = validation, (caption_key, index_folder)
+        names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
+        self._names = names if validation is None else {**names, "retrieval": [*retrieval, VALIDATION]}
         self._encoder = BatchEncoder(tokenizer, image_size, interpolation, batch_size, workers, precision, resize_mode)
         self._probe = LinearProbe(round(probe_resize * image_size), probe_validation, seed, keep_features)
         self._draws, self._paired = draws, paired
@@ -100,6 +111,9 @@ class Suite(Part):
         """Open and check all datasets; an error about missing ones names each with the command that gets it."""
         self._missing = {}
         for name in dict.fromkeys(name for names in self._names.values() for name in names):
+            if self.validation is not None and name == VALIDATION:
+                self._datasets[name] = open_validation(self.validation, *self._of_shards)
+                continue
             try:
                 self._datasets[name] = open_benchmark(name, self._root, self._prompts)
                 self._check(self._datasets[name])
@@ -110,11 +124,23 @@ class Suite(Part):
         for text in self._missing.values():
             say(f"evaluation: missing: {text}")
 
-    def require(self, metric: str | None) -> None:
-        """Raise ConfigError if trainer.best_metric is none of the metrics of the datasets."""
+    def require(self, metric: str | None, global_batch: int) -> None:
+        """Raise ConfigError if trainer.best_metric is none of the metrics of the datasets.
+
+        Say so if the validation has fewer pairs than a batch of the training, `global_batch`.
+        """
+        pairs = self._datasets.get(VALIDATION) if self.validation is not None else None
+        if isinstance(pairs, RetrievalDataset) and len(pairs.images) < global_batch:
+            say(
+                f"evaluation: eval.validation has {len(pairs.images)} pairs, fewer than trainer.global_batch="
+                f"{global_batch}: {VALIDATION_LOSS} has fewer negatives than the training loss and is lower"
+            )
         known = [f"{task}/{name}" for task in self._names for name in self._available(task)]
-        if metric is not None and not any(metric.startswith((f"{place}/", f"{place}_paired/")) for place in known):
-            shown = ", ".join(f"{place}/..." for place in known) or "none: eval has no datasets"
+        is_loss = metric == str(VALIDATION_LOSS) and self.validation is not None
+        is_known = metric is None or any(metric.startswith((f"{place}/", f"{place}_paired/")) for place in known)
+        if not is_loss and not is_known:
+            loss = [] if self.validation is None else [str(VALIDATION_LOSS)]
+            shown = ", ".join([*(f"{place}/..." for place in known), *loss]) or "none: eval has no datasets"
             raise ConfigError(f"there is no metric trainer.best_metric={metric} (there are: {shown})")
 
     def due(self, before: Progress, now: Progress) -> bool:
@@ -125,8 +151,11 @@ class Suite(Part):
         return every is not None and now.completed(every) > before.completed(every)
 
     @torch.no_grad()
-    def run(self, model: Model, output: Path, world: World) -> dict[str, float]:
-        """Return all metrics in percent by flat keys; tables and images for the report go to `output`. Collective."""
+    def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
+        """Return all metrics by flat keys, in percent but for losses; tables and images for the report go to `output`.
+
+        held_out: of the training's objective, for the validation pairs. Collective.
+        """
         if not self._datasets and not self._missing:
             self.open()
         # Batch norm's running statistics differ between ranks in training; a checkpoint has the first rank's.
@@ -135,7 +164,7 @@ class Suite(Part):
         training = model.training
         model.eval()
         try:
-            return self._run(model, output, key, replace(self._encoder, world=world))
+            return self._run(model, output, key, replace(self._encoder, world=world), held_out)
         finally:
             model.train(training)
 
@@ -161,7 +190,9 @@ class Suite(Part):
     def _available(self, task: str) -> list[str]:
         return [name for name in self._names[task] if name in self._datasets]
 
-    def _run(self, model: Model, output: Path, key: str, encoder: BatchEncoder) -> dict[str, float]:
+    def _run(
+        self, model: Model, output: Path, key: str, encoder: BatchEncoder, held_out: HeldOutLoss | None
+    ) -> dict[str, float]:
         world = encoder.world
         if self._datasets or self._missing:
             world.run_on_first(lambda: write_json(output / "missing.json", self._missing))
@@ -169,21 +200,30 @@ class Suite(Part):
         for task in self._names:
             for name in self._available(task):
                 dataset = self._datasets[name]
-                own_key = dataset_key(key, dataset)
-                measure = partial(self._measure, task, model, dataset, output, encoder, own_key)
+                loss = held_out if name == VALIDATION and self.validation is not None else None
+                own_key = dataset_key(key if loss is None else key + loss.key, dataset)
+                measure = partial(self._measure, task, model, dataset, output, encoder, own_key, loss)
                 metrics |= cached(output / task / f"{name}.json", own_key, measure, world)
         return metrics
 
     def _measure(
-        self, task: str, model: Model, dataset: EvaluationDataset, output: Path, encoder: BatchEncoder, key: str
+        self,
+        task: str,
+        model: Model,
+        dataset: EvaluationDataset,
+        output: Path,
+        encoder: BatchEncoder,
+        key: str,
+        held_out: HeldOutLoss | None,
     ) -> dict[str, float]:
         """Metrics of one dataset by flat keys."""
+        loss: Mapping[str, float] = {}
         path = output / task / f"{dataset.name}.npz"
         metrics: Mapping[str, Mapping[str, float]]
         if isinstance(dataset, RetrievalDataset):
-            retrieved = retrieval(model, dataset, encoder, self._draws, self._paired)
+            retrieved = retrieval(model, dataset, encoder, self._draws, self._paired, held_out)
             encoder.world.run_on_first(lambda: outputs.write_retrieval(path, dataset, retrieved))
-            metrics = retrieved.metrics
+            metrics, loss = retrieved.metrics, retrieved.loss
         elif task == "zero_shot":
             classified = zero_shot(model, dataset, "test", encoder, encoder.image_size, self._draws)
             encoder.world.run_on_first(lambda: outputs.write_zero_shot(path, dataset, "test", classified))
@@ -196,4 +236,5 @@ class Suite(Part):
                 for protocol, values in metrics.items()
                 for metric, value in values.items()
             }
+            | {replace(VALIDATION_LOSS, metric=metric): value for metric, value in loss.items()}
         )

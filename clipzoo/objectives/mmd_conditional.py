@@ -27,6 +27,7 @@ class MMDConditional(Objective):
     """
 
     name = "mmd_conditional"
+    reads_views = True
 
     relations = {"lambda_u + lambda_v > 0": "one of the weights must be above 0"}
 

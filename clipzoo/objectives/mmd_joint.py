@@ -24,6 +24,7 @@ class MMDJoint(Objective):
     """
 
     name = "mmd_joint"
+    reads_views = True
 
     def __init__(self, image_kernel: Kernel, text_kernel: Kernel, median_unit: bool) -> None:
         super().__init__()

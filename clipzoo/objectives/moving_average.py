@@ -28,6 +28,7 @@ class MovingAverageObjective(PerSampleObjective):
 
     own_temperature = True
     needs_negatives = True
+    value_log = "objective"
     log_u: Tensor
 
     def __init__(self, gamma: Share, **initial: float) -> None:
@@ -67,7 +68,11 @@ def both_anchors(
     rows = _local_rows(similarity.image_to_text)
     image_loss, image_objective = direction(IMAGE, rows, terms[IMAGE])
     text_loss, text_objective = direction(TEXT, rows, terms[TEXT])
-    logs = {"objective_image_anchors": image_objective, "objective_text_anchors": text_objective}
+    logs = {
+        "objective": image_objective + text_objective,
+        "objective_image_anchors": image_objective,
+        "objective_text_anchors": text_objective,
+    }
     return Loss(image_loss + text_loss, logs)
 
 

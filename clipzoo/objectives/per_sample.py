@@ -45,8 +45,11 @@ class PerSampleObjective(Objective):
     def allocate(self, samples: int) -> None:
         self._samples = samples
         first, end = self._own
-        for name, value in self._initial.items():
-            setattr(self, name, self.get_buffer(name).new_full((2, end - first), value))
+        for name, value in self.initial_state(end - first).items():
+            setattr(self, name, value)
+
+    def initial_state(self, samples: int) -> dict[str, Tensor]:
+        return {name: self.get_buffer(name).new_full((2, samples), value) for name, value in self._initial.items()}
 
     def shares(self) -> Mapping[str, Share]:
         if self._world.size == 1:
@@ -67,7 +70,8 @@ class PerSampleObjective(Objective):
     def rows(self, batch: Batch, world: World) -> SampleRows:
         """Return the rows of all ranks' samples. Raises ConfigError if a sample id is repeated or out of range."""
         ids = self._checked_ids(batch, world)
-        return SampleRows(ids) if self._world.size == 1 else SharedRows.of(ids, world, *self._own)
+        # State is whole on one rank, also in `value_of_unseen` of a training that divides it.
+        return SampleRows(ids) if 1 in (self._world.size, world.size) else SharedRows.of(ids, world, *self._own)
 
     def largest(self, values: Tensor, magnitude: bool = False) -> Tensor:
         """[2, n] -> [2], the maximum over the samples of all ranks. magnitude: of the absolute values."""

@@ -31,6 +31,8 @@ from clipzoo.runs.places.place import runs_of
 from clipzoo.runs.variables import with_variables
 
 CONFIG = "config.yaml"
+CAPTIONS = "captions.json"
+"""How often captions repeat in the dataset of a run: `CaptionCounts.figures`."""
 PARTS = ("encoder", "head", "objective", "data", "optim", "trainer")
 """Nodes that the configuration of every run has."""
 CONFIG_REMEDY = "restore it from a copy, or give another name=... to train anew"

@@ -22,7 +22,8 @@ from clipzoo.runs.record import ENDED, FILE, RunRecord
 
 LENGTH = ("trainer.epochs", "trainer.steps")
 KEPT = (
-    "config.yaml", "dataset.json", "metrics.jsonl", "report.md", "report.html", "report", "evaluation", "results.json",
+    "config.yaml", "dataset.json", "captions.json", "metrics.jsonl", "report.md", "report.html", "report", "evaluation",
+    "results.json",
 )  # fmt: skip
 """Files and folders of the shorter run that are copied. The last one marks the copy as finished."""
 BESIDE = ("metrics.jsonl", "frozen.pt", "frozen.json")

@@ -30,6 +30,7 @@ _FULL = "clipzoo.encoders.tuning.towers.Full"
 DEFAULTS = {
     "head.merge": None, "head.initial_weight": None, "head.hopfield_start": 0,
     "optim.schedule.warmup_samples": None, "optim.schedule.restart_steps": None, "optim.schedule.restart_samples": None,
+    "trainer.patience": None,
     "tune._target_": "clipzoo.encoders.tuning.tuning.Tuning", "tune.head_rate": 1.0, "tune.head_steps": 0,
     "tune.image._target_": _FULL, "tune.image.rate": 1.0, "tune.image.layer_decay": 1.0,
     "tune.text._target_": _FULL, "tune.text.rate": 1.0, "tune.text.layer_decay": 1.0,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 PAIRED = "_paired"
 DEVIATION = "_std"
+VALIDATION = "validation"
+"""Task of the loss on held-out pairs, and their name as a dataset of retrieval."""
 AVERAGE = "average"
 """First segment of the metrics of averaged weights, "average/zero_shot/cifar10/top1"."""
 
@@ -16,11 +18,12 @@ class MetricKey:
     """Name of one number in results.json, written as "zero_shot/cifar10/top1".
 
     Args:
-        task: "zero_shot", "linear_probe", "retrieval", "training", or the name of a custom evaluator.
-        dataset: name of the evaluation dataset; empty for "training".
+        task: "zero_shot", "linear_probe", "retrieval", "validation", "training", or the name of a custom evaluator.
+        dataset: name of the evaluation dataset; empty for "training" and "validation".
         protocol: "before" or "after" (projection) for linear probes; "image_to_text", "text_to_image" or
             "paired_image_to_text" for retrieval; empty otherwise.
-        metric: "top1", "recall_at_5"; the deviation over draws of random features ends in "_std".
+        metric: "top1", "recall_at_5", in percent; "loss" of "validation"; the deviation over draws of random features
+            ends in "_std".
 
     `parse(str(key)) == key`, and `str(parse(text)) == text` for every text without empty segments.
     """
@@ -51,9 +54,26 @@ class MetricKey:
         return self.task == "retrieval" and self.protocol.startswith("paired_")
 
     @property
+    def lower_is_better(self) -> bool:
+        """True for a loss."""
+        return self.metric == "loss"
+
+    @property
+    def decimals(self) -> int:
+        """Number of decimals that are shown."""
+        return 4 if self.lower_is_better else 2
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Return True if `value` of this metric is better than `other`."""
+        return value < other if self.lower_is_better else value > other
+
+    @property
     def deviation(self) -> MetricKey:
         """Key of this metric's standard deviation over draws."""
         return replace(self, metric=f"{self.metric}{DEVIATION}")
+
+
+VALIDATION_LOSS = MetricKey(VALIDATION, "", "", "loss")
 
 
 def parsed(metrics: Mapping[str, float]) -> dict[MetricKey, float]:

@@ -18,6 +18,8 @@ from clipzoo.runs.metric_key import MetricKey, parsed, written
 from clipzoo.runs.protocol import Setting, protocol
 
 FILE = "results.json"
+ENDED_EARLY = "ended_early"
+"""Name, among the costs of a training, of the sentence why it ended before its last step."""
 ENDED = "ended_at_step_"
 """Prefix of the folders, in a run directory, with the results that the run had before it went on to more steps."""
 REMEDY = "remove it and run the training command again, which writes it from the newest checkpoint"
@@ -43,7 +45,7 @@ class RunRecord:
         revision: git revision of the code; see `revision`.
         training: steps, seconds, samples per second and other costs of the training, by name.
         protocol: evaluation settings behind the metrics, by task and dataset ("zero_shot/imagenet").
-        metrics: results of the evaluation, in percent.
+        metrics: results of the evaluation, in percent but for losses.
         not_converged: linear probes whose final fit did not converge ("linear_probe/cifar10/before"). The file has
             this key only if there are any.
         ended_before: numbers of steps after which the run had ended before it went on, with its schedules at their
@@ -163,7 +165,7 @@ def summary(folder: Path) -> str:
     """Describe a finished run for the terminal: its steps, its metrics, its report."""
     record = RunRecord.read(folder)
     lines = [f"{folder} is finished after {record.training.get('steps', 'all')} steps; pass name=NEW to train again."]
-    lines += [f"  {key:<52} {value:8.2f}" for key, value in written(record.metrics).items()]
+    lines += [f"  {key!s:<52} {value:8.{key.decimals}f}" for key, value in record.metrics.items()]
     page = folder / "report.md"
     lines.append(f"report: {page}" if page.exists() else f"report: none; clipzoo report {folder} writes it")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from clipzoo.distributed.world import World
+from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
 from clipzoo.training.parts import Evaluator, Logger
 from clipzoo.types import Progress
@@ -30,7 +31,7 @@ class CallbackEvaluator:
         return before.completed(self._every_epochs) < now.completed(self._every_epochs)
 
     @torch.no_grad()
-    def run(self, model: Model, output: Path, world: World) -> dict[str, float]:
+    def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
         if self._function is None:
             return {}
         training = model.training
@@ -63,8 +64,8 @@ class RungEvaluator:
         self._reached = (reached[-1], now) if reached else None
         return self._evaluator.due(before, now) or bool(reached)
 
-    def run(self, model: Model, output: Path, world: World) -> dict[str, float]:
-        metrics, reached = self._evaluator.run(model, output, world), self._reached
+    def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
+        metrics, reached = self._evaluator.run(model, output, world, held_out), self._reached
         self._reached = None
         if reached is not None:
             rung, progress = reached

@@ -13,8 +13,11 @@ from torch import Tensor
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.ranges import step_part
 from clipzoo.distributed.world import World
+from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.runs.metric_key import AVERAGE, of_average
+from clipzoo.runs.record import ENDED_EARLY
 from clipzoo.training.checkpoints.state import TrainingState
+from clipzoo.training.inspection.early_stopping import EarlyStopping
 from clipzoo.training.inspection.profile import StepProfiler
 from clipzoo.training.inspection.slow_ranks import SlowRanks
 from clipzoo.training.optimization.average import WeightAverage
@@ -42,6 +45,7 @@ class TrainingLoop:
     group_captions: bool = True
     average: WeightAverage | None = None
     slow_ranks: SlowRanks | None = None
+    early_stopping: EarlyStopping | None = None
 
     def run(self, profiler: StepProfiler | None = None) -> tuple[dict[str, Any], dict[str, float]]:
         """Train and evaluate; return the cost of the training and the metrics.
@@ -57,12 +61,15 @@ class TrainingLoop:
         with self.preemption.deferred():
             self._save_to_rewind(start)
             # The evaluation after the last saved step is made again, or for the first time.
-            self._evaluate_if_due(start)
+            metrics, done = self._evaluate_if_due(start), start
             self._set_status(start, "waiting for data")
             batches: Iterator[tuple[int, Batch]] = enumerate(
                 self.step.throughput.timed(self._batches(start)), start + 1
             )
-            for done, batch in batches if profiler is None else profiler.watch(batches, start):
+            if profiler is not None:
+                batches = profiler.watch(batches, start)
+            # A resumed run may have ended early at its start.
+            for done, batch in () if self._ended_early else batches:
                 self._set_status(done - 1, "computing")
                 with step_part("transfer"):
                     batch = batch.to(self.world.device)
@@ -75,15 +82,32 @@ class TrainingLoop:
                 if self.average is not None:
                     self.average.update(self._progress(done))
                 self._rewind_if_due(done)
-                self._after_step(done, result)
+                metrics = self._after_step(done, result)
+                if self._ended_early:
+                    break
                 self._set_status(done, "waiting for data", bounded=done < self.total_steps)
+            del batches  # ends the loader processes
             self.state.wait()
             self.world.run_on_first(self.state.remove_rewind)
-        metrics = self._evaluate(self.total_steps)
-        return self.step.throughput.summary(self.total_steps), metrics
+        if self._ended_early is None:
+            metrics = self._evaluate(done)
+        cost = self.step.throughput.summary(done)
+        if self._ended_early is not None:
+            self.parts.report(f"step {done}/{self.total_steps}: the training ends early: {self._ended_early}")
+            cost = {**cost, ENDED_EARLY: self._ended_early}
+        return cost, metrics
 
-    def _after_step(self, done: int, result: StepResult) -> None:
-        """Do what is due after `done` steps. All that is written waits for the divergence check of the step."""
+    @property
+    def _ended_early(self) -> str | None:
+        """Why the training ends before its last step; None while it does not."""
+        return None if self.early_stopping is None else self.early_stopping.reason
+
+    def _after_step(self, done: int, result: StepResult) -> dict[str, float]:
+        """Do what is due after `done` steps. All that is written waits for the divergence check of the step.
+
+        Returns:
+            The metrics of the evaluation after this step; empty without one.
+        """
         self.state.raise_error()
         divergence, last = self.step.divergence, done == self.total_steps
         log = self._is_logged(done) or last
@@ -98,7 +122,7 @@ class TrainingLoop:
             self.state.save(done)
         if save and divergence.stop and not last:
             self._stop(done)
-        self._evaluate_if_due(done)
+        return self._evaluate_if_due(done)
 
     def _rewind_if_due(self, done: int) -> None:
         """Go back to the weights of the last regular checkpoint if this step is a spike and the policy says so."""
@@ -155,24 +179,33 @@ class TrainingLoop:
             self.parts.logger.close()
         self.preemption.exit(f" and saved after step {done}")
 
-    def _evaluate_if_due(self, done: int) -> None:
-        """Evaluate between steps if an evaluation falls into the last one; the end of the training has its own."""
+    def _evaluate_if_due(self, done: int) -> dict[str, float]:
+        """Evaluate between steps if an evaluation falls into the last one; the end of the training has its own.
+
+        Returns:
+            The metrics; empty without an evaluation.
+        """
         if done == self.total_steps:
-            return
+            return {}
         if self.parts.evaluator.due(self._progress(max(done - 1, 0)), self._progress(done)):
             self.step.divergence.settle()
             if done:
                 self.state.save(done)
             with self.preemption.immediate():
-                self._evaluate(done)
+                metrics = self._evaluate(done)
+            if self.early_stopping is not None:
+                # All ranks decide as the first one does.
+                self.early_stopping.update(done, self.world.run_on_first(lambda: metrics))
+            return metrics
+        return {}
 
     def _evaluate(self, done: int) -> dict[str, float]:
         self._set_status(done, "evaluating", bounded=False)
         output = (self.parts.folder or Path()) / "evaluation"
-        metrics = self._measure(output)
+        metrics = self._measure(done, output)
         if self.average is not None and self.average.has_begun:
             with self.average.applied():
-                metrics |= of_average(self._measure(output / AVERAGE))
+                metrics |= of_average(self._measure(done, output / AVERAGE))
         if self.world.is_first:
             self.parts.logger.log(done, {"event": "evaluation", **metrics})
         if self.saving.best_metric is not None:
@@ -180,9 +213,10 @@ class TrainingLoop:
             self.state.wait()
         return metrics
 
-    def _measure(self, output: Path) -> dict[str, float]:
+    def _measure(self, done: int, output: Path) -> dict[str, float]:
+        held_out = HeldOutLoss(self.parts.objective, self._progress(done), self.global_batch)
         with self.step.throughput.evaluating(), self.step.parallel.whole() as model:
-            return self.parts.evaluator.run(model, output, self.world)
+            return self.parts.evaluator.run(model, output, self.world, held_out)
 
     def _batches(self, start: int) -> Iterator[Batch]:
         return self.parts.dataset.batches(

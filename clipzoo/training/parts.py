@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from clipzoo.data.shards.captions import CaptionCounts
 from clipzoo.distributed.environment import say
 from clipzoo.encoders.tuning.tuning import Tuning
+from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch, Progress, World
@@ -46,6 +48,9 @@ class Dataset(Protocol):
         trim_text: cut the padding that all captions of the batch share.
         """
 
+    def captions(self) -> CaptionCounts:
+        """Return how often captions repeat; empty if the samples have none. Must not read the samples."""
+
     def counters(self) -> Mapping[str, int]:
         """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
 
@@ -59,8 +64,11 @@ class Evaluator(Protocol):
     def due(self, before: Progress, now: Progress) -> bool:
         """Return True if an evaluation falls between two points of the training, which are equal before its start."""
 
-    def run(self, model: Model, output: Path, world: World) -> dict[str, float]:
-        """Return all metrics by their flat keys; tables and pictures for the report go to `output`. Collective."""
+    def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
+        """Return all metrics by their flat keys; tables and pictures for the report go to `output`. Collective.
+
+        held_out: measures the training's objective on held-out pairs, for evaluators that have some.
+        """
 
 
 class Schedule(Protocol):

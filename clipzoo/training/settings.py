@@ -168,7 +168,8 @@ class Computation:
 class Saving:
     """log_every, save_every: steps. keep: number of newest checkpoints.
 
-    best_metric: metric of the evaluation, such as "zero_shot/cifar10/top1"; its best checkpoint is kept too.
+    best_metric: metric of the evaluation, such as "zero_shot/cifar10/top1" or "validation/loss"; its best checkpoint is
+    kept too. patience: number of evaluations in a row that do not improve best_metric, after which training ends.
     in_background: training continues while a checkpoint is written.
     format: a checkpoint is one file, which the first rank writes, or has one for each rank; "auto" for one for each
     rank if weights or per-sample state are sharded.
@@ -180,6 +181,13 @@ class Saving:
     best_metric: str | None = None
     in_background: bool = False
     format: CheckpointFormat = "auto"
+    patience: Count | None = None
+
+    relations = {
+        "patience is None or best_metric is not None": (
+            "early stopping needs a metric: give trainer.best_metric, such as validation/loss"
+        )
+    }
 
 
 @checked

@@ -21,6 +21,7 @@ from clipzoo.training.checkpoints.state import TrainingState
 from clipzoo.training.fully_sharding import FullySharding
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.inspection.divergence import DivergenceCheck
+from clipzoo.training.inspection.early_stopping import EarlyStopping
 from clipzoo.training.inspection.profile import StepProfiler
 from clipzoo.training.inspection.slow_ranks import SlowRanks
 from clipzoo.training.inspection.spikes import SpikeDetector, Spikes
@@ -60,6 +61,9 @@ class Trainer(Part):
         "parallel == 'fsdp' or (fsdp.shard_group == 'all' and fsdp.reshard and not fsdp.offload)": (
             "the settings of trainer.fsdp need trainer.parallel=fsdp"
         ),
+        "patience is None or best_metric is not None": (
+            "early stopping needs a metric: give trainer.best_metric, such as validation/loss"
+        ),
         "not fsdp.offload or precision != 'fp16'": "offloaded gradients cannot be scaled: take trainer.precision=bf16",
     }
 
@@ -94,13 +98,14 @@ class Trainer(Part):
         fsdp: FullySharding | None = None,
         slow_rank_threshold: Positive = 0.2,
         slow_rank_seconds: Positive = 60.0,
+        patience: Count | None = None,
     ) -> None:
         self.length = Length(global_batch, epochs, steps)
         self.computation = Computation(
             *(precision, head_products, micro_batch, tile, clip_gradient, loss_limit, compile, gather, group_captions),
             *(sample_state, parallel, fsdp or FullySharding()),
         )
-        self.saving = Saving(log_every, save_every, keep, best_metric, save_in_background, checkpoint_format)
+        self.saving = Saving(log_every, save_every, keep, best_metric, save_in_background, checkpoint_format, patience)
         self.inspection = Inspection(
             *(profile, on_spike, spike_window, spike_threshold, slow_rank_threshold, slow_rank_seconds)
         )
@@ -147,6 +152,9 @@ def fit(
     average = WeightAverage.of(parts.averaging, {"model": parallel.trained, "objective": objective})
     scaler = parallel.scaler(computation.precision == "fp16")
     divergence = _divergence_check(parts, computation, inspection or Inspection(), world, preemption)
+    early_stopping = None
+    if saving.best_metric is not None and saving.patience is not None:
+        early_stopping = EarlyStopping(saving.best_metric, saving.patience)
     state = TrainingState(
         parts.folder,
         {"model": model, "objective": objective},
@@ -158,7 +166,7 @@ def fit(
         parallel,
         parts.report,
         {PRECISION: computation.precision},
-        divergence.history(),
+        divergence.history() | ({} if early_stopping is None else {"early_stopping": early_stopping}),
     )
     preemption.watchdog.before_exit(state.wait_alone)
     step = TrainStep(
@@ -178,7 +186,7 @@ def fit(
         sizes = length.global_batch, total_steps, grouped
         asked = inspection or Inspection()
         slow_ranks = SlowRanks(asked.slow_rank_threshold, asked.slow_rank_seconds)
-        loop = TrainingLoop(step, parts, state, saving, preemption, world, *sizes, average, slow_ranks)
+        loop = TrainingLoop(step, parts, state, saving, preemption, world, *sizes, average, slow_ranks, early_stopping)
         cost, metrics = loop.run(_profiler(inspection, parts, world))
     parallel.finish()
     world.run_on_first(tuned.remove_caches)

@@ -39,6 +39,7 @@ def test_a_table_of_captions_becomes_a_retrieval_dataset(tmp_path, capsys):
     make(tmp_path / "t.csv", tmp_path / "pairs", "--image", "file", "--caption", "text")
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/pairs: 2 captions; images: test 1",
+        "2 captions, all distinct",
         f"evaluate with: eval=none eval.root={tmp_path} eval.retrieval=[pairs]",
     ]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from clipzoo.data.shards.pairs import pairs_from_folder, pairs_from_karpathy, pairs_from_table
+from clipzoo.cli import __main__ as commands
+from clipzoo.data.shards.pairs import Pair, hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table
 from clipzoo.data.shards.writer import write_shards
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
@@ -34,6 +35,11 @@ def pictures(folder, count):
         (folder / f"p{number}.png").write_bytes(picture(number, (300, 200)))
         (folder / f"p{number}.txt").write_text(f"number {number}\n")
     return folder
+
+
+def run_command(words):
+    options = commands._parser().parse_args(words)
+    options.run(options)
 
 
 def packed(pairs, folder, **changes):
@@ -79,6 +85,43 @@ def test_scripts_report_invalid_arguments(script, tmp_path):
     assert "damaged shards     1: 00001.tar" in script("inspect_shards.py", tmp_path / "s")
     assert "holds no *.tar" in script("index_shards.py", tmp_path, code=2)
     assert "the shards hold no sample" in script("index_shards.py", tmp_path / "nowhere.tar", code=2)
+
+
+def test_no_caption_is_held_out_and_trained_on(tmp_path):
+    captions = (
+        [[f"caption {number % 40}"] for number in range(120)]
+        + [["x"]] * 30
+        + [["bridge", "y"], ["y  "], ["z", "bridge"]]
+    )
+    pairs = [Pair(tmp_path / f"{number}.png", texts) for number, texts in enumerate(captions)]
+    train, held_out = hold_out(pairs, 0.1, seed=0)
+    assert len(train) + len(held_out) == len(pairs) and 12 <= len(held_out) <= 15
+
+    def words(side):
+        return {" ".join(text.split()) for pair in side for text in pair.captions}
+
+    assert not words(train) & words(held_out)
+    # Neither the order of the pairs nor chance decides, and another seed holds out other captions.
+    assert words(hold_out(pairs[::-1], 0.1, seed=0)[1]) == words(held_out) != words(hold_out(pairs, 0.1, seed=1)[1])
+    # A group that is larger than the share stays in training; pairs linked by captions of one image are a group.
+    for seed in range(20):
+        chosen = words(hold_out(pairs, 0.1, seed)[1])
+        assert "x" not in chosen and len({"bridge", "y", "z"} & chosen) in (0, 3)
+    with pytest.raises(ConfigError, match="holds out 0"):
+        hold_out(pairs, 0.001, seed=0)
+
+
+def test_held_out_shards_are_written_beside_and_never_overwritten(tmp_path, capsys):
+    pictures(tmp_path / "in", 20)
+    command = ["shards", "make", str(tmp_path / "in"), str(tmp_path / "out"), "--hold-out", "20%", "--processes", "1"]
+    run_command(command)
+    assert "4 samples in 1 shards" in capsys.readouterr().out
+    held_out, train = captions_of(tmp_path / "out" / "held_out"), captions_of(tmp_path / "out")
+    assert len(held_out) == 4 and sorted(held_out + train) == list(range(20))
+    for shard in (tmp_path / "out").glob("*.tar"):
+        shard.unlink()
+    with pytest.raises(ConfigError, match="held_out already has shards"):
+        run_command(command[:-4])
 
 
 def test_rows_of_a_table_with_one_image_are_captions_of_one_sample(tmp_path):

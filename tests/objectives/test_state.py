@@ -48,6 +48,22 @@ def test_state_of_twelve_million_samples_fits_in_300_megabytes(make):
 
 
 @stateful
+def test_the_value_of_unseen_pairs_is_that_of_fresh_samples_and_changes_no_state(make):
+    objective, fresh = make(), make()
+    for each in (objective, fresh):
+        each.double().allocate(SAMPLES)
+    _train(objective, range(6))
+    if isinstance(objective, NUCLR):
+        fresh.xi.copy_(objective.xi)  # of the training, and not of a sample
+    before = copy.deepcopy(objective.state_dict())
+    scores = similarity(random_cosines(99, 6))
+    value = objective.value_of_unseen(scores, progress())
+    logs = loss_of(fresh.eval(), scores).logs
+    assert value == logs["objective_image_anchors"] + logs["objective_text_anchors"]
+    assert objective.training and all(torch.equal(objective.state_dict()[name], before[name]) for name in before)
+
+
+@stateful
 def test_a_restored_state_continues_bit_for_bit(make):
     straight, first = make(), make()
     for objective in (straight, first):

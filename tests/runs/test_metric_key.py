@@ -9,6 +9,7 @@ KEYS = {
     "retrieval/coco_paired/image_to_text/recall_at_5": MetricKey(
         "retrieval", "coco", "paired_image_to_text", "recall_at_5"
     ),
+    "validation/loss": MetricKey("validation", "", "", "loss"),
     "training/seconds": MetricKey("training", "", "", "seconds"),
     "loss": MetricKey("", "", "", "loss"),
     "my_task/my_data/a/b/score": MetricKey("my_task", "my_data", "a/b", "score"),
@@ -20,6 +21,13 @@ def test_a_key_round_trips_through_its_written_form(text):
     assert MetricKey.parse(text) == KEYS[text]
     assert str(KEYS[text]) == text
     assert written(parsed({text: 1.5})) == {text: 1.5}
+
+
+def test_lower_losses_and_higher_accuracies_are_better():
+    for text, better in (("validation/loss", 1.0), ("average/validation/loss", 1.0), ("zero_shot/cifar10/top1", 2.0)):
+        key = MetricKey.parse(text)
+        assert key.is_better(better, 3.0 - better) and not key.is_better(3.0 - better, better)
+        assert not key.is_better(better, better)
 
 
 def test_only_retrieval_has_a_paired_protocol():

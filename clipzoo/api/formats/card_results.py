@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from clipzoo.io.escaping import markdown_text
-from clipzoo.runs.metric_key import DEVIATION, MetricKey
+from clipzoo.runs.metric_key import DEVIATION, VALIDATION, MetricKey
 from clipzoo.runs.record import RunRecord
 
 PICTURE = "retrieval.png"
@@ -35,9 +35,9 @@ def results(folder: Path | None, record: RunRecord | None) -> str:
 
 
 def measured(record: RunRecord | None) -> Iterator[tuple[MetricKey, float]]:
-    """Yield the metrics of a run, without the cost of its training."""
+    """Yield the metrics of a run in percent: without the cost of its training, and without losses."""
     if record is not None:
-        yield from ((key, value) for key, value in record.metrics.items() if key.task != "training")
+        yield from ((key, value) for key, value in record.metrics.items() if key.task not in ("training", VALIDATION))
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:

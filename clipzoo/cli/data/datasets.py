@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipzoo.cli.arguments import number_in
+from clipzoo.cli.arguments import add_batch, number_in
 from clipzoo.cli.progress import Progress
 from clipzoo.config.vocabulary import Count, Processes
 from clipzoo.errors import ConfigError
@@ -84,17 +84,20 @@ def make_dataset(options: argparse.Namespace) -> None:
         made = own_dataset.make_classification(
             _classes(options), options.output, templates, options.metric, options.processes, progress
         )
-    print(description(made))
+    print(description(made, options.batch))
 
 
-def description(made: Made) -> str:
-    """Return what was written, what was left out, and the keys that evaluate the dataset."""
+def description(made: Made, batch: int) -> str:
+    """Return what was written, what was left out, and the keys that evaluate the dataset. batch: see `add_batch`."""
     from clipzoo.data.left_out import summary
+    from clipzoo.data.shards.captions import described
 
     name = made.folder.name
     content = f"{made.classes} classes" if made.classes else f"{made.captions} captions"
     images = ", ".join(f"{split} {count}" for split, count in made.samples.items())
     lines = [f"{made.folder}: {content}; images: {images}", *summary(made.left_out, made.folder)]
+    if made.captions:
+        lines.append(described(made.repetition.figures(batch)))
     if made.empty_classes:
         others = len(made.empty_classes) - 10
         shown = ", ".join(made.empty_classes[:10]) + (f" and {others} more" if others > 0 else "")
@@ -172,6 +175,7 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="prompt with {c} for the class, may be repeated (default: a photo of a {c}.)",
     )
+    add_batch(parser)
     parser.add_argument("--metric", choices=("top1", "mean_per_class"), default="top1", help="the report's metric")
     parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
     parser.set_defaults(run=make_dataset)

@@ -1,7 +1,7 @@
 """Make, index or inspect WebDataset shards.
 
 clipzoo shards make pictures/ shards/                  a folder: NAME.jpg with NAME.txt beside it
-clipzoo shards make pairs.tsv shards/ --image filepath --caption title
+clipzoo shards make pairs.tsv shards/ --image filepath --caption title --hold-out 5%
 clipzoo shards make dataset_coco.json shards/ --images coco/ --splits train restval      Karpathy's splits
 clipzoo shards index 'data/cc3m/{00000..00331}.tar'
 clipzoo shards inspect 'data/cc3m/{00000..00331}.tar' --sheet cc3m.png
@@ -13,10 +13,11 @@ import argparse
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from clipzoo.cli.arguments import number_in
+from clipzoo.cli.arguments import add_batch, number_in
 from clipzoo.cli.progress import Progress
 from clipzoo.config.vocabulary import Count, Gigabytes, Processes, Range, Seed
 from clipzoo.errors import ConfigError
@@ -31,7 +32,8 @@ MAKE = """Pack images and captions into shards.
 
 A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
 caption, .json all of them (train with data.caption_key=captions). Every image is decoded; OUTPUT/left_out.tsv names
-the files that training could not use.
+the files that training could not use. --hold-out 5% writes a share of the pairs to OUTPUT/held_out instead, for
+eval.validation: equal captions are never on both sides.
 """
 INDEX = """Index shards before a run, with many processes, and print the number of samples and the damaged shards.
 
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make(options: argparse.Namespace) -> None:
-    from clipzoo.data.shards.pairs import pairs_from_folder, pairs_from_karpathy, pairs_from_table
+    from clipzoo.data.shards.pairs import hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table
     from clipzoo.data.shards.writer import write_shards
 
     others: list[LeftOut] = []
@@ -65,38 +67,54 @@ def make(options: argparse.Namespace) -> None:
         pairs = pairs_from_table(options.source, options.image, options.caption)
     else:
         raise ConfigError(f"{options.source} does not exist")
-    written = write_shards(
-        pairs,
-        options.output,
-        samples_a_shard=options.samples_a_shard,
-        shuffle_seed=None if options.shuffle_seed < 0 else options.shuffle_seed,
-        shortest_side=options.shortest_side,
-        max_pixels=options.max_pixels,
-        processes=options.processes or 1,
-        progress=Progress("shards", "images"),
-    )
+    parts = {options.output: pairs}
+    held_out = options.output / "held_out"
+    # Shards that an earlier command held out may have captions of the new training shards.
+    if any(held_out.glob("*.tar")):
+        raise ConfigError(f"{held_out} already has shards: remove the folder, or give another output")
+    if options.hold_out is not None:
+        parts[options.output], parts[held_out] = hold_out(pairs, options.hold_out, options.hold_out_seed)
+    written = {
+        folder: write_shards(
+            part,
+            folder,
+            samples_a_shard=options.samples_a_shard,
+            shuffle_seed=None if options.shuffle_seed < 0 else options.shuffle_seed,
+            shortest_side=options.shortest_side,
+            max_pixels=options.max_pixels,
+            processes=options.processes or 1,
+            progress=Progress("shards", "images"),
+        )
+        for folder, part in parts.items()
+    }
     _report(written, others, options)
+    if options.hold_out is not None:
+        print(f"validate with: eval.validation={held_out} eval.every_epochs=1")
 
 
-def _report(written: Written, others: list[LeftOut], options: argparse.Namespace) -> None:
-    """Print what was written, and name the files that were left out in OUTPUT/left_out.tsv."""
+def _report(written: Mapping[Path, Written], others: list[LeftOut], options: argparse.Namespace) -> None:
+    """Print what was written to each folder, and name the files that were left out in OUTPUT/left_out.tsv."""
     from clipzoo.data import left_out
+    from clipzoo.data.shards.captions import described
 
-    left_out.write_left_out([*written.left_out, *others], options.output)
-    if not written.samples:
-        first = written.left_out[0]
+    unused = [entry for part in written.values() for entry in part.left_out]
+    left_out.write_left_out([*unused, *others], options.output)
+    if not any(part.samples for part in written.values()):
+        first = unused[0]
         folder = options.images if options.source.suffix == ".json" else options.source.parent
         where = "" if options.source.is_dir() else f" Paths are relative to {folder}/."
-        kinds = left_out.counted(Counter(entry.kind for entry in written.left_out))
+        kinds = left_out.counted(Counter(entry.kind for entry in unused))
         raise ConfigError(
-            f"none of {len(written.left_out):,} images can be used ({kinds}). First: {first.path}: {first.reason}."
+            f"none of {len(unused):,} images can be used ({kinds}). First: {first.path}: {first.reason}."
             f"{where} {options.output / left_out.FILE} names all."
         )
-    print(f"{written.samples:,} samples in {written.shards:,} shards in {options.output}")
-    print("".join(f"{line}\n" for line in left_out.summary([*written.left_out, *others], options.output)), end="")
-    if written.joined:
+    for folder, part in written.items():
+        print(f"{part.samples:,} samples in {part.shards:,} shards in {folder}")
+        print(f"  {described(part.captions.figures(options.batch))}")
+    print("".join(f"{line}\n" for line in left_out.summary([*unused, *others], options.output)), end="")
+    if joined := sum(part.joined for part in written.values()):
         print(
-            f"{written.joined:,} captions were joined from several lines: --caption-line 1 takes the first line, "
+            f"{joined:,} captions were joined from several lines: --caption-line 1 takes the first line, "
             "--caption-line all makes each line a caption"
         )
 
@@ -124,7 +142,7 @@ def inspect(options: argparse.Namespace) -> None:
         index, rules, options.samples, options.images if options.sheet else 0, options.seed,
         options.processes or 1, Progress("inspection", "samples"),
     )  # fmt: skip
-    print(describe(index, statistics))
+    print(describe(index, statistics, options.batch))
     if options.sheet and statistics.tiles:
         contact_sheet(list(statistics.tiles.values()), options.sheet)
         print(f"contact sheet      {options.sheet}")
@@ -140,7 +158,7 @@ def _load_index(options: argparse.Namespace, cache: ShardCache) -> ShardIndex:
     if options.index_folder is None and is_remote(source.shards[0]):
         raise ConfigError("remote shards need --index-folder FOLDER (training reads it as data.index_folder=FOLDER)")
     folder = options.index_folder or Path(source.shards[0]).parent / FOLDER
-    index = load_or_build(source.shards, cache, [folder], options.processes)
+    index = load_or_build(source.shards, cache, [folder], options.processes, options.caption_key)
     if not index.samples:
         flaws = "; ".join(f"{shard.name}: {shard.flaw}" for shard in index.shards[:3] if shard.flaw)
         raise ConfigError(f"the shards hold no sample: {' '.join(options.shards)}" + (f" ({flaws})" if flaws else ""))
@@ -162,6 +180,14 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
         help="-1 keeps the order of the source",
     )
     parser.add_argument(
+        "--hold-out",
+        type=_share,
+        metavar="SHARE",
+        help="write this share of the pairs (5%%) to OUTPUT/held_out",
+    )
+    parser.add_argument("--hold-out-seed", type=number_in(Seed), default=0, help="chooses the pairs held out")
+    add_batch(parser)
+    parser.add_argument(
         "--shortest-side", type=number_in(Count), help="downscale larger images to this many pixels, as JPEG"
     )
     parser.add_argument(
@@ -181,6 +207,16 @@ def _caption_line(text: str) -> str:
     return text
 
 
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1, such as 0.05 or 5%")
+    return share
+
+
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
     _shard_arguments(parser)
     parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
@@ -191,7 +227,7 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     _shard_arguments(parser)
-    parser.add_argument("--caption-key", help="the caption's key in .json (default: the .txt)")
+    add_batch(parser)
     parser.add_argument("--samples", type=number_in(Count), default=100_000, help="most samples to read, at random")
     parser.add_argument("--quick", action="store_true", help="read the headers of images only: finds no cut images")
     _reading_arguments(parser)
@@ -208,4 +244,5 @@ def _reading_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _shard_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; together one source")
+    parser.add_argument("--caption-key", help="as data.caption_key: the caption's key in .json (default: the .txt)")
     parser.add_argument("--index-folder", type=Path, help="folder of the index (default: beside the shards)")

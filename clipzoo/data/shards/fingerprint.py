@@ -29,15 +29,16 @@ def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
         return None
     sources = parse_sources(data["shards"])
     indexes = [
-        _stored_index(source.shards, index_folders(source.shards, data["index_folder"], run)) for source in sources
+        _stored_index(source.shards, index_folders(source.shards, data["index_folder"], run), data["caption_key"])
+        for source in sources
     ]
     known = [index for index in indexes if index is not None]
     return fingerprint(known, sources, data["shuffle_window"]) if len(known) == len(sources) else None
 
 
-def _stored_index(shards: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
+def _stored_index(shards: Sequence[str], folders: Sequence[Path], caption_key: str | None) -> ShardIndex | None:
     """Return the stored index if it describes these files: another dataset may have shards of the same names."""
-    index = load(shards, folders)
+    index = load(shards, folders, caption_key)
     if index is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Index of a source: number of samples of every shard, and the position of their bytes.
+"""Index of a source: number of samples of every shard, and the position of their bytes, and how often captions repeat.
 
 The index is two files: `<digest>.json`, a table of the shards, and the `.bin` named in it, which holds records and
 then keys. The id of a sample is the first id of its source + the start of its shard + its position in the shard.
@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from clipzoo import io
+from clipzoo.data.shards.captions import CaptionCounts
 from clipzoo.data.shards.scan import RECORD, split_keys
 from clipzoo.errors import masked
 
 FOLDER = "clipzoo_index"
-VERSION = 1
+VERSION = 2
 REMEDY = "the index is built again"
 _CACHED_SHARDS = 8
 _VERIFIED_BYTES = 2**29
@@ -50,10 +51,13 @@ class Shard:
 
 
 class ShardIndex:
-    """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples."""
+    """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples.
 
-    def __init__(self, shards: Sequence[Shard], locations: Sequence[str], data: Path) -> None:
-        self.shards, self.locations, self.data = list(shards), list(locations), data
+    captions: how often the captions repeat; of samples with several captions, the first one.
+    """
+
+    def __init__(self, shards: Sequence[Shard], locations: Sequence[str], data: Path, captions: CaptionCounts) -> None:
+        self.shards, self.locations, self.data, self.captions = list(shards), list(locations), data, captions
         self.counts = np.array([shard.count for shard in shards], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
@@ -84,18 +88,18 @@ class ShardIndex:
         facts = [(shard.name, shard.count, shard.bytes, shard.digest) for shard in self.shards]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def __reduce__(self) -> tuple[type[ShardIndex], tuple[list[Shard], list[str], Path]]:
-        return ShardIndex, (self.shards, self.locations, self.data)
+    def __reduce__(self) -> tuple[type[ShardIndex], tuple[list[Shard], list[str], Path, CaptionCounts]]:
+        return ShardIndex, (self.shards, self.locations, self.data, self.captions)
 
 
-def load(locations: Sequence[str], folders: Sequence[Path]) -> ShardIndex | None:
+def load(locations: Sequence[str], folders: Sequence[Path], caption_key: str | None = None) -> ShardIndex | None:
     """Read the last written index from the first of the folders that has one; the shards are not checked.
 
     A damaged index is named in the log and counts as none.
     """
     damage = io.DamageLog()
     for folder in folders:
-        path = folder / f"{locations_digest(locations)}.json"
+        path = folder / f"{index_name(locations, caption_key)}.json"
         if path.is_file() and (index := damage.read(partial(_read, path, locations), None)) is not None:
             return index
     return None
@@ -106,9 +110,10 @@ def digest_of(key_bytes: bytes, records: bytes) -> str:
     return hashlib.sha256(key_bytes + records).hexdigest()[:16]
 
 
-def locations_digest(locations: Sequence[str]) -> str:
-    """Return the file name, without suffix, of the index of these shards."""
-    return hashlib.sha256("\0".join(relative_names(locations)).encode()).hexdigest()[:16]
+def index_name(locations: Sequence[str], caption_key: str | None = None) -> str:
+    """Return the file name, without suffix, of the index of these shards with the captions under `caption_key`."""
+    names = [*relative_names(locations), *([] if caption_key is None else ["caption_key", caption_key])]
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16]
 
 
 def relative_names(locations: Sequence[str]) -> list[str]:
@@ -135,12 +140,20 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     io.require_fields(path, table, {"version": int, "data": str, "shards": list}, REMEDY)
     if table["version"] != VERSION:
         return None
+    io.require_fields(path, table, {"captions": list}, REMEDY)
     if len(table["shards"]) != len(locations) or not all(_is_row(row) for row in table["shards"]):
         raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
     shards = [Shard(**{**row, "state": tuple(row["state"])}) for row in table["shards"]]
-    index = ShardIndex(shards, locations, path.with_name(table["data"]))
+    if not all(isinstance(row, list) and len(row) == 2 and all(map(_is_count, row)) for row in table["captions"]):
+        raise io.DamagedFileError(path, "does not count the captions", REMEDY)
+    captions = CaptionCounts({size: number for size, number in table["captions"]})
+    index = ShardIndex(shards, locations, path.with_name(table["data"]), captions)
     _verify(index)
     return index
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and 0 < number < 2**63
 
 
 def _is_row(row: object) -> bool:

@@ -18,40 +18,48 @@ import numpy as np
 from clipzoo import io
 from clipzoo.data.children import map_in_children
 from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data.shards.captions import CaptionCounts
 from clipzoo.data.shards.index import (
     VERSION,
     Shard,
     ShardIndex,
     digest_of,
+    index_name,
     load,
-    locations_digest,
     read_key_bytes,
     relative_names,
 )
 from clipzoo.data.shards.locations import State, is_remote, states
-from clipzoo.data.shards.scan import Scan, scan_descriptor, scan_shard, unreadable_shard
+from clipzoo.data.shards.scan import RECORD, Scan, scan_descriptor, scan_shard, unreadable_shard
 from clipzoo.errors import ConfigError
 
 _SHARDS_PER_PROCESS = 8
 
 
 def load_or_build(
-    locations: Sequence[str], cache: ShardCache, folders: Sequence[Path], processes: int | None = None
+    locations: Sequence[str],
+    cache: ShardCache,
+    folders: Sequence[Path],
+    processes: int | None = None,
+    caption_key: str | None = None,
 ) -> ShardIndex:
     """Return an up-to-date index of the shards; only new and changed shards are read.
 
     folders: a new index is written to the first of them that is writable. processes: limit of the reading processes;
-    None for one per core. Raises ConfigError if no folder is writable.
+    None for one per core. caption_key: of the captions that are counted, see `read_captions`. Raises ConfigError if no
+    folder is writable.
     """
-    known = load(locations, folders)
+    known = load(locations, folders, caption_key)
     now = states(locations)
     before: list[Shard | None] = list(known.shards) if known else [None] * len(locations)
     stale = [_is_stale(shard, state) for shard, state in zip(before, now, strict=True)]
     if known and not any(stale):
         return known
-    scans = _scan_all([location for location, read in zip(locations, stale, strict=True) if read], cache, processes)
+    stale_locations = [location for location, read in zip(locations, stale, strict=True) if read]
+    scans = _scan_all(stale_locations, cache, processes, caption_key)
     names = relative_names(locations)
-    with _open_folder(folders, locations[0]) as folder, _Writer(folder, locations_digest(locations)) as writer:
+    name = index_name(locations, caption_key)
+    with _open_folder(folders, locations[0]) as folder, _Writer(folder, name) as writer:
         for number, (shard, state) in enumerate(zip(before, now, strict=True)):
             scan = next(scans) if stale[number] else None
             if scan is None or (known and scan.flaw and _is_start_of(scan, known, number)):
@@ -62,8 +70,9 @@ def load_or_build(
                 row = _row(names[number], scan, state or (scan.bytes, 0))
                 writer.add(row, scan.records.tobytes(), scan.key_bytes)
         # A source without samples, such as a mistyped one, leaves no files behind.
-        any_samples = any(shard.count for shard in writer.shards)
-        return ShardIndex(writer.shards, locations, writer.finish() if any_samples else folder / "nothing")
+        if not any(shard.count for shard in writer.shards):
+            return ShardIndex(writer.shards, locations, folder / "nothing", CaptionCounts())
+        return ShardIndex(writer.shards, locations, *writer.finish())
 
 
 def _is_stale(known: Shard | None, state: State | None) -> bool:
@@ -73,8 +82,10 @@ def _is_stale(known: Shard | None, state: State | None) -> bool:
     return known.flaw is not None if state is None else state != known.state
 
 
-def _scan_all(locations: Sequence[str], cache: ShardCache, processes: int | None) -> Iterator[Scan]:
-    scan: Callable[[str], Scan] = partial(_scan, cache)
+def _scan_all(
+    locations: Sequence[str], cache: ShardCache, processes: int | None, caption_key: str | None
+) -> Iterator[Scan]:
+    scan: Callable[[str], Scan] = partial(_scan, cache, caption_key)
     count = min(processes or os.cpu_count() or 1, len(locations) // _SHARDS_PER_PROCESS)
     if count < 2:
         yield from map(scan, locations)
@@ -82,15 +93,15 @@ def _scan_all(locations: Sequence[str], cache: ShardCache, processes: int | None
     yield from map_in_children(scan, locations, count, chunk=4)
 
 
-def _scan(cache: ShardCache, location: str) -> Scan:
+def _scan(cache: ShardCache, caption_key: str | None, location: str) -> Scan:
     if not is_remote(location):
-        return scan_shard(location)
+        return scan_shard(location, caption_key)
     try:
         descriptor = cache.open(location)
     except OSError as error:
         return unreadable_shard(f"unreadable: {error}")
     try:
-        return scan_descriptor(descriptor)
+        return scan_descriptor(descriptor, caption_key)
     finally:
         os.close(descriptor)
 
@@ -173,8 +184,8 @@ class _Writer:
                 file.write(content)
             self._content.update(content)
 
-    def finish(self) -> Path:
-        """Write the table and return the path of the data file."""
+    def finish(self) -> tuple[Path, CaptionCounts]:
+        """Write the table; return the path of the data file, and how often captions repeat."""
         records, keys = self._files
         data = self._folder / f"{self._digest}-{self._content.hexdigest()[:12]}.bin"
         with io.explained(data):
@@ -183,6 +194,11 @@ class _Writer:
             records.flush()
             os.fsync(records.fileno())
             os.replace(self._part, data)
-        table = {"version": VERSION, "data": data.name, "shards": [asdict(shard) for shard in self.shards]}
+        samples = sum(shard.count for shard in self.shards)
+        captions = CaptionCounts.of(np.memmap(data, RECORD, mode="r", shape=(samples,))["caption"])
+        table = {
+            "version": VERSION, "data": data.name, "captions": list(captions.occurrences.items()),
+            "shards": [asdict(shard) for shard in self.shards],
+        }  # fmt: skip
         io.write_whole(self._folder / f"{self._digest}.json", json.dumps(table))
-        return data
+        return data, captions

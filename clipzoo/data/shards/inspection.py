@@ -16,6 +16,7 @@ from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images.decoding import read_header
 from clipzoo.data.left_out import counted
 from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data.shards.captions import CaptionCounts, described
 from clipzoo.data.shards.index import ShardIndex
 from clipzoo.data.shards.reader import ShardReader
 from clipzoo.io import save_figure
@@ -101,7 +102,7 @@ def _read(
     shards: list, locations: list[str], data: Path, rules: Inspection, shown: frozenset[int], samples: list[int]
 ) -> SampleStatistics:
     """Read samples in a process of its own, which opens the index again."""
-    index, statistics = ShardIndex(shards, locations, data), SampleStatistics()
+    index, statistics = ShardIndex(shards, locations, data, CaptionCounts()), SampleStatistics()
     reader = ShardReader(rules.cache, rules.caption_key)
     for sample in samples:
         shard, position = index.locate(sample)
@@ -125,8 +126,8 @@ def _read(
     return statistics
 
 
-def describe(index: ShardIndex, statistics: SampleStatistics) -> str:
-    """Return the statistics as plain text."""
+def describe(index: ShardIndex, statistics: SampleStatistics, batch: int) -> str:
+    """Return the statistics as plain text. batch: for which the expected number of equal captions is given."""
     size = sum(max(shard.state[0], 0) for shard in index.shards)
     counts = [int(count) for count in index.counts]
     samples = len(statistics.words) + statistics.bad.total()
@@ -137,6 +138,7 @@ def describe(index: ShardIndex, statistics: SampleStatistics) -> str:
         f"image height       {_quantiles(statistics.heights)}",
         f"image kilobytes    {_quantiles([length // 1000 for length in statistics.bytes])}",
         f"words per caption  {_quantiles(statistics.words)}",
+        f"captions           {described(index.captions.figures(batch))}",
         f"samples read       {samples:,}, of which cannot be used: {_counts(statistics.bad)}",
     ]
     lines += [f"converted to RGB   {_counts(statistics.converted)}"] if statistics.converted else []

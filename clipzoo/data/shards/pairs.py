@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.left_out import NO_IMAGE_FILE, LeftOut
+from clipzoo.data.shards.captions import digest, has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, first_line
 from clipzoo.io.tables import read_table
@@ -127,6 +132,52 @@ def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> li
     if set(splits) - set(known):
         raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")
     return pairs
+
+
+def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Divide pairs into those for training and those held out; no caption is on both sides.
+
+    Pairs that share a caption, directly or through other pairs, form a group and stay together. Groups are held out in
+    an order that depends on the seed and their captions alone, as long as they fit into `share` of the pairs; a larger
+    group stays in training. Pairs whose captions cannot be read stay in training too.
+
+    Raises:
+        ConfigError: fewer than two pairs are held out.
+    """
+    # Takes a second to import.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    digests, owners = array("Q"), array("q")
+    for number, pair in enumerate(pairs):
+        try:
+            captions = [caption for caption in pair.read_captions().texts if has_text(caption)]
+        except BadSampleError:
+            continue
+        digests.extend(map(digest, captions))
+        owners.extend([number] * len(captions))
+    values, captions_of_pairs = np.unique(np.array(digests, np.uint64), return_inverse=True)
+    nodes = len(pairs) + len(values)
+    edges = np.ones(len(owners), bool), (np.array(owners, np.int64), len(pairs) + captions_of_pairs)
+    group_of = connected_components(coo_array(edges, shape=(nodes, nodes)), directed=False)[1]
+    sizes = np.bincount(group_of[: len(pairs)])
+    # The smallest digest of a group, drawn with the seed, gives its place.
+    of_captions = group_of[len(pairs) :]
+    names = {int(group): int(value) for group, value in zip(of_captions[::-1], values[::-1], strict=True)}
+    room, chosen = int(share * len(pairs)), set()
+    for group in sorted(names, key=lambda group: digest(f"{seed} {names[group]}")):
+        if sizes[group] <= room:
+            room -= int(sizes[group])
+            chosen.add(group)
+    sides: tuple[list[Pair], list[Pair]] = [], []
+    for pair, group in zip(pairs, group_of, strict=False):
+        sides[int(group) in chosen].append(pair)
+    if len(sides[1]) < 2:
+        raise ConfigError(
+            f"--hold-out {share:.3g} of {len(pairs)} pairs holds out {len(sides[1])}: give a larger share; pairs with "
+            "equal captions stay together"
+        )
+    return sides
 
 
 def _is_image(path: Path) -> bool:

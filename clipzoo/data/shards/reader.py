@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable
 
-import numpy as np
-
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data.shards.captions import read_captions, read_member
 from clipzoo.data.shards.index import ShardIndex
 
 _OPEN_SHARDS = 64
@@ -30,22 +28,18 @@ class ShardReader:
 
         pick(count) chooses one of several captions. Raises BadSampleError.
         """
-        descriptor = self._open(index, shard)
-        record = index.records[index.starts[shard] + position]
-        if self._caption_key is None:
-            captions = [_decode(_read(descriptor, record, "txt"))]
-        else:
-            captions = _captions(_decode(_read(descriptor, record, "json")), self._caption_key)
-        captions = [caption for caption in captions if has_text(caption)]
-        if not captions:
-            raise BadSampleError("empty_caption", "the caption has no letter or digit")
+        captions = self.captions(index, shard, position)
         caption = captions[pick(len(captions)) if len(captions) > 1 else 0]
-        return caption, _read(descriptor, record, "image")
+        return caption, self.image(index, shard, position)
 
+    def captions(self, index: ShardIndex, shard: int, position: int) -> list[str]:
+        """Return the usable captions of a sample. Raises BadSampleError, also without one."""
+        record = index.records[index.starts[shard] + position]
+        return read_captions(self._open(index, shard), record, self._caption_key)
 
-def has_text(caption: str) -> bool:
-    """Return True if the caption has a letter or digit of any script; spaces, punctuation and emoji alone are none."""
-    return any(character.isalnum() for character in caption)
+    def image(self, index: ShardIndex, shard: int, position: int) -> bytes:
+        """Return the encoded image of a sample. Raises BadSampleError."""
+        return read_member(self._open(index, shard), index.records[index.starts[shard] + position], "image")
 
 
 class _OpenShards:
@@ -75,40 +69,3 @@ class _OpenShards:
         if len(self._descriptors) > _OPEN_SHARDS:
             os.close(self._descriptors.popitem(last=False)[1])
         return descriptor
-
-
-def _read(descriptor: int, record: np.void, role: str) -> bytes:
-    offset, size = int(record[f"{role}_offset"]), int(record[f"{role}_size"])
-    if not offset:
-        if role == "image":
-            raise BadSampleError("missing_image", "no image under this key")
-        raise BadSampleError("missing_caption", f"no .{role} under this key")
-    try:
-        data = os.pread(descriptor, size, offset)
-    except OSError as error:
-        raise BadSampleError("shard_unreadable", f"bytes {offset} to {offset + size}: {error.strerror}") from error
-    if len(data) < size:
-        raise BadSampleError("shard_truncated", f"bytes {offset} to {offset + size} lie beyond the end of the file")
-    return data
-
-
-def _captions(text: str, key: str) -> list[str]:
-    try:
-        entry = json.loads(text)
-    except ValueError as error:
-        raise BadSampleError("bad_json", f"json: {error}") from error
-    if not isinstance(entry, dict) or entry.get(key) is None:
-        present = ", ".join(list(entry)[:8]) if isinstance(entry, dict) else type(entry).__name__
-        raise BadSampleError("missing_caption", f"json has no data.caption_key {key!r}, but: {present}")
-    value = entry[key]
-    captions = value if isinstance(value, list) else [value]
-    if not all(isinstance(caption, str) for caption in captions):
-        raise BadSampleError("bad_caption", f"{key} is {value!r:.80}, neither a text nor a list of texts")
-    return captions
-
-
-def _decode(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadSampleError("caption_not_utf8", str(error)) from error

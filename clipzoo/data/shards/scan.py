@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.shards.captions import NO_CAPTION, digest, read_captions
 from clipzoo.data.shards.tar import Member, list_members
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm")
 ROLES = ("image", "txt", "json")
 # Offset 0 marks a missing member: the first header of the archive is there.
-RECORD = np.dtype([(f"{role}_{name}", kind) for role in ROLES for name, kind in (("offset", "<u8"), ("size", "<u4"))])
+# The digest of the caption, or of the first one, lets a run count repeated captions without reading them.
+RECORD = np.dtype(
+    [(f"{role}_{name}", kind) for role in ROLES for name, kind in (("offset", "<u8"), ("size", "<u4"))]
+    + [("caption", "<u8")]
+)
 
 
 @dataclass
@@ -45,8 +51,8 @@ def unreadable_shard(flaw: str) -> Scan:
     return Scan(np.empty(0, RECORD), b"", -1, flaw=flaw)
 
 
-def scan_shard(path: str) -> Scan:
-    """List the samples of a shard by reading its headers alone.
+def scan_shard(path: str, caption_key: str | None = None) -> Scan:
+    """List the samples of a shard by reading its headers and captions. caption_key: see `read_captions`.
 
     Members with the same key (the name up to the first dot of its last part) form a sample wherever they are in the
     shard. If a key repeats a member, a second sample with that key begins. A key without image and caption is no
@@ -54,14 +60,14 @@ def scan_shard(path: str) -> Scan:
     """
     try:
         with open(path, "rb", buffering=0) as file:
-            return scan_descriptor(file.fileno())
+            return scan_descriptor(file.fileno(), caption_key)
     except FileNotFoundError:
         return unreadable_shard("missing")
     except OSError as error:
         return unreadable_shard(f"unreadable: {error.strerror}")
 
 
-def scan_descriptor(descriptor: int) -> Scan:
+def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
     """List the samples of an open shard; see `scan_shard`."""
     try:
         size = os.fstat(descriptor).st_size
@@ -74,8 +80,16 @@ def scan_descriptor(descriptor: int) -> Scan:
         members = [sample.members.get(role) for sample in samples]
         records[f"{role}_offset"] = [member.offset if member else 0 for member in members]
         records[f"{role}_size"] = [min(member.size, 2**32 - 1) if member else 0 for member in members]
+    records["caption"] = [_caption_digest(descriptor, record, caption_key) for record in records]
     keys = "\0".join(sample.key for sample in samples).encode()
     return Scan(records, keys, size, duplicates, contents.flaw)
+
+
+def _caption_digest(descriptor: int, record: np.void, caption_key: str | None) -> int:
+    try:
+        return digest(read_captions(descriptor, record, caption_key)[0])
+    except BadSampleError:
+        return NO_CAPTION
 
 
 @dataclass

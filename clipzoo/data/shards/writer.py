@@ -6,6 +6,7 @@ import io
 import json
 import os
 import tarfile
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +19,8 @@ from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images.decoding import MAX_PIXELS, read_header
 from clipzoo.data.left_out import LeftOut
+from clipzoo.data.shards.captions import CaptionCounts, digest, has_text
 from clipzoo.data.shards.pairs import Pair
-from clipzoo.data.shards.reader import has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError
 
@@ -32,11 +33,15 @@ _CHUNK = 8
 
 @dataclass
 class Written:
-    """Result of `write_shards`. joined: samples whose caption was joined from several lines."""
+    """Result of `write_shards`. joined: samples whose caption was joined from several lines.
+
+    captions: how often the first captions repeat.
+    """
 
     samples: int = 0
     shards: int = 0
     joined: int = 0
+    captions: CaptionCounts = field(default_factory=CaptionCounts)
     left_out: list[LeftOut] = field(default_factory=list)
 
 
@@ -74,7 +79,7 @@ def write_shards(
     order: Iterable[int] = range(len(pairs))
     if shuffle_seed is not None:
         order = np.random.default_rng(shuffle_seed).permutation(len(pairs)).tolist()
-    written, shard = Written(), None
+    written, shard, digests = Written(), None, array("Q")
     prepared = _prepared([pairs[number] for number in order], shortest_side, max_pixels, processes)
     for done, (pair, sample) in enumerate(prepared, 1):
         progress(done, len(pairs))
@@ -87,11 +92,13 @@ def write_shards(
         shard.add(f"{written.samples:09d}", sample, pair.image.name)
         written.samples += 1
         written.joined += sample.joined
+        digests.append(digest(sample.captions[0]))
         if written.samples % samples_a_shard == 0:
             shard.close()
             shard = None
     if shard is not None:
         shard.close()
+    written.captions = CaptionCounts.of(np.array(digests, np.uint64))
     return written
 
 

@@ -13,6 +13,7 @@ from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images.decoding import MAX_PIXELS, read_header
 from clipzoo.data.left_out import LeftOut, write_left_out
+from clipzoo.data.shards.captions import CaptionCounts
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.catalogue import catalogue
 from clipzoo.evaluation.datasets.dataset import Metric
@@ -31,8 +32,9 @@ class Made:
     """A dataset that was written.
 
     samples: number of images per split. left_out: files that are not in the dataset. classes, captions: their numbers,
-    0 for a dataset of the other kind. probed: True if a linear probe can be fitted: every class has images in train.
-    empty_classes: classes that are left out because they have no image in test.
+    0 for a dataset of the other kind. repetition: how often captions repeat among images. probed: True if a linear
+    probe can be fitted: every class has images in train. empty_classes: classes that are left out because they have no
+    image in test.
     """
 
     folder: Path
@@ -40,6 +42,7 @@ class Made:
     left_out: Sequence[LeftOut]
     classes: int = 0
     captions: int = 0
+    repetition: CaptionCounts = CaptionCounts()
     probed: bool = False
     empty_classes: Sequence[str] = ()
 
@@ -118,7 +121,9 @@ def make_retrieval(
     examples = ((_encoded(image.path), image.captions) for image in images)
     write_retrieval(folder, recipe=f"own images; {len(left_out)} files left out", examples=examples)
     captions = sum(len(image.captions) for image in images)
-    return _written(Made(folder, {"test": len(images)}, left_out, captions=captions))
+    # A caption that repeats within one image is the same pair.
+    repetition = CaptionCounts.of_captions(caption for image in images for caption in dict.fromkeys(image.captions))
+    return _written(Made(folder, {"test": len(images)}, left_out, captions=captions, repetition=repetition))
 
 
 def _usable(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clipzoo.data.left_out import NO_IMAGE_FILE, LeftOut
-from clipzoo.data.shards.reader import has_text
+from clipzoo.data.shards.captions import has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError
 from clipzoo.io.tables import read_table

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from clipzoo.config.constructors import class_constant
-from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey
 from clipzoo.runs.training_log import Line
 
 HIDDEN = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib", "slowest_rank"}
-FIRST = ("loss", "lr", "temperature", "gamma", "gradient_norm", "samples_per_second", "data_wait")
+FIRST = ("loss", "objective", "lr", "temperature", "gamma", "gradient_norm", "samples_per_second", "data_wait")
 TITLES = {
     "lr": "learning rate",
     "gradient_norm": "gradient norm",
@@ -49,7 +49,17 @@ class Curve:
 
 
 def loss_unit(config: Mapping[str, Any]) -> str:
-    """Return the unit of the loss of a run's objective; empty without one, and for classes of other packages.
+    """Return the unit of the loss of a run's objective; empty without one, and for classes of other packages."""
+    return _of_objective(config, "loss_unit")
+
+
+def value_log(config: Mapping[str, Any]) -> str:
+    """Return the name of the number in metrics.jsonl that the validation loss is compared with."""
+    return _of_objective(config, "value_log") or "loss"
+
+
+def _of_objective(config: Mapping[str, Any], constant: str) -> str:
+    """Return a constant of the objective's class; empty without one, and for classes of other packages.
 
     Other packages are not imported: a report shows the runs of strangers.
     """
@@ -57,7 +67,7 @@ def loss_unit(config: Mapping[str, Any]) -> str:
     if not target.startswith("clipzoo."):
         return ""
     try:
-        return str(class_constant(target, "loss_unit") or "")
+        return str(class_constant(target, constant) or "")
     except LookupError:
         return ""
 
@@ -82,6 +92,11 @@ def evaluation_curves(evaluations: Sequence[Line]) -> list[Curve]:
         for text, key in keys.items()
         if (key.task, key.metric) in METRICS
     ]
+
+
+def validation_curve(evaluations: Sequence[Line]) -> Curve:
+    """Return the loss on held-out pairs, without a point if it was not measured."""
+    return _curve(evaluations, str(VALIDATION_LOSS), "validation", "")
 
 
 def _curve(lines: Sequence[Line], name: str, title: str, unit: str) -> Curve:

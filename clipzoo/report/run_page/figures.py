@@ -20,8 +20,13 @@ MOST_NUMBERS = 20
 """Largest number of classes whose confusion matrix has its percentages written in."""
 
 
-def training_curves(lines: Sequence[Line], loss_unit: str = "") -> Figure:
-    """A panel per varying number of metrics.jsonl, the loss first."""
+def training_curves(
+    lines: Sequence[Line], loss_unit: str = "", evaluations: Sequence[Line] = (), value_log: str = "loss"
+) -> Figure:
+    """A panel per varying number of metrics.jsonl, the loss first.
+
+    evaluations: their validation losses are drawn in the panel of the number `value_log`.
+    """
     shown = curves.training_curves(lines, loss_unit)
     columns = min(3, len(shown)) or 1
     rows = math.ceil(len(shown) / columns) or 1
@@ -29,6 +34,11 @@ def training_curves(lines: Sequence[Line], loss_unit: str = "") -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, curve in zip(panels, shown, strict=False):
         _curve(panel, np.array(curve.steps), np.array(curve.values))
+        validation = curves.validation_curve(evaluations)
+        if curve.name == value_log and validation.steps:
+            panel.lines[-1].set_label("training")
+            panel.plot(validation.steps, validation.values, color=RIGHT, marker="o", markersize=3, label="validation")
+            panel.legend(frameon=False, fontsize=7)
         label(panel, curve.title, "step", curve.unit)
     for panel in panels[len(shown) :]:
         panel.set_visible(False)

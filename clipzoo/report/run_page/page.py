@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
+from clipzoo.data.shards.captions import CaptionCounts, described
 from clipzoo.report import render
 from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables
-from clipzoo.report.run_page.curves import loss_unit
+from clipzoo.report.run_page.curves import loss_unit, value_log
 from clipzoo.report.run_page.published_results import result_tables
-from clipzoo.runs.directory import config_of, is_finished
-from clipzoo.runs.metric_key import MetricKey, parsed, split
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.directory import CAPTIONS, config_of, is_finished
+from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey, parsed, split
+from clipzoo.runs.record import ENDED_EARLY, RunRecord
 from clipzoo.runs.training_log import TrainingLog
 
 if TYPE_CHECKING:
@@ -50,15 +51,22 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         run / "report.md",
         "run_page.j2",
         run.name,
-        facts=_facts(config, record),
+        facts=_facts(config, record) | _caption_fact(run, damage) | _validation_fact(metrics),
         row=row,
         published=result_tables(metrics, missing, row),
         results=[table(metrics) for table in tables],
         average=[table(split(metrics)[1]) for table in tables],
         missing=missing,
         not_converged=record.not_converged if record else (),
-        cost=results_tables.cost_table(record.training if record else {}),
-        curves=log.training and _save(run, "training", figures.training_curves(log.training, loss_unit(config))),
+        cost=results_tables.cost_table(
+            {name: cost for name, cost in record.training.items() if name != ENDED_EARLY} if record else {}
+        ),
+        curves=log.training
+        and _save(
+            run,
+            "training",
+            figures.training_curves(log.training, loss_unit(config), log.evaluations, value_log(config)),
+        ),
         evaluation_curves=evaluated and _save(run, "evaluations", figures.evaluation_curves(log.evaluations)),
         profile=damage.read(partial(write_profile, run), None),
         spikes=results_tables.spike_table(_spikes(run, damage)),
@@ -92,10 +100,27 @@ def _facts(config: Mapping[str, Any], record: RunRecord | None) -> dict[str, obj
         "Global batch size": trainer.get("global_batch"),
         "Epochs": trainer.get("epochs"),
         "Length": record.continuation,
+        "Ended early": record.training.get(ENDED_EARLY),
         "Precision": trainer.get("precision"),
         "Seed": record.seed,
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _caption_fact(run: Path, damage: io.DamageLog) -> dict[str, object]:
+    """How often captions repeat in the dataset; empty for runs without captions."""
+    path = run / CAPTIONS
+
+    def read() -> dict[str, object]:
+        figures = io.read_json(path)
+        io.require_fields(path, figures, dict.fromkeys(CaptionCounts().figures(0), (int, float)))
+        return {"Captions": described(figures)}
+
+    return damage.read(read, {}) if path.exists() else {}
+
+
+def _validation_fact(metrics: Metrics) -> dict[str, object]:
+    return {"Validation loss": f"{metrics[VALIDATION_LOSS]:.4f}"} if VALIDATION_LOSS in metrics else {}
 
 
 def _spikes(run: Path, damage: io.DamageLog) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.errors import ConfigError
-from clipzoo.runs.metric_key import written
+from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, written
 from clipzoo.runs.record import RunRecord
 from clipzoo.runs.training_log import TrainingLog
 
@@ -47,11 +47,13 @@ def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: 
     rungs: those of the search, which compare evaluations.
     """
     places = [f"{task}/{name}" for task in TASKS for name in evaluation.get(task) or ()]
-    known = [*(f"{place}/..." for place in places), LOSS, f"{COSTS}seconds"]
+    validated = [str(VALIDATION_LOSS)] if evaluation.get("validation") else []
+    places += [f"retrieval/{VALIDATION}"] if validated else []
+    known = [*(f"{place}/..." for place in places), *validated, LOSS, f"{COSTS}seconds"]
     own = evaluation.get("_target_") != SUITE
     for number, name in enumerate(names):
         is_cost = name == LOSS or name.startswith(COSTS)
-        found = own or any(_may_match(name, place) for place in places)
+        found = own or name in validated or any(_may_match(name, place) for place in places)
         if not is_cost and not found:
             raise ConfigError(
                 f"there is no metric {name} (there are: {', '.join(known)}): choose eval=... or its datasets"

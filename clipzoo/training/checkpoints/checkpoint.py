@@ -8,7 +8,7 @@ checkpoints remain valid (`clipzoo.io.whole`). Nothing in a checkpoint is execut
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -67,11 +67,15 @@ def recorded(folder: Path, name: str) -> Any:
     return next((mark[name] for mark in marks if name in mark), None)
 
 
-def value_of_best(folder: Path) -> float | None:
-    """Return the value of the metric in the mark of the best checkpoint; None without one, or if it is damaged."""
+def value_of_best(folder: Path, best: Callable[[Iterable[float]], float] = max) -> float | None:
+    """Return the value of the metric in the mark of the best checkpoint; None without one, or if it is damaged.
+
+    best: min for a metric of which lower values are better.
+    """
     damage = io.DamageLog()
     values = [damage.read(partial(_value, mark), None) for mark in sorted(folder.glob("*.json"))]
-    return max((value for value in values if value is not None), default=None)
+    known = [value for value in values if value is not None]
+    return best(known) if known else None
 
 
 def load_newest(folder: Path) -> tuple[dict[str, Any], Path] | None:

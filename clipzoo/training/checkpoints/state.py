@@ -16,6 +16,7 @@ from clipzoo.distributed.collectives import is_collective_error
 from clipzoo.distributed.parallel.base import Parallel, Stateful
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
+from clipzoo.runs.metric_key import MetricKey
 from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.checkpoints.counters import Counters
 from clipzoo.training.checkpoints.pieces import mapped
@@ -93,7 +94,7 @@ class TrainingState:
             self._saved_step = step
 
     def save_if_best(self, step: int, metrics: Mapping[str, float], name: str) -> None:
-        """Save the state after `step` steps to <folder>/best if metrics[name] is the highest so far. Collective.
+        """Save the state after `step` steps to <folder>/best if metrics[name] is the best so far. Collective.
 
         Raises:
             ConfigError: there is no such metric.
@@ -103,11 +104,12 @@ class TrainingState:
             raise ConfigError(f"there is no metric trainer.best_metric={name} (there are: {names})")
         if self._folder is None:
             return
-        best = self._folder / "best"
-        value = self._world.run_on_first(lambda: checkpoint.value_of_best(best))
-        if value is None or value < metrics[name]:
+        best, key = self._folder / "best", MetricKey.parse(name)
+        extreme = min if key.lower_is_better else max
+        value = self._world.run_on_first(lambda: checkpoint.value_of_best(best, extreme))
+        if value is None or key.is_better(metrics[name], value):
             self._write(best, step, {"metric": name, "value": metrics[name]}, keep=1)
-            self._report(f"best so far: {name} {metrics[name]:.2f} after step {step}, saved in {best}")
+            self._report(f"best so far: {name} {metrics[name]:.{key.decimals}f} after step {step}, saved in {best}")
 
     def save_to_rewind(self, step: int) -> None:
         """Save the state after `step` steps to <folder>/rewind, where the newest two are kept."""

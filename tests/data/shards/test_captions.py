@@ -1,17 +1,23 @@
-"""Captions without a letter or digit, in training, in the inspection of shards, and when shards are made."""
+"""Captions without a letter or digit in training, inspection and packing; figures of captions that repeat."""
 
 from __future__ import annotations
 
+from itertools import combinations
+
+import numpy as np
 import pytest
+import torch
 
 from clipzoo.data.left_out import LeftOut
 from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data.shards.captions import NO_CAPTION, CaptionCounts, digest, has_text
 from clipzoo.data.shards.index_builder import load_or_build
 from clipzoo.data.shards.inspection import Inspection, sample_statistics
 from clipzoo.data.shards.pairs import Pair
-from clipzoo.data.shards.reader import has_text
 from clipzoo.data.shards.writer import write_shards
-from tests.support.shards import picture, write_shard
+from clipzoo.distributed.world import World
+from clipzoo.evaluation.retrieval import ScoreRows
+from tests.support.shards import picture, shard_data, write_shard
 
 EMPTY = ["", " \n\t", "...!?", "\u200b", "\ufeff\u2060", "\u00a0-\u3000", "\U0001f600", "\u2764\ufe0f", "\u0301"]
 
@@ -43,3 +49,62 @@ def test_the_inspection_counts_and_the_writer_omits_the_captions_that_training_r
     pairs = [Pair(image, [caption]) for caption in captions]
     written = write_shards(pairs, tmp_path / "out", samples_a_shard=100, shuffle_seed=None, shortest_side=None)
     assert written.left_out == [LeftOut(image, "empty_caption", "the caption has no letter or digit")] * len(EMPTY)
+
+
+def test_the_expected_number_of_equal_captions_is_the_mean_over_all_batches():
+    captions = ["a", "b", "b", "c", "c", "c", "d"]
+    counts = CaptionCounts.of_captions(captions)
+    assert (counts.pairs, counts.distinct, counts.occurrences) == (7, 4, {1: 2, 2: 1, 3: 1})
+    for batch in range(1, 8):
+        drawn = [sum(chosen.count(c) > 1 for c in chosen) for chosen in combinations(captions, batch)]
+        assert counts.equal_in_batch(batch) == pytest.approx(np.mean(drawn), abs=1e-12)
+    assert counts.equal_in_batch(100) == pytest.approx(5)
+
+
+def test_equal_captions_bound_recall_in_both_directions_and_the_bound_is_attained():
+    captions = torch.tensor([0, 0, 0, 1, 2, 2])
+    counts = CaptionCounts.of(captions.numpy().astype(np.uint64) + 1)
+    assert counts.recall_bound == pytest.approx(100 * 3 / 6)
+    own = torch.eye(3)[captions] @ torch.eye(3)[captions].mT  # each image scores its own caption's text highest
+    generator = torch.Generator().manual_seed(0)
+    for attempt in range(200):
+        scores = own if attempt == 0 else torch.randn(6, 3, generator=generator)[:, captions]
+        rows = ScoreRows(scores, torch.arange(6), 0, World())
+        recalls = [100 * float((place == 0).double().mean()) for place in (rows.image_to_text(), rows.text_to_image())]
+        assert max(recalls) <= counts.recall_bound + 1e-9
+        assert attempt or recalls == pytest.approx([counts.recall_bound] * 2)
+
+
+def test_counting_in_parts_equals_counting_at_once(monkeypatch):
+    digests = np.random.default_rng(0).integers(0, 40, 1000).astype(np.uint64)
+    whole = CaptionCounts.of(digests)
+    assert whole.pairs == int((digests != NO_CAPTION).sum()) and whole.distinct == 39
+    monkeypatch.setattr("clipzoo.data.shards.captions._SORTED_AT_ONCE", 64)
+    monkeypatch.setattr("clipzoo.data.shards.captions._BLOCK", 100)
+    assert CaptionCounts.of(digests) == whole
+
+
+def test_equal_words_are_one_caption():
+    assert digest("a  dog\n") == digest("a dog") != digest("A dog")
+
+
+def test_a_training_counts_captions_of_the_key_it_reads_and_over_all_sources(tmp_path):
+    texts = ["a dog", "a  dog", "a cat", "?"]
+    for source in ("one", "two"):
+        write_shard(
+            tmp_path / source / "0.tar",
+            [
+                (str(n), {"png": picture(n), "txt": text.encode(), "json": b'{"long": ["same", "other"]}'})
+                for n, text in enumerate(texts)
+            ],
+        )
+
+    def opened(shards, key=None):
+        data = shard_data(shards, caption_key=key)
+        data.open(None, World())
+        return data.captions().occurrences
+
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    assert opened(one) == {1: 1, 2: 1}  # without the sample that has no caption
+    assert opened(one, "long") == {4: 1} and opened(one) == {1: 1, 2: 1}
+    assert opened([{"path": one}, {"path": two}]) == {2: 1, 4: 1}

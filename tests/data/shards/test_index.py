@@ -48,7 +48,8 @@ def test_only_new_and_changed_shards_are_read(tmp_path, monkeypatch):
     first = build(folder)
     read = []
     monkeypatch.setattr(
-        "clipzoo.data.shards.index_builder.scan_shard", lambda path: read.append(Path(path).name) or scan_shard(path)
+        "clipzoo.data.shards.index_builder.scan_shard",
+        lambda path, *key: read.append(Path(path).name) or scan_shard(path, *key),
     )
     assert build(folder).fingerprint == first.fingerprint and read == []
     write_shard(folder / "00001.tar", numbered(50, 6))
@@ -224,9 +225,9 @@ def test_building_an_index_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_records_are_memory_mapped_and_take_36_bytes(tmp_path):
+def test_records_are_memory_mapped_and_take_44_bytes(tmp_path):
     index = build(write_numbered(tmp_path, [2]))
-    assert isinstance(index.records, np.memmap) and index.records.dtype.itemsize == 36
+    assert isinstance(index.records, np.memmap) and index.records.dtype.itemsize == 44
 
 
 @pytest.mark.parametrize("suffix", [".json", ".bin"])

@@ -49,7 +49,7 @@ def test_inspection_counts_what_training_replaces(folder):
     data.open(None, World())
     list(data.batches(seed=0, global_batch=40, world=World(), start_step=0, stop_step=1, trim_text=False))
     assert {kind: data.counters()[kind] for kind in inspected.bad} == inspected.bad
-    text = describe(index, inspected)
+    text = describe(index, inspected, batch=4)
     assert "of which cannot be used: 18 (10 undecodable image, 5 empty caption, 3 enormous image)" in text
     assert "converted to RGB   2 (2 transparent image)" in text
     assert "00000.tar 000000: " in text and len(inspected.tiles) <= 4

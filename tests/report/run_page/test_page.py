@@ -13,11 +13,12 @@ import yaml
 from PIL import Image
 
 from clipzoo.api.build import part
+from clipzoo.data.shards.captions import CaptionCounts, described
 from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs
 from clipzoo.report.render import markdown
 from clipzoo.report.run_page import figures
-from clipzoo.report.run_page.curves import loss_unit, training_curves
+from clipzoo.report.run_page.curves import loss_unit, training_curves, value_log
 from clipzoo.report.run_page.page import write_report
 from clipzoo.report.run_page.results_tables import zero_shot_table
 from clipzoo.report.table import text_table
@@ -116,6 +117,28 @@ def test_unknown_numbers_have_a_panel_but_constants_and_text_have_none(run):
     figure = figures.training_curves(TrainingLog.read(run).training)
     titles = [axes.get_title("left") for axes in figure.axes if axes.get_visible()]
     assert titles == ["loss", "learning rate", "surprise"]
+
+
+def test_the_validation_loss_is_drawn_beside_the_number_that_it_measures():
+    lines = [{"step": step, "loss": 1.0, "objective": 2.0 / step} for step in (1, 2, 3)]
+    evaluations = [{"step": step, "validation/loss": 3.0 / step} for step in (2, 3)]
+    names = []
+    for objective in ("infonce.InfoNCE", "nuclr.NUCLR"):
+        name = value_log({"objective": {"_target_": f"clipzoo.objectives.{objective}"}})
+        figure = figures.training_curves(lines, "", evaluations, name)
+        (panel,) = [axes for axes in figure.axes if len(axes.lines) == 2]
+        assert panel.lines[1].get_xydata().tolist() == [[2, 1.5], [3, 1]]
+        names.append(panel.get_title("left"))
+    assert names == ["loss", "objective"]
+
+
+def test_the_page_says_how_often_captions_repeat(tmp_path):
+    counts = CaptionCounts({1: 2, 3: 1})
+    (tmp_path / "captions.json").write_text(json.dumps(counts.figures(4)))
+    line = described(counts.figures(4))
+    assert "3 of 5" in line and line in write_report(tmp_path).read_text()
+    (tmp_path / "captions.json").write_text("{}")
+    assert "captions.json" in write_report(tmp_path).read_text()
 
 
 @pytest.mark.parametrize(

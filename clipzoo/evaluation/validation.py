@@ -1,0 +1,130 @@
+"""Validation: held-out pairs from shards, and the loss of the run's objective on them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from PIL.Image import Image
+
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.images.decoding import decode
+from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data.shards.fingerprint import index_folders
+from clipzoo.data.shards.index import ShardIndex
+from clipzoo.data.shards.index_builder import load_or_build
+from clipzoo.data.shards.reader import ShardReader
+from clipzoo.data.shards.sources import parse_sources
+from clipzoo.distributed.environment import say
+from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets.dataset import RetrievalDataset
+from clipzoo.evaluation.ranking import exact_products
+from clipzoo.heads.similarity.tiled import automatic_tile
+from clipzoo.model import Model
+from clipzoo.objectives.base import Objective
+from clipzoo.runs.metric_key import VALIDATION
+from clipzoo.types import Embedding, Progress, map_embedding
+
+_CACHE_GIGABYTES = 50.0
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """The value of a training's objective on pairs that are not in its dataset.
+
+    Pairs are contrasted in batches of the run's global batch size N, because the loss of most objectives grows with N;
+    the batches are a fixed draw without replacement, and pairs that do not fill the last batch are left out. Fewer
+    than N pairs are one batch, whose loss cannot be compared with the training loss.
+
+    progress: of the training. global_batch: N.
+    """
+
+    objective: Objective
+    progress: Progress
+    global_batch: int
+
+    @property
+    def key(self) -> str:
+        """Digest of what the value depends on beside the model: parameters and global state of the objective."""
+        per_sample = self.objective.initial_state(0)
+        state = {name: value.tolist() for name, value in self.objective.state_dict().items() if name not in per_sample}
+        return hashlib.sha256(repr((self.objective.name, state, self.progress)).encode()).hexdigest()
+
+    @torch.no_grad()
+    def __call__(self, model: Model, image: Embedding, text: Embedding, world: World) -> float:
+        """Return the mean over the batches. Each rank computes whole batches: no sum depends on the number of ranks.
+
+        image, text: embeddings of all pairs, equal on all ranks. Collective.
+        """
+        size = min(self.global_batch, len(image))
+        order = torch.randperm(len(image), generator=torch.Generator().manual_seed(0)).to(model.device)
+        batches = order[: len(image) // size * size].view(-1, size)
+        values = torch.zeros(len(batches), dtype=torch.float64, device=model.device)
+        for number in range(world.rank, len(batches), world.size):
+            rows = partial(torch.index_select, dim=0, index=batches[number])
+            images, texts = map_embedding(rows, image), map_embedding(rows, text)
+            with torch.autocast(model.device.type, enabled=False), exact_products():
+                similarity = model.head.similarity(images, texts, tile=automatic_tile(size, size))
+                values[number] = self.objective.value_of_unseen(similarity, self.progress)
+        return float(world.sum(values).mean())
+
+
+def open_validation(shards: str | list[str], caption_key: str | None, index_folder: str | None) -> RetrievalDataset:
+    """Return the pairs of shards with an image and a usable caption; of several captions the first one.
+
+    Captions are read now, images on access. The arguments are those of `ShardDataset`.
+
+    Raises:
+        ConfigError: there are fewer than two pairs.
+    """
+    try:
+        sources = parse_sources(shards)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("data.shards", "eval.validation")) from None
+    cache = ShardCache(None, _CACHE_GIGABYTES)
+    reader = ShardReader(cache, caption_key)
+    captions: list[str] = []
+    pairs: list[tuple[ShardIndex, int, int]] = []
+    samples = 0
+    for source in sources:
+        folders = index_folders(source.shards, index_folder, None)
+        index = load_or_build(source.shards, cache, folders, caption_key=caption_key)
+        samples += index.samples
+        for sample in range(index.samples):
+            shard, position = index.locate(sample)
+            try:
+                caption = reader.captions(index, shard, position)[0]
+            except BadSampleError:
+                continue
+            if index.records[sample]["image_offset"]:
+                captions.append(caption)
+                pairs.append((index, shard, position))
+    if len(pairs) < 2:
+        raise ConfigError(f"eval.validation={shards} has {len(pairs)} pairs of an image and a caption: give at least 2")
+    if len(pairs) < samples:
+        say(f"evaluation: {samples - len(pairs)} of {samples} samples of eval.validation have no image or no caption")
+    return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache, caption_key)), captions, range(len(pairs)))
+
+
+class _Images:
+    """Images of pairs in shards, decoded on access."""
+
+    def __init__(self, pairs: Sequence[tuple[ShardIndex, int, int]], reader: ShardReader) -> None:
+        self._pairs, self._reader = pairs, reader
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, number: int) -> Image:
+        index, shard, position = self._pairs[number]
+        try:
+            return decode(self._reader.image(index, shard, position))
+        except BadSampleError as error:
+            raise ConfigError(
+                f"eval.validation: {index.locations[shard]} {index.keys(shard)[position]} cannot be used: "
+                f"{error.reason}; `clipzoo shards make` leaves such images out"
+            ) from error

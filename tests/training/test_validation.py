@@ -1,0 +1,174 @@
+"""Validation loss, the best checkpoint by it, and early stopping."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from clipzoo.config.compose import compose
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.validation import HeldOutLoss, open_validation
+from clipzoo.objectives.infonce import InfoNCE
+from clipzoo.runs.record import RunRecord
+from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training.inspection.early_stopping import EarlyStopping
+from clipzoo.types import Batch, Progress, World
+from tests.support.evaluation_sets import gallery, model_of
+from tests.support.runs import assert_equal, losses, newest_state, overrides, train, train_and_kill, weights
+from tests.support.shards import numbered, picture, write_shard
+
+SCHEDULE = ("eval.every_epochs=0.3", "eval.workers=0", "eval.batch_size=8")
+CONSTANT = (*SCHEDULE, "optim.schedule.start=0", "optim.schedule.peak=1e-12", "optim.schedule.end=0",
+            "trainer.patience=2",
+            "trainer.best_metric=retrieval/validation/text_to_image/recall_at_10")  # fmt: skip
+"""A training whose recall does not change: the first evaluation, after step 2, is the best."""
+
+
+@pytest.fixture(scope="session")
+def held_out(make_once) -> str:
+    """Folder with 40 held-out pairs: two batches of 16, and 8 pairs that are left out of the loss."""
+    return str(make_once("held_out", lambda folder: write_shard(folder / "0.tar", numbered(200, 40))))
+
+
+@pytest.fixture(scope="session")
+def validated(tiny_shards, held_out, make_once) -> Path:
+    """Runs folder of a run like `undisturbed` that measures its validation loss."""
+    changes = (*SCHEDULE, f"eval.validation={held_out}", "trainer.best_metric=validation/loss")
+    return make_once("validated", lambda folder: train(tiny_shards, folder, *changes))
+
+
+def evaluations(runs: Path) -> list[dict]:
+    lines = (json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines())
+    values = [{key: value for key, value in line.items() if key != "time"} for line in lines if "event" in line]
+    return [value for value in values if "validation/loss" in value]
+
+
+@pytest.mark.medium
+def test_a_validated_run_trains_the_weights_of_one_without_validation_bit_for_bit(validated, undisturbed):
+    assert_equal(weights(validated), weights(undisturbed))
+    assert losses(validated) == losses(undisturbed)
+    figures = json.loads((validated / "run" / "captions.json").read_text())
+    assert (figures["pairs"], figures["distinct"], figures["batch"]) == (100, 100, 16)
+    measured = evaluations(validated)
+    assert [line["step"] for line in measured] == [2, 4, 6, 8, 9]
+    assert len({line["validation/loss"] for line in measured}) == 5
+    assert "retrieval/validation/image_to_text/recall_at_5" in measured[0]
+    record = RunRecord.read(validated / "run")
+    assert {str(key): value for key, value in record.metrics.items()}["validation/loss"] == measured[-1][
+        "validation/loss"
+    ]
+
+
+@pytest.mark.medium
+def test_the_best_checkpoint_has_the_lowest_validation_loss(validated):
+    best = min(evaluations(validated), key=lambda line: line["validation/loss"])
+    loaded = checkpoint.load_newest(validated / "run" / "best")
+    assert loaded is not None and loaded[0]["step"] == best["step"]
+    assert checkpoint.value_of_best(validated / "run" / "best", min) == best["validation/loss"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_and_two_ranks_measure_the_validation_loss_of_one(tiny_shards, held_out, validated, tmp_path):
+    changes = (*SCHEDULE, f"eval.validation={held_out}", "trainer.best_metric=validation/loss")
+    train_and_kill(tiny_shards, tmp_path / "killed", 5, *changes)
+    train(tiny_shards, tmp_path / "killed", *changes)
+    assert evaluations(tmp_path / "killed") == evaluations(validated)
+    train(tiny_shards, tmp_path / "two", *changes, ranks=2)
+    for ours, single in zip(evaluations(tmp_path / "two"), evaluations(validated), strict=True):
+        assert ours == pytest.approx(single, abs=1e-10)
+
+
+@pytest.mark.slow
+def test_validation_leaves_the_state_of_all_samples_as_it_is(tiny_shards, held_out, tmp_path):
+    chosen = ("objective=nuclr", "head=cosine")
+    train(tiny_shards, tmp_path / "without", *chosen)
+    train(tiny_shards, tmp_path / "with", *chosen, *SCHEDULE, f"eval.validation={held_out}")
+    states = [newest_state(tmp_path / name) for name in ("with", "without")]
+    for part in ("objective", "model"):
+        assert_equal(states[0][part], states[1][part])
+    whole = evaluations(tmp_path / "with")
+    divided = ("trainer.sample_state=sharded", *SCHEDULE, f"eval.validation={held_out}")
+    train(tiny_shards, tmp_path / "divided", *chosen, *divided, ranks=2)
+    for ours, single in zip(evaluations(tmp_path / "divided"), whole, strict=True):
+        assert ours == pytest.approx(single, abs=1e-9)
+
+
+@pytest.mark.medium
+def test_patience_ends_a_training_and_a_resumed_one_at_the_same_step(tiny_shards, held_out, tmp_path):
+    changes = (*CONSTANT, f"eval.validation={held_out}")
+    train_and_kill(tiny_shards, tmp_path, 5, *changes)
+    train(tiny_shards, tmp_path, *changes)
+    record = RunRecord.read(tmp_path / "run")
+    assert record.training["steps"] == 6 and "2 evaluations" in str(record.training["ended_early"])
+    assert [line["step"] for line in evaluations(tmp_path)] == [2, 4, 6]
+    assert newest_state(tmp_path, steps=6)["step"] == 6
+
+
+def test_a_restored_state_counts_on():
+    straight, first, second = (EarlyStopping("validation/loss", 3) for _ in range(3))
+    values = [3.0, 2.0, float("nan"), 2.0, 2.5]
+    reasons = []
+    for step, value in enumerate(values):
+        straight.update(step, {"validation/loss": value})
+        reasons.append(straight.reason is not None)
+    assert reasons == [False, False, False, False, True]
+    for step, value in enumerate(values[:3]):
+        first.update(step, {"validation/loss": value})
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for step, value in enumerate(values[3:], 3):
+        second.update(step, {"validation/loss": value})
+    assert second.reason == straight.reason
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["clip", "kme", "cloob"])
+def test_the_held_out_loss_is_the_training_loss_of_the_same_batch(head):
+    model = model_of(head).eval()
+    objective = InfoNCE(0.5, 0.5)
+    images = torch.stack([torch.from_numpy(_pixels(gallery().images[number])) for number in range(8)])
+    text = torch.arange(8 * 4).view(8, 4) % 50
+    similarity = model(Batch(images, text, torch.arange(8)))
+    progress = Progress(3, 10, 100, 16)
+    loss = HeldOutLoss(objective, progress, global_batch=16)
+    views = model.encode_image(images), model.encode_text(text)
+    assert loss(model, *views, World()) == pytest.approx(
+        float(objective(similarity, Batch(images, text, torch.arange(8)), progress).total), rel=1e-5
+    )
+    # Batches of two: the mean of their losses, each smaller than that of eight.
+    assert HeldOutLoss(objective, progress, global_batch=2)(model, *views, World()) < loss(model, *views, World())
+
+
+def test_pairs_without_image_or_caption_are_no_validation_pairs(tmp_path):
+    samples = [("a", {"png": picture(1), "txt": b"one"}), ("b", {"txt": b"two"}), ("c", {"png": picture(1)}),
+               ("d", {"png": picture(2), "txt": b"??"}), ("e", {"png": b"no image", "txt": b"five"})]  # fmt: skip
+    write_shard(tmp_path / "0.tar", samples)
+    data = open_validation(str(tmp_path), None, None)
+    assert data.captions == ["one", "five"] and data.images[0].size == (24, 20)
+    with pytest.raises(ConfigError, match="0.tar e cannot be used"):
+        data.images[1]
+    with pytest.raises(ConfigError, match="eval.validation.*holds no"):
+        open_validation(str(tmp_path / "clipzoo_index"), None, None)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (("trainer.patience=2", "eval.every_epochs=1"), "trainer.best_metric"),
+        (("trainer.patience=2", "trainer.best_metric=validation/loss"), "eval.every_epochs"),
+    ],
+)
+def test_patience_needs_a_metric_and_evaluations(wrong, words, tiny_shards, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        compose(overrides(tiny_shards, tmp_path, *wrong))
+
+
+def _pixels(image):
+    import numpy as np
+
+    from clipzoo.evaluation.transform import Transform
+    from tests.support.evaluation_sets import IMAGE_SIZE
+
+    return np.asarray(Transform(IMAGE_SIZE, IMAGE_SIZE, "bicubic")(image))
