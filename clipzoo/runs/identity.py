@@ -28,6 +28,7 @@ HARMLESS = (
 
 _FULL = "clipzoo.encoders.tuning.towers.Full"
 DEFAULTS = {
+    "init.leave_out": [],
     "head.merge": None, "head.initial_weight": None, "head.hopfield_start": 0,
     "optim.schedule.warmup_samples": None, "optim.schedule.restart_steps": None, "optim.schedule.restart_samples": None,
     "tune._target_": "clipzoo.encoders.tuning.tuning.Tuning", "tune.head_rate": 1.0, "tune.head_steps": 0,
