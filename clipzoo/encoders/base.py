@@ -50,10 +50,11 @@ class Encoder(nn.Module):
 class Tower(nn.Module):
     """Base class of towers. The trunk is the library's own module; no projection follows it.
 
-    width: of the pooled features. Tokens have the same width. left_out: parts of names of tensors that pretrained models
-    have and this tower does not, such as a decoder. embed_width: of the projection after the tower in its pretrained
-    model; None for a tower without one. names_elsewhere: prefix of our names -> prefix in pretrained models, where they
-    differ by more than a prefix of all names.
+    width: of the pooled features. Tokens have the same width.
+    left_out: parts of names of tensors that pretrained models have and this tower does not, such as a decoder.
+    embed_width: of the projection after the tower in its pretrained model; None for a tower without one.
+    names_elsewhere: prefix of our names -> prefix in pretrained models, where they differ by more than a prefix of all
+        names.
     """
 
     width: int

@@ -90,8 +90,8 @@ class Towers(TwoTowers):
     """Any image tower and any text tower, with the sizes, the normalisation and the tokenizer that they are made for.
 
     image, text: the towers. name: of the model of both, where their configurations refer to it.
-    image_width, text_width: None for the towers' own, as for all other arguments. embed_width: of the model's embeddings,
-        the default of `head.embed_width`; read by no one else.
+    image_width, text_width: None for the towers' own, as for all other arguments.
+    embed_width: of the model's embeddings; only the default of `head.embed_width`.
     """
 
     relations = {"tokenizer.context_length == context_length": "both must be the same"}
@@ -135,7 +135,8 @@ class Towers(TwoTowers):
         return {
             "image_width": self.image_width, "text_width": self.text_width, "image_size": self.image_size,
             "context_length": self.context_length, "mean": list(self.mean), "std": list(self.std),
-            "interpolation": self.interpolation, "resize_mode": self.resize_mode, "embed_width": image.embed_width or text.embed_width,
+            "interpolation": self.interpolation, "resize_mode": self.resize_mode,
+            "embed_width": image.embed_width or text.embed_width,
             "tokenizer": dict(text.tokenizer), "end_token": text.find_end_token(self._given_tokenizer),
         }  # fmt: skip
 

@@ -18,7 +18,6 @@ from clipzoo.io.hub import from_hub
 from clipzoo.io.weights import FORMS_ON_DISK, is_checkpoint, is_sharded, registry_of, run_of, weights_file
 from clipzoo.training.checkpoints import checkpoint
 
-
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes of all names in checkpoints of models under DistributedDataParallel and torch.compile."""
 
@@ -54,7 +53,9 @@ def _from_disk(name: str, key: str, trust: Collection[str]) -> Source:
     if is_sharded(path) or (is_checkpoint(path) and (run_of(path) / "config.yaml").exists()):
         model = load(path, trust=tuple(trust))
         objective = checkpoint.read(path, without=("optimizer", "model")).get("objective", {})
-        learned = {f"objective.{name}": value for name, value in objective.items() if f"objective.{name}" in COUNTERPARTS}
+        learned = {
+            f"objective.{name}": value for name, value in objective.items() if f"objective.{name}" in COUNTERPARTS
+        }
         return Source(model.state_dict() | learned, model.config)
     return Source(_from_file(path))
 
@@ -76,7 +77,9 @@ def _from_file(path: Path) -> Mapping[str, Tensor]:
         if isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     state = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-    while prefix := next((prefix for prefix in WRAPPERS if state and all(name.startswith(prefix) for name in state)), None):
+    while prefix := next(
+        (prefix for prefix in WRAPPERS if state and all(name.startswith(prefix) for name in state)), None
+    ):
         state = {name.removeprefix(prefix): value for name, value in state.items()}
     return state
 

@@ -173,7 +173,9 @@ def _unused(state: Mapping[str, Tensor], filled: Mapping[str, Sequence[Row]], mo
     Integers are no weights. A source that fills one tower may have another one, under another prefix.
     """
     used = {row.source for rows in filled.values() for row in rows}
-    prefixes = tuple(common_prefix(row.source for row in filled[part] if row.source) for part in TOWERS if part in filled)
+    prefixes = tuple(
+        common_prefix(row.source for row in filled[part] if row.source) for part in TOWERS if part in filled
+    )
     others = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
     towers = [getattr(model.encoder, f"{part}_tower") for part in TOWERS if part in filled]
     ignored = {name for tower in towers if isinstance(tower, Tower) for name in tower.left_out}

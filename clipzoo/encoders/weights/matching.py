@@ -75,9 +75,7 @@ def fill_tower(
     return rows
 
 
-def _correspondence(
-    targets: Iterable[str], source: Mapping[str, Tensor], hints: Sequence[str]
-) -> dict[str, str]:
+def _correspondence(targets: Iterable[str], source: Mapping[str, Tensor], hints: Sequence[str]) -> dict[str, str]:
     """Return the source's name for each name of the tower; those without one are left out.
 
     The tower's names lose their common prefix, and the source's prefix is the one under which most names are found.

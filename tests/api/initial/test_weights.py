@@ -95,7 +95,9 @@ def test_a_tower_that_is_named_random_is_left_out(source, exported):
 @pytest.mark.parametrize("key", ["weights", "head"])
 def test_a_head_that_does_not_fit_the_source_is_refused_unless_a_random_one_is_asked_for(key, exported):
     narrow = configuration("head.embed_width=8")
-    with pytest.raises(ConfigError, match=r"head .ClipHead.: image_projection is .32, 16.*head.embed_width=16, or init"):
+    with pytest.raises(
+        ConfigError, match=r"head .ClipHead.: image_projection is .32, 16.*head.embed_width=16, or init"
+    ):
         loaded(narrow, **{key: str(exported)})
     model, rows, before = loaded(narrow, weights=str(exported), head="random")
     assert_same(model, before, "head")
