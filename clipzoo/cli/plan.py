@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
     print(
         "\nSettings that no other one beats in both memory and time (the Pareto frontier), and the largest micro-batch "
         "that fits for each way to share the weights.\n"
-        f"All micro-batches are predicted at {cluster.reached:g} of the peak; on a GPU small ones reach less, so prefer "
+        f"All micro-batches are predicted at {cluster.reached:g} of the peak; on a GPU small ones reach less: prefer "
         "the larger of two with equal times.\n"
     )
     print(_table([best, *others][:SHOWN], cluster, shape.ranks, shape.local))

@@ -91,7 +91,7 @@ class Towers(TwoTowers):
 
     image, text: the towers. name: of the model of both, where their configurations refer to it.
     image_width, text_width: None for the towers' own, as for all other arguments.
-    embed_width: of the model's embeddings; only the default of `head.embed_width`.
+    embed_width: of the model's embeddings; only the default of head.embed_width.
     """
 
     relations = {"tokenizer.context_length == context_length": "both must be the same"}

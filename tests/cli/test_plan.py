@@ -39,11 +39,10 @@ def test_a_model_of_open_clip_is_planned_with_the_values_found_in_it(tmp_path, c
 
 @pytest.mark.medium
 def test_the_plan_offers_the_largest_micro_batch_that_fits_under_ddp(capsys):
-    plan.main([*SMALL, "trainer.global_batch=16384", "--memory", "1"])
-    shown = capsys.readouterr().out
-    rows = re.findall(r"\| ddp, micro-batch (\d+) \| ([\d.]+) \|.*\|  \|", shown)
-    # Twice the micro-batch would exceed nine tenths of the GPU.
-    assert len(rows) == 1 and 0.45 < float(rows[0][1]) < 0.9
+    # 2048 pairs a GPU take .22 GB, of which the micro-batch changes one half; nine tenths of .2 GB may be filled.
+    plan.main([*SMALL, "trainer.global_batch=16384", "--memory", "0.2"])
+    rows = capsys.readouterr().out.splitlines()
+    assert any(row.startswith("| ddp, micro-batch 1024 |") and "does not fit" not in row for row in rows)
 
 
 def test_a_batch_that_the_gpus_cannot_share_is_refused():
