@@ -25,6 +25,7 @@ from torch.nn import functional
 from clipzoo.config.arguments import checked as checked
 from clipzoo.config.vocabulary import *  # noqa: F403 (all annotations)
 from clipzoo.distributed.world import World as World
+from clipzoo.errors import ConfigError
 
 
 class Part:
@@ -127,6 +128,19 @@ EmbeddingKind = TypeVar("EmbeddingKind", Tensor, PointSet)
 def map_embedding(function: Callable[[Tensor], Tensor], embedding: Embedding) -> Embedding:
     """Apply a function of the leading dimension (slice, move, detach) to an embedding of either type."""
     return embedding.map(function) if isinstance(embedding, PointSet) else function(embedding)
+
+
+def as_captions(captions: str | Sequence[str]) -> list[str]:
+    """Return one caption or several as a list.
+
+    Raises:
+        ConfigError: a value other than text.
+    """
+    rows = [captions] if isinstance(captions, str) else list(captions)
+    for row in rows:
+        if not isinstance(row, str):
+            raise ConfigError(f"captions are a string or a list of strings, not {type(row).__name__}: {row!r:.80}")
+    return rows
 
 
 def concatenate(embeddings: Sequence[Embedding]) -> Embedding:

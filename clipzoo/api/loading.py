@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from clipzoo.api import open_clip, published, transformers
@@ -27,7 +28,7 @@ from clipzoo.runs.places.remote import local_copy
 from clipzoo.runs.variables import uses_variables, with_variables
 from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.tuning.frozen_part import read_frozen
-from clipzoo.types import Embedding
+from clipzoo.types import Embedding, as_captions
 
 PAIR = "pair"
 
@@ -36,7 +37,8 @@ class LoadedModel(Model):
     """A trained model in evaluation mode.
 
     encode_image, encode_text: one embedding for each row. similarity(image, text): [n, k] logits.
-    transform: PIL image -> uint8 [3, S, S], as in zero-shot evaluation. tokenizer: captions -> [n, L] int64.
+    transform: PIL image or path -> uint8 [3, S, S], as in zero-shot evaluation.
+    tokenizer: one caption or several -> [n, L] int64.
     config["pair"]: scale and bias of SigLIP's objective, see `pair_logits`.
     """
 
@@ -56,6 +58,37 @@ class LoadedModel(Model):
         size, interpolation = encoder["image_size"], evaluation.get("interpolation", "bicubic")
         mode: Any = evaluation.get("resize_mode") or encoder.get("resize_mode") or "shortest"
         self.transform = Transform(size, size, interpolation, mode)
+
+    def encode_image(self, image: Tensor | Image | str | Path | Sequence[Image | str | Path]) -> Embedding:
+        """uint8 [b, 3, H, W], a PIL image, a path, or several of these -> embeddings, one row per image.
+
+        Raises:
+            ConfigError: other values, such as an image [3, H, W] without the dimension of the batch.
+        """
+        if not isinstance(image, Tensor):
+            images = [image] if isinstance(image, Image | str | Path) else image
+            image = torch.stack([self.transform(one) for one in images])
+        if image.ndim != 4:
+            raise ConfigError(
+                f"encode_image takes uint8 [b, 3, H, W], PIL images or paths, not {list(image.shape)}: give "
+                "model.transform(picture).unsqueeze(0)"
+            )
+        return super().encode_image(image)
+
+    def encode_text(self, text: Tensor | str | Sequence[str]) -> Embedding:
+        """Token ids int64 [b, L], one caption or several -> embeddings, one row per caption.
+
+        Raises:
+            ConfigError: other values, such as ids [L] without the dimension of the batch.
+        """
+        if not isinstance(text, Tensor):
+            text = self.tokenizer(as_captions(text))
+        if text.ndim != 2:
+            raise ConfigError(
+                f"encode_text takes captions, or token ids [b, L] as model.tokenizer(captions) returns them, not "
+                f"{list(text.shape)}"
+            )
+        return super().encode_text(text)
 
     def pair_logits(self, image: Embedding, text: Embedding) -> Tensor:
         """n image and k text embeddings -> [n, k] logits of the probability that an image and a caption form a pair.

@@ -29,13 +29,15 @@ from clipzoo.training.trainer import fit
 class TrainingResult:
     """model: trained, in evaluation mode. metrics: of the last evaluation. cost: seconds, samples per second, memory.
 
-    history: the logged values of steps and evaluations, each with its "step".
+    history: the logged values of steps, each with "step" and "loss". events: evaluations, spikes and others, each with
+    "step" and "event".
     """
 
     model: Model
     metrics: Mapping[str, float]
     cost: Mapping[str, Any]
     history: list[dict[str, Any]]
+    events: list[dict[str, Any]]
 
 
 def train(
@@ -97,7 +99,7 @@ def train(
     computation = (computation or Computation()).resolved(folder, world)
     cost, metrics = fit(parts, length, computation, saving, world, own, inspection)
     logger.close()
-    return TrainingResult(model.eval(), metrics, cost, logger.history)
+    return TrainingResult(model.eval(), metrics, cost, logger.history, logger.events)
 
 
 def adam(learning_rate: float, final_learning_rate: float = 0.0) -> AdamW:

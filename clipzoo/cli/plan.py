@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.compose import compose
+from clipzoo.config.from_model import filled
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.vocabulary import Count, Positive, Range
 from clipzoo.errors import ConfigError
@@ -40,12 +41,14 @@ def main(arguments: list[str]) -> None:
         raise ConfigError(f"trainer.global_batch={batch} cannot be divided among {cluster.gpus} GPUs")
 
     # torch is imported only now: a mistyped key is reported at once.
+    from clipzoo.api.build import found_in_model
     from clipzoo.api.plan.counts import count, recomputation_keys, recomputes
     from clipzoo.api.plan.plan import predict, predictions, shape_of
     from clipzoo.api.plan.settings import configured
     from clipzoo.training.loggers.terminal import quiet_libraries
 
     quiet_libraries()
+    plain = filled(plain, found_in_model(plain, trust))
     counts = count(plain, options.samples, trust)
     shape = shape_of(plain, counts, cluster)
     keys = recomputation_keys(plain)
@@ -58,7 +61,13 @@ def main(arguments: list[str]) -> None:
     )
     print(f"\nas configured: {_setting(given, shape.ranks, shape.local)}")
     print(_details(given, cluster))
-    print(f"\n{_table([best, *others][:SHOWN], cluster, shape.ranks, shape.local)}")
+    print(
+        "\nSettings that no other one beats in both memory and time (the Pareto frontier), and the largest micro-batch "
+        "that fits for each way to share the weights.\n"
+        f"All micro-batches are predicted at {cluster.reached:g} of the peak; on a GPU small ones reach less: prefer "
+        "the larger of two with equal times.\n"
+    )
+    print(_table([best, *others][:SHOWN], cluster, shape.ranks, shape.local))
     if not best.fits(cluster):
         print("\nno setting fits: use more GPUs, a smaller trainer.global_batch, or a smaller model")
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from clipzoo.config.vocabulary import Range
 from clipzoo.io.imports import import_alone
-from clipzoo.types import Part
+from clipzoo.types import Part, as_captions
 
 if TYPE_CHECKING:
     from open_clip.tokenizer import SimpleTokenizer
@@ -27,7 +28,7 @@ class Tokenizer(Protocol):
     context_length: int
     end_token: int
 
-    def __call__(self, captions: list[str]) -> Tensor: ...
+    def __call__(self, captions: str | Sequence[str]) -> Tensor: ...
 
 
 class ClipTokenizer(Part):
@@ -48,7 +49,8 @@ class ClipTokenizer(Part):
         self._loaded: tuple[SimpleTokenizer, Pattern[str]] | None = None
         self._words: dict[str, list[int]] = {}
 
-    def __call__(self, captions: list[str]) -> Tensor:
+    def __call__(self, captions: str | Sequence[str]) -> Tensor:
+        captions = as_captions(captions)
         ids = np.zeros((len(captions), self.context_length), dtype=np.int64)
         for row, caption in zip(ids, captions, strict=True):
             tokens = [self.start_token, *self.encode(caption)[: self.context_length - 2], self.end_token]

@@ -51,9 +51,16 @@ class Tower(nn.Module):
     """Base class of towers. The trunk is the library's own module; no projection follows it.
 
     width: of the pooled features. Tokens have the same width.
+    left_out: parts of names of tensors that pretrained models have and this tower does not, such as a decoder.
+    embed_width: of the projection after the tower in its pretrained model; None for a tower without one.
+    names_elsewhere: prefix of our names -> prefix in pretrained models, where they differ by more than a prefix of all
+        names.
     """
 
     width: int
+    embed_width: int | None = None
+    names_elsewhere: Mapping[str, str] = {}
+    left_out: tuple[str, ...] = ()
 
     @property
     def description(self) -> str:

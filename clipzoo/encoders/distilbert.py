@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
@@ -11,7 +12,7 @@ from clipzoo.encoders.base import Tower
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
-from clipzoo.types import Features, NonNegativeCount, Part, Range
+from clipzoo.types import Features, NonNegativeCount, Part, Range, as_captions
 
 
 class DistilBertTower(Tower):
@@ -61,7 +62,8 @@ class DistilBertTokenizer(Part):
         """Return the text of each token."""
         return [self._source().decode([token]) for token in ids]
 
-    def __call__(self, captions: list[str]) -> Tensor:
+    def __call__(self, captions: str | Sequence[str]) -> Tensor:
+        captions = as_captions(captions)
         length = self.context_length
         tokens = self._source()(captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
         return tokens["input_ids"]

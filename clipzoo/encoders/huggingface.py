@@ -39,6 +39,7 @@ class HuggingFaceText(TextTower):
     """
 
     trunk: Any
+    left_out = ("pooler", "decoder")
 
     def __init__(
         self,

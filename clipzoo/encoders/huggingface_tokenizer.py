@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
-from clipzoo.types import Part, Range
+from clipzoo.types import Part, Range, as_captions
 
 Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
 
@@ -72,7 +72,8 @@ class HuggingFaceTokenizer(Part):
         """Return the text of each token."""
         return [self.source.decode([token]) for token in ids]
 
-    def __call__(self, captions: list[str]) -> Tensor:
+    def __call__(self, captions: str | Sequence[str]) -> Tensor:
+        captions = as_captions(captions)
         self._load()
         if self._clean_caption is not None:
             captions = [self._clean_caption(caption) for caption in captions]

@@ -63,7 +63,7 @@ class OpenClipImage(ImageTower):
             built.set_input_size(self.input_size)
         if checkpoint and not isinstance(built, ModifiedResNet):
             built.set_grad_checkpointing()
-        self.width = remove_projection(built)
+        self.width, self.embed_width = remove_projection(built), described.model["embed_dim"]
         self.mean, self.std = described.mean, described.std
         self.interpolation, self.resize_mode = described.interpolation, described.resize_mode
         self.name, self.checkpoint = name, checkpoint
@@ -131,6 +131,8 @@ class OpenClipText(TextTower):
     """
 
     trunk: Any
+    left_out = ("text_decoder",)
+    names_elsewhere = {"trunk.": "transformer."}
 
     def __init__(
         self, name: str, context_length: Count | None, options: dict[str, Any], checkpoint: bool = False
@@ -148,7 +150,7 @@ class OpenClipText(TextTower):
         needs = f" with the configuration of {settings.hf_model_name}" if settings.hf_model_name else ""
         with one_message(f"the text tower of open_clip's {name}{needs} cannot be built"):
             built = _build_text_tower(described.model["embed_dim"], settings, quick_gelu)
-        self.width = remove_projection(built)
+        self.width, self.embed_width = remove_projection(built), described.model["embed_dim"]
         self.tokenizer = tokenizer_of(name, vars(settings), self.context_length)
         self.name, self.checkpoint = name, checkpoint
         self.is_transformers = bool(settings.hf_model_name)

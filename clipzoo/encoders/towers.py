@@ -91,6 +91,7 @@ class Towers(TwoTowers):
 
     image, text: the towers. name: of the model of both, where their configurations refer to it.
     image_width, text_width: None for the towers' own, as for all other arguments.
+    embed_width: of the model's embeddings; only the default of head.embed_width.
     """
 
     relations = {"tokenizer.context_length == context_length": "both must be the same"}
@@ -109,6 +110,7 @@ class Towers(TwoTowers):
         std: tuple[Scale, Scale, Scale] | None = None,
         interpolation: Literal["bicubic", "bilinear"] | None = None,
         resize_mode: Literal["shortest", "squash", "longest"] | None = None,
+        embed_width: Count | None = None,
     ) -> None:
         nn.Module.__init__(self)
         found = {
@@ -128,11 +130,13 @@ class Towers(TwoTowers):
         self._set_normalisation(self.mean, self.std)
 
     def facts(self) -> Mapping[str, Any]:
+        image: Any = self.image_tower
         text: Any = self.text_tower
         return {
             "image_width": self.image_width, "text_width": self.text_width, "image_size": self.image_size,
             "context_length": self.context_length, "mean": list(self.mean), "std": list(self.std),
             "interpolation": self.interpolation, "resize_mode": self.resize_mode,
+            "embed_width": image.embed_width or text.embed_width,
             "tokenizer": dict(text.tokenizer), "end_token": text.find_end_token(self._given_tokenizer),
         }  # fmt: skip
 

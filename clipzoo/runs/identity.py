@@ -27,7 +27,8 @@ HARMLESS = (
 """Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
 
 _FULL = "clipzoo.encoders.tuning.towers.Full"
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
+    "init.leave_out": [],
     "head.merge": None, "head.initial_weight": None, "head.hopfield_start": 0,
     "optim.schedule.warmup_samples": None, "optim.schedule.restart_steps": None, "optim.schedule.restart_samples": None,
     "trainer.patience": None,

@@ -75,10 +75,11 @@ class RungEvaluator:
 
 
 class HistoryLogger:
-    """Appends all values to `history` and passes them on to another logger."""
+    """Appends the values of steps to `history`, events such as evaluations to `events`, and passes all on."""
 
     def __init__(self, logger: Logger) -> None:
         self.history: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
         self._logger = logger
 
     def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
@@ -86,7 +87,8 @@ class HistoryLogger:
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         if values.keys() != {"event"}:  # an evaluation without metrics
-            self.history.append({"step": step, **values})
+            rows = self.events if "event" in values else self.history
+            rows.append({"step": step, **values})
         self._logger.log(step, values)
 
     def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:

@@ -72,7 +72,7 @@ def test_the_example_runs_in_fifteen_lines(tmp_path):
 
 def test_the_loss_falls_and_the_history_has_every_step(capfd):
     result = train(model(), steps=40, learning_rate=1e-2)
-    assert [values["step"] for values in result.history if "loss" in values] == list(range(1, 41))
+    assert [values["step"] for values in result.history] == list(range(1, 41))
     assert result.history[-1]["loss"] < result.history[0]["loss"]
     assert result.cost["steps"] == 40 and not result.model.training
     assert capfd.readouterr().err == ""
@@ -88,7 +88,8 @@ def test_the_callback_is_called_every_epoch_and_at_the_end_without_gradients():
 
     result = train(model(), steps=12, evaluate=evaluate)  # 40 samples: an epoch has 5 steps
     assert len(seen) == 3 and result.metrics == {"calls": 3.0}
-    assert [values["step"] for values in result.history if "event" in values] == [5, 10, 12]
+    assert [(values["step"], values["calls"]) for values in result.events] == [(5, 1.0), (10, 2.0), (12, 3.0)]
+    assert result.history[-1]["step"] == 12 and all("loss" in values for values in result.history)
 
 
 def test_the_first_line_of_the_log_is_that_of_step_one_and_the_period_changes_no_loss():

@@ -8,6 +8,7 @@ import pytest
 
 from clipzoo.cli import plan
 from clipzoo.errors import ConfigError
+from tests.support.open_clip_models import small_model
 
 SMALL = ["encoder=tiny", "head=clip", "--gpus", "8"]
 
@@ -26,6 +27,22 @@ def test_the_plan_divides_weights_that_a_gpu_cannot_hold(capsys):
     shown = capsys.readouterr().out
     assert "does not fit" in shown
     assert re.search(r"choose: trainer\.parallel=fsdp", shown)
+
+
+@pytest.mark.medium
+def test_a_model_of_open_clip_is_planned_with_the_values_found_in_it(tmp_path, capsys):
+    name, peer = small_model("ViT-B-32", tmp_path)
+    plan.main(["encoder=open_clip", f"encoder.name={name}", "head=clip", "trainer.global_batch=64", "--gpus", "8"])
+    parameters = sum(parameter.numel() for parameter in peer.parameters())
+    assert f"{parameters:,} parameters" in capsys.readouterr().out
+
+
+@pytest.mark.medium
+def test_the_plan_offers_the_largest_micro_batch_that_fits_under_ddp(capsys):
+    # 2048 pairs a GPU take .22 GB, of which the micro-batch changes one half; nine tenths of .2 GB may be filled.
+    plan.main([*SMALL, "trainer.global_batch=16384", "--memory", "0.2"])
+    rows = capsys.readouterr().out.splitlines()
+    assert any(row.startswith("| ddp, micro-batch 1024 |") and "does not fit" not in row for row in rows)
 
 
 def test_a_batch_that_the_gpus_cannot_share_is_refused():

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.api import open_clip
-from clipzoo.api.loading import load
+from clipzoo.api.initial.heads import COUNTERPARTS
+from clipzoo.api.loading import PAIR, load
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
 from clipzoo.io.weights import FORMS_ON_DISK, is_checkpoint, is_sharded, registry_of, run_of, weights_file
 from clipzoo.training.checkpoints import checkpoint
+
+WRAPPERS = ("module.", "_orig_mod.")
+"""Prefixes of all names in checkpoints of models under DistributedDataParallel and torch.compile."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +52,36 @@ def _from_disk(name: str, key: str, trust: Collection[str]) -> Source:
     path = weights_file(name, key)
     if is_sharded(path) or (is_checkpoint(path) and (run_of(path) / "config.yaml").exists()):
         model = load(path, trust=tuple(trust))
-        return Source(model.state_dict(), model.config)
+        objective = checkpoint.read(path, without=("optimizer", "model")).get("objective", {})
+        learned = {
+            f"objective.{name}": value for name, value in objective.items() if f"objective.{name}" in COUNTERPARTS
+        }
+        return Source(model.state_dict() | learned, model.config)
     return Source(_from_file(path))
 
 
 def _from_file(path: Path) -> Mapping[str, Tensor]:
-    """Tensors of a .safetensors file, or of a .pt file of weights and plain values."""
+    """Return the tensors of a .safetensors file, or of a .pt file of weights and plain values, such as a checkpoint of
+    open_clip's trainer. Prefixes that DistributedDataParallel and torch.compile add to all names are removed."""
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         try:
-            return load_file(path)
+            content = load_file(path)
         except SafetensorError as error:
-            raise ConfigError(f"{path} is no .safetensors file ({error})") from error
-    content = checkpoint.read(path)
+            raise ConfigError(f"{path} is not a .safetensors file ({error})") from error
+    else:
+        content = checkpoint.read(path)
     for wrapper in ("state_dict", "model"):
         if isinstance(content.get(wrapper), dict):
             content = content[wrapper]
-    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    state = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    while prefix := next(
+        (prefix for prefix in WRAPPERS if state and all(name.startswith(prefix) for name in state)), None
+    ):
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
 
 
 def _from_registry(name: str, key: str, tower: nn.Module | None) -> Source:
@@ -86,7 +101,10 @@ def _from_open_clip(rest: str, name: str, key: str) -> Source:
         if not tag:
             raise ConfigError(f"{key}={name} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER")
     ours, config = open_clip.from_open_clip(model, tag)
-    return Source(ours.state_dict(), config)
+    state = ours.state_dict()
+    if PAIR in config:
+        state["logit_bias"] = torch.tensor(config[PAIR]["bias"])
+    return Source(state, config)
 
 
 def _from_timm(name: str) -> Source:
@@ -98,7 +116,10 @@ def _from_timm(name: str) -> Source:
 def _from_transformers(name: str) -> Source:
     import transformers
 
-    return Source(transformers.AutoModel.from_pretrained(name, dtype=torch.float32).state_dict())
+    # transformers gives tensors that its file lacks random values.
+    model, found = transformers.AutoModel.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+    missing = set(found["missing_keys"])
+    return Source({name: value for name, value in model.state_dict().items() if name not in missing})
 
 
 def _timm_name(tower: nn.Module | None, key: str) -> str:

@@ -43,7 +43,9 @@ def initialise(
 
     if world.run_on_first(lambda: checkpoint.newest(folder / "checkpoints")) is not None:
         return []
-    rows = part(values["init"], trust, InitialWeights).load(model, values, trust) if has_weights else []
+    rows = (
+        part(values["init"], trust, InitialWeights).load(model, values, trust, parts.objective) if has_weights else []
+    )
     if source is not None:
         world.run_on_first(lambda: copy_checkpoint(source, folder, plain, parts, trust))
     return rows

@@ -54,6 +54,10 @@ def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, 
 
     _require_no_tag(name)
     describe(name)
+    if pretrained is not None and ":" in name:
+        raise ConfigError(
+            f"pretrained={pretrained}: {name} has its own weights, and open_clip ignores others: leave pretrained out"
+        )
     if pretrained is not None and not Path(pretrained).exists():
         tags = open_clip.list_pretrained_tags_by_model(name)
         if pretrained not in tags:

@@ -76,7 +76,11 @@ def predict(plain: Mapping[str, Any], counts: Counts, cluster: Cluster, setting:
 
 
 def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> list[Prediction]:
-    """Return the prediction to choose, then those that no other one beats in both time and memory, the fastest first.
+    """Return the prediction to choose, then the fastest first: those that no other one beats in both time and memory,
+    and of each number of shards, with and without recomputation, the largest micro-batch that fits.
+
+    Predictions assume the same share of the peak for all micro-batches, but a GPU reaches less with small ones, which
+    therefore appear to beat the largest.
 
     To choose: of the settings that fit and are at most SLOWER slower than the fastest one, the simplest; the one with
     the least memory if none fits.
@@ -90,7 +94,13 @@ def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> l
         best = next(item for item in fitting if item.step <= limit)
     else:
         best = min(made, key=lambda item: item.memory.total)
-    others = [item for item in made if item is not best and not any(_beats(other, item) for other in made)]
+    # Settings come with the largest micro-batch first, and the last item of a key stays in a dict.
+    largest = {(item.setting.shards, item.setting.recomputed): item for item in reversed(fitting)}.values()
+    others = [
+        item
+        for item in made
+        if item is not best and (item in largest or not any(_beats(other, item) for other in made))
+    ]
     return [best, *sorted(others, key=lambda item: item.step)]
 
 

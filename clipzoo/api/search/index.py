@@ -30,7 +30,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.cache import model_key
 from clipzoo.evaluation.ranking import exact_products
-from clipzoo.types import Embedding, PointSet, concatenate
+from clipzoo.types import Embedding, PointSet, as_captions, concatenate
 
 FILE, NAMES = "index.json", "names.json"
 BLOCK = 256
@@ -80,8 +80,7 @@ class SearchIndex:
         candidates: for a head whose score is no inner product (KME-CLIP), number of images with the best approximate
             scores that are scored exactly; None scores all images. Ignored by the other heads, whose search is exact.
         """
-        queries = [captions] if isinstance(captions, str) else list(captions)
-        found = [self.nearest(self.embed(query), count, candidates) for query in queries]
+        found = [self.nearest(self.embed(query), count, candidates) for query in as_captions(captions)]
         return [[Match(self.names[row], score) for row, score in rows] for rows in found]
 
     def nearest(self, query: Embedding, count: int = 10, candidates: int | None = None) -> list[tuple[int, float]]:
@@ -94,7 +93,7 @@ class SearchIndex:
         order = scores.sort(descending=True, stable=True).indices[:count]
         return [(int(rows[index]), float(scores[index])) for index in order]
 
-    def recall(self, captions: Sequence[str], count: int = 10, candidates: int | None = None) -> float:
+    def recall(self, captions: str | Sequence[str], count: int = 10, candidates: int | None = None) -> float:
         """Return the share of the best `count` images of some captions that `search` finds; 1 if it is exact."""
         found, best = (self.search(captions, count, number) for number in (candidates, None))
         pairs = [(place, match.name) for place, matches in enumerate(best) for match in matches]
@@ -112,7 +111,7 @@ class SearchIndex:
     @torch.no_grad()
     def embed(self, caption: str) -> Embedding:
         """Return the embedding of a caption, one row."""
-        return self.model.encode_text(self.model.tokenizer([caption]))
+        return self.model.encode_text(caption)
 
     @torch.no_grad()
     def _score(self, text: Embedding, rows: Tensor) -> Tensor:

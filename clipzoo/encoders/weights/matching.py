@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights.resizing import resized
 from clipzoo.errors import ConfigError
 
@@ -45,6 +47,11 @@ def fill_tower(
     """
     targets = tower.state_dict()
     names = _correspondence(targets, source, HINTS[part])
+    if isinstance(tower, Tower):
+        for ours, theirs in tower.names_elsewhere.items():
+            renamed = {re.sub(f"^{re.escape(ours)}", theirs, name): name for name in targets}
+            found = _correspondence(renamed, source, HINTS[part])
+            names = max(names, {renamed[name]: origin for name, origin in found.items()}, key=len)
     values: dict[str, Tensor] = {}
     rows, wrong = [], []
     for name, target in targets.items():
@@ -68,15 +75,12 @@ def fill_tower(
     return rows
 
 
-def _correspondence(
-    targets: Mapping[str, Tensor], source: Mapping[str, Tensor], hints: Sequence[str]
-) -> dict[str, str]:
+def _correspondence(targets: Iterable[str], source: Mapping[str, Tensor], hints: Sequence[str]) -> dict[str, str]:
     """Return the source's name for each name of the tower; those without one are left out.
 
     The tower's names lose their common prefix, and the source's prefix is the one under which most names are found.
     """
-    common = os.path.commonprefix([f"{name.rpartition('.')[0]}." for name in targets])
-    common = common[: common.rfind(".") + 1]
+    common = common_prefix(targets)
     short = {name.removeprefix(common): name for name in targets}
     votes: Counter[str] = Counter()
     for name in source:
@@ -105,16 +109,23 @@ def _require_all(
     lacking = [name for name in needed if name not in names]
     kind = f"the {part} tower ({type(tower).__name__})"
     if len(lacking) == len(needed):
-        raise ConfigError(f"{key} holds no weights of {kind}: it has {_shown(list(source))}, not {_shown(needed)}")
+        raise ConfigError(f"{key} holds no weights of {kind}: it has {shown(list(source))}, not {shown(needed)}")
     faults = []
     if lacking:
-        faults.append(f"it lacks {len(lacking)} of {len(needed)} tensors ({_shown(lacking)})")
+        faults.append(f"it lacks {len(lacking)} of {len(needed)} tensors ({shown(lacking)})")
     if wrong:
-        faults.append(f"{len(wrong)} have another shape ({_shown(wrong)})")
+        faults.append(f"{len(wrong)} have another shape ({shown(wrong)})")
     if faults:
         raise ConfigError(f"{key} does not fit {kind}: {'; '.join(faults)}. Choose the encoder that has these weights")
 
 
-def _shown(names: Sequence[str]) -> str:
+def common_prefix(names: Iterable[str]) -> str:
+    """Return the common prefix of dotted names, with its last dot."""
+    common = os.path.commonprefix([f"{name.rpartition('.')[0]}." for name in names])
+    return common[: common.rfind(".") + 1]
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return the first names for a message, and the number of the others."""
     more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Range
-from clipzoo.types import Part
+from clipzoo.types import Part, as_captions
 
 WORDS = (
     "circle", "square", "triangle", "star", "heart", "cross", "ring", "crescent", "diamond", "arrow", "red", "orange",
@@ -28,7 +29,8 @@ class WordTokenizer(Part):
         self.context_length = context_length
         self._ids = {word: number for number, word in enumerate(WORDS, 1)}
 
-    def __call__(self, captions: list[str]) -> Tensor:
+    def __call__(self, captions: str | Sequence[str]) -> Tensor:
+        captions = as_captions(captions)
         rows = torch.zeros(len(captions), self.context_length, dtype=torch.int64)
         for row, caption in zip(rows, captions, strict=True):
             unknown = [word for word in caption.split() if word not in self._ids]

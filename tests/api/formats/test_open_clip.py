@@ -212,3 +212,9 @@ def test_a_file_of_other_weights_is_one_message(tmp_path):
 def test_a_tag_in_the_name_of_a_model_is_named_with_its_key():
     with pytest.raises(ConfigError, match="give model=ViT-B-32 pretrained=laion2b_s34b_b79k"):
         clipzoo.from_open_clip("ViT-B-32/laion2b_s34b_b79k")
+
+
+def test_weights_that_open_clip_would_ignore_beside_a_folder_are_refused(tmp_path):
+    clipzoo.export(model_of(next(iter(TOWERS))), tmp_path)
+    with pytest.raises(ConfigError, match="has its own weights, and open_clip ignores others: leave pretrained out"):
+        clipzoo.from_open_clip(f"local-dir:{tmp_path}", str(tmp_path / "open_clip_model.safetensors"))

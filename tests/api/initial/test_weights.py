@@ -11,23 +11,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import open_clip
 import pytest
 import torch
-from safetensors.torch import save_file
+from open_clip.push_to_hf_hub import save_for_hf
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 import clipzoo
-from clipzoo.api.build import build_model
+from clipzoo.api.build import build_model, found_in_model
 from clipzoo.api.initial.sources import read_source
 from clipzoo.api.initial.weights import InitialWeights, summary
 from clipzoo.api.loading import LoadedModel
 from clipzoo.cli.evaluate import evaluate
+from clipzoo.config.from_model import filled
 from clipzoo.errors import ConfigError
 from clipzoo.io.weights import weights_digest
+from clipzoo.objectives.base import Objective
+from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.identity import digest
 from clipzoo.runs.initial import with_digests
 from tests.support import runs
 from tests.support.evaluation_sets import write_sets
 from tests.support.experiments import composed_once
+from tests.support.huggingface_models import write_bert
+from tests.support.open_clip_models import captions_of, small_model
 
 TINY = ("data.shards=none.tar", "encoder=tiny", "head.embed_width=16")
 
@@ -36,12 +44,13 @@ def configuration(*changes: str) -> dict:
     return composed_once(*TINY, *changes)
 
 
-def loaded(config: dict, **init: str):
+def loaded(config: dict, objective: Objective | None = None, **init: str | list[str]):
     """A model of `config` with seed 1, the rows of its table, and the model before."""
     config = {**config, "seed": 1}
+    config = filled(config, found_in_model(config))
     model, before = build_model(config), build_model(config)
-    names = {"weights": None, "image": None, "text": None, "head": None, **init}
-    return model, InitialWeights(**names).load(model, config), before
+    names = {"weights": None, "image": None, "text": None, "head": None, "leave_out": [], **init}
+    return model, InitialWeights(**names).load(model, config, objective=objective), before
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +92,118 @@ def test_a_tower_that_is_named_random_is_left_out(source, exported):
     assert_same(model, before, "encoder.text_tower")
 
 
-def test_a_head_that_does_not_fit_is_left_out_and_an_error_where_it_was_asked_for(exported):
-    _, rows, _ = loaded(configuration("head.embed_width=8"), weights=str(exported))
-    assert {row.outcome for row in rows if row.part == "head"} == {"kept"}
-    assert "head: 3 kept" in summary(rows)
-    with pytest.raises(ConfigError, match="does not fit the head .ClipHead.: image_projection is .32, 16. instead"):
-        loaded(configuration("head.embed_width=8"), head=str(exported))
+@pytest.mark.parametrize("key", ["weights", "head"])
+def test_a_head_that_does_not_fit_the_source_is_refused_unless_a_random_one_is_asked_for(key, exported):
+    narrow = configuration("head.embed_width=8")
+    with pytest.raises(
+        ConfigError, match=r"head .ClipHead.: image_projection is .32, 16.*head.embed_width=16, or init"
+    ):
+        loaded(narrow, **{key: str(exported)})
+    model, rows, before = loaded(narrow, weights=str(exported), head="random")
+    assert_same(model, before, "head")
+    assert not any(row.part == "head" for row in rows)
+
+
+def test_a_head_of_another_kind_is_refused_unless_a_random_one_is_asked_for(exported):
+    config = configuration("head=kme")
+    with pytest.raises(ConfigError, match="does not use: logit_scale, text_projection, visual.proj"):
+        loaded(config, weights=str(exported))
+    model, _, before = loaded(config, weights=str(exported), head="random")
+    assert_same(model, before, "head")
+
+
+def test_a_fixed_temperature_takes_no_other_value_and_the_unused_one_of_the_source_is_named(exported):
+    config = configuration("head=cosine", "head.embed_width=16")
+    with pytest.raises(ConfigError, match=r"does not use: logit_scale\. .*'init.leave_out=.logit_scale.'"):
+        loaded(config, weights=f"{exported}/open_clip_model.safetensors")
+    model, rows, _ = loaded(config, weights=f"{exported}/open_clip_model.safetensors", leave_out=["logit_scale"])
+    assert model.head.log_scale == 0
+    assert [row.source for row in rows if row.outcome == "left out"] == ["logit_scale"]
+
+
+def test_weights_of_the_source_that_nothing_uses_are_refused_by_patterns_that_leave_them_out(exported, tmp_path):
+    state = load_file(exported / "open_clip_model.safetensors")
+    extra = {name: torch.ones(2) for name in ("visual.adapter.weight", "visual.adapter.bias", "decoder.weight")}
+    save_file(state | extra | {"decoder.steps": torch.tensor(3)}, tmp_path / "more.safetensors")
+    weights = str(tmp_path / "more.safetensors")
+    with pytest.raises(ConfigError, match=r"'init.leave_out=\[decoder\.\*,visual\.adapter\.\*\]'"):
+        loaded(configuration(), weights=weights)
+    # Only the tensors of the parts that are filled count.
+    with pytest.raises(ConfigError, match=r"'init.leave_out=\[visual\.adapter\.\*\]'"):
+        loaded(configuration(), image=weights)
+    loaded(configuration(), weights=weights, leave_out=["visual.adapter.*", "decoder.*"])
+    loaded(configuration(), head=weights)
+
+
+def open_clip_checkpoint(peer, path: Path, wrapped: bool) -> str:
+    """A checkpoint as open_clip's trainer saves it, of a model under DistributedDataParallel or a plain one."""
+    optimizer = torch.optim.AdamW(peer.parameters())
+    model = peer
+    if wrapped:
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            model = torch.nn.parallel.DistributedDataParallel(peer)
+        finally:
+            torch.distributed.destroy_process_group()
+    state = {"epoch": 2, "name": "run", "state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, path)
+    return str(path)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("family", ["ViT-B-32", "RN50", "roberta-ViT-B-32"])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_checkpoint_of_open_clips_trainer_gives_the_model_that_open_clip_loads_from_it(family, wrapped, tmp_path):
+    name, peer = small_model(family, tmp_path)
+    weights = open_clip_checkpoint(peer, tmp_path / "epoch_2.pt", wrapped)
+    assert wrapped == all(name.startswith("module.") for name in torch.load(weights)["state_dict"])
+    # embed_dim is 48: the width of the head is the model's.
+    changes = ["+head.bias=true"] if family == "RN50" else []
+    config = composed_once("data.shards=none.tar", "encoder=open_clip", f"encoder.name={name}", *changes)
+    model, rows, _ = loaded(config, weights=weights)
+    model.eval()
+    assert {row.outcome for row in rows if row.part in ("image", "text")} == {"loaded"}
+    theirs = open_clip.create_model(name, load_weights=False, pretrained_text=False).eval()
+    open_clip.load_checkpoint(theirs, weights)
+    captions, size = captions_of(theirs), model.encoder.image_size
+    pixels = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (model.encoder.mean, model.encoder.std))
+    with torch.no_grad():
+        image = theirs.encode_image((pixels / 255 - mean) / std, normalize=True)
+        text = theirs.encode_text(captions, normalize=True)
+        ours = model.encode_image(pixels), model.encode_text(captions)
+        torch.testing.assert_close(ours, (image, text), atol=1e-5, rtol=1e-4)
+        logits = theirs.logit_scale.exp() * image @ text.mT
+        torch.testing.assert_close(model.similarity(*ours), logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.medium
+def test_open_clips_own_save_gives_towers_and_head_by_both_names(tmp_path):
+    name, peer = small_model("ViT-B-32", tmp_path)
+    described = json.loads((tmp_path / "model/open_clip_config.json").read_text())["model_cfg"]
+    write_bert(tmp_path / "bert")
+    save_for_hf(peer, AutoTokenizer.from_pretrained(tmp_path / "bert"), described, str(tmp_path / "saved"))
+    config = composed_once("data.shards=none.tar", "encoder=open_clip", f"encoder.name={name}")
+    first, _, _ = loaded(config, weights=str(tmp_path / "saved/open_clip_model.safetensors"))
+    second, _, _ = loaded(config, weights=f"open_clip:local-dir:{tmp_path / 'saved'}")
+    assert first.head.text_projection.shape == peer.text_projection.shape == (32, 48)
+    assert torch.equal(first.head.text_projection, peer.text_projection)
+    assert_same(first, second, "encoder", "head")
+
+
+@pytest.mark.medium
+def test_the_bias_of_a_siglip_model_goes_to_the_objective_and_is_refused_without_one(tmp_path):
+    name, peer = small_model("ViT-B-16-SigLIP", tmp_path)
+    weights = open_clip_checkpoint(peer, tmp_path / "epoch_2.pt", wrapped=False)
+    changes = "+head.bias=true", "+head.image_projection=false"
+    config = composed_once("data.shards=none.tar", "encoder=open_clip", f"encoder.name={name}", *changes)
+    with pytest.raises(ConfigError, match="does not use: logit_bias"):
+        loaded(config, weights=weights)
+    objective = SigLIP(None, -10.0, 0.5, 0.5)
+    model, rows, _ = loaded(config, objective, weights=weights)
+    assert torch.equal(objective.bias, peer.logit_bias.reshape(()))
+    assert torch.equal(model.head.log_scale, peer.logit_scale.reshape(()))
+    assert "objective: 1 loaded" in summary(rows)
 
 
 def test_positions_are_resized_for_larger_images_and_shorter_captions(source, exported):
@@ -146,7 +261,7 @@ def test_missing_weights_and_damaged_files_are_one_message(tmp_path):
     ):
         weights_digest("s3://bucket/run", "init.weights")
     (tmp_path / "x.safetensors").write_bytes(b"12345678 no tensors")
-    with pytest.raises(ConfigError, match="is no .safetensors file"):
+    with pytest.raises(ConfigError, match="is not a .safetensors file"):
         loaded(configuration(), weights=str(tmp_path / "x.safetensors"))
     with pytest.raises(ConfigError, match="names no weights: give open_clip:NAME/TAG"):
         loaded(configuration(), weights="open_clip:ViT-B-32")

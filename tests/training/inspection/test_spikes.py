@@ -119,7 +119,7 @@ def test_a_spike_is_reported_with_the_samples_of_its_batch_and_a_report_changes_
     assert spike["sample_ids"] == batch.sample_id.tolist()
     assert spike["names"] == [f"pair {number}" for number in spike["sample_ids"]]
     assert f"step {SPIKE} is a spike (loss" in caplog.text and str(path) in caplog.text
-    (event, *_) = [line for line in result.history if line.get("event") == "spike"]
+    (event, *_) = [line for line in result.events if line.get("event") == "spike"]
     assert event["step"] == SPIKE and event["spike/loss"] == spike["loss"]
 
 
