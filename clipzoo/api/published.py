@@ -13,6 +13,7 @@ from clipzoo import io
 from clipzoo.config.trust import require_trusted
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
+from clipzoo.io.weights import read_tensors
 from clipzoo.runs.renamed import current
 
 CONFIG, WEIGHTS = "clipzoo.json", "model.safetensors"
@@ -124,15 +125,8 @@ def _refuse_code(folder: Path) -> None:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file. Raises DamagedFileError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     if not path.exists():
         others = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl"))
         note = f"{', '.join(others)} may execute code and is not read; " if others else ""
         raise io.DamagedFileError(path, "is missing", note + REMEDY)
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        fault = f"is no safetensors file ({' '.join(str(error).split())[:100]}); pickles are never read"
-        raise io.DamagedFileError(path, fault, REMEDY) from None
+    return read_tensors(path, REMEDY)

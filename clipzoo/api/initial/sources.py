@@ -14,8 +14,7 @@ from clipzoo.api import open_clip
 from clipzoo.api.loading import load
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import FORMS_ON_DISK, is_checkpoint, is_sharded, registry_of, run_of, weights_file
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.io.weights import FORMS_ON_DISK, is_checkpoint, is_sharded, read_tensors, registry_of, run_of, weights_file
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,7 @@ def _from_disk(name: str, key: str, trust: Collection[str]) -> Source:
 
 def _from_file(path: Path) -> Mapping[str, Tensor]:
     """Tensors of a .safetensors file, or of a .pt file of weights and plain values."""
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise ConfigError(f"{path} is no .safetensors file ({error})") from error
-    content = checkpoint.read(path)
+    content = read_tensors(path)
     for wrapper in ("state_dict", "model"):
         if isinstance(content.get(wrapper), dict):
             content = content[wrapper]
