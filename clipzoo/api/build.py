@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from clipzoo.api.published import values_of
 from clipzoo.config import relations, schema
 from clipzoo.config.arguments import is_a
 from clipzoo.config.constructors import class_constant
 from clipzoo.config.from_model import emptied, filled, has_open
 from clipzoo.config.groups import CONF, options
 from clipzoo.config.schema import HYDRA_KEYS
-from clipzoo.config.trust import KEY, OWN, is_within, refusal
-from clipzoo.encoders.base import Encoder
+from clipzoo.config.trust import KEY, OWN, is_within, refusal, values_of
+from clipzoo.encoders.base import Encoder, on_meta, require_as_large
 from clipzoo.encoders.tuning.tuning import Tuning
 from clipzoo.errors import ConfigError, PartError, TrainingError, first_line
 from clipzoo.evaluation.suite import Suite
@@ -36,9 +32,6 @@ from clipzoo.objectives.base import Objective
 from clipzoo.training.parts import Averaging, Dataset, Logger, Optimizer
 from clipzoo.training.trainer import Trainer
 from clipzoo.types import Part
-
-BUFFER_BYTES = 2**27
-"""Size of buffers that are computed, such as masks of attention, that a model of any size may have."""
 
 
 @dataclass(frozen=True)
@@ -230,27 +223,6 @@ def _without_pretrained(node: Any) -> Any:
             for key, value in node.items()}  # fmt: skip
 
 
-@contextmanager
-def on_meta(stored: int) -> Iterator[None]:
-    """Build modules on the meta device, with at most a few times as many parameters as the `stored` tensors.
-
-    Raises:
-        ConfigError: there are more, from the numbers of layers in a configuration.
-    """
-    most, registered = 4 * stored + 1000, count()
-
-    def counted(*parameter: object) -> None:
-        if next(registered) >= most:
-            raise ConfigError(f"the configuration has layers for over {most} tensors, the weights have {stored}")
-
-    hook = register_module_parameter_registration_hook(counted)
-    try:
-        with torch.device("meta"):
-            yield
-    finally:
-        hook.remove()
-
-
 def _require_fit(
     plain: Mapping[str, Any],
     stored: Mapping[str, Any],
@@ -279,10 +251,7 @@ def _require_fit(
                 keys.append(f"{key}={given}")
         fault = f"{name} has shape {seen}, the model's has {asked}{' by ' if keys else ''}{', '.join(keys)}"
         raise DamagedFileError(path, f"does not fit the model of its configuration ({fault})", remedy)
-    computed, given = (sum(value.nbytes for value in values) for values in (model.buffers(), stored.values()))
-    if computed > 4 * given + BUFFER_BYTES:
-        fault = f"fits a model that computes {computed:,} bytes of buffers, for {given:,} bytes of weights"
-        raise DamagedFileError(path, fault, remedy)
+    require_as_large(model, stored.values(), path, remedy)
 
 
 def _seeded(plain: Mapping[str, Any], name: str, trust: Collection[str], kind: type) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.config.trust import require_trusted
+from clipzoo.config.trust import require_trusted, values_of
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
 from clipzoo.io.weights import read_tensors
@@ -75,18 +75,6 @@ def read_published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any]
         io.require_numbers(path, {key: content["pair"].get(key) for key in PAIR_FIELDS}, REMEDY)
         config["pair"] = {key: content["pair"][key] for key in PAIR_FIELDS}
     return config, read_weights(folder / WEIGHTS)
-
-
-def values_of(node: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted key and the value of every leaf of a configuration."""
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from values_of(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from values_of(value, f"{key}[{index}]")
-    else:
-        yield key, node
 
 
 def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:

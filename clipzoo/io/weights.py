@@ -10,7 +10,6 @@ import os
 import pickletools
 import re
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -162,13 +161,11 @@ def read_tensors(path: Path, remedy: str = "", mapped: bool = False) -> dict[str
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     # torch and safetensors report a file of another kind as UnpicklingError, RuntimeError, EOFError, AssertionError ...
     except Exception as error:
-        fault = "safetensors file" if path.suffix == ".safetensors" else "checkpoint of weights and plain values"
-        raise DamagedFileError(
-            path, f"is no {fault} ({_first_sentence(error)}); no code is executed", remedy
-        ) from error
+        kind = "safetensors file" if path.suffix == ".safetensors" else "checkpoint of weights and plain values"
+        raise DamagedFileError(path, f"is no {kind} ({_first_sentence(error)})", remedy) from error
     if not isinstance(content, dict):
         raise DamagedFileError(path, "holds no mapping", remedy)
-    for tensor in _tensors_in(content):
+    for tensor in tensors_in(content):
         # Otherwise, a copy of a tensor that repeats few values takes any amount of memory.
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise DamagedFileError(
@@ -195,20 +192,20 @@ def require_bounded(path: Path, remedy: str = "") -> None:
                 _require(header <= MOST_DESCRIPTION, f"has a header of {header:,} bytes, at most {MOST_DESCRIPTION:,}")
             else:
                 _require_stored(file, size)
-        except _Fault as error:
+        except _BoundError as error:
             raise DamagedFileError(path, str(error), remedy) from None
         except Exception as error:  # zipfile and pickletools report a malformed file in many ways.
             fault = f"is no checkpoint of weights and plain values ({_first_sentence(error)})"
             raise DamagedFileError(path, fault, remedy) from None
 
 
-class _Fault(Exception):
+class _BoundError(Exception):
     """What is wrong with a file, a clause that follows its path."""
 
 
 def _require(condition: bool, fault: str) -> None:
     if not condition:
-        raise _Fault(fault)
+        raise _BoundError(fault)
 
 
 class _Directory:
@@ -242,7 +239,7 @@ def _require_stored(file: IO[bytes], size: int) -> None:
 
 
 def _require_plain(pickled: bytes) -> None:
-    """Raise _Fault if a pickle names other classes than torch.save does, or copies values that it holds once.
+    """Raise _BoundError if a pickle names other classes than torch.save does, or copies values that it holds once.
 
     Counts the values with all references written out, as the YAML reader does with aliases.
     """
@@ -260,7 +257,7 @@ def _require_plain(pickled: bytes) -> None:
             known[argument] = stack[-1]
         else:
             if name in _NAMES_CLASSES and not _STORED_CLASSES.fullmatch(str(argument)):
-                raise _Fault(f"is no checkpoint of weights and plain values (it names {shortened(argument)})")
+                raise _BoundError(f"is no checkpoint of weights and plain values (it names {shortened(argument)})")
             taken: list[list[int]] = []
             for kind in opcode.stack_before[::-1]:
                 if kind is pickletools.stackslice:
@@ -278,12 +275,14 @@ def _require_plain(pickled: bytes) -> None:
             stack.extend([value] * len(opcode.stack_after))
 
 
-def _tensors_in(content: object) -> Iterator[Any]:
+def tensors_in(content: object) -> list[Any]:
+    """Return the tensors in nested mappings, lists and tuples."""
+    import torch
+
     if isinstance(content, dict | list | tuple):
-        for value in content.values() if isinstance(content, dict) else content:
-            yield from _tensors_in(value)
-    elif hasattr(content, "untyped_storage"):
-        yield content
+        values = content.values() if isinstance(content, dict) else content
+        return [tensor for value in values for tensor in tensors_in(value)]
+    return [content] if isinstance(content, torch.Tensor) else []
 
 
 def _first_sentence(error: Exception) -> str:

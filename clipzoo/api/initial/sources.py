@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from clipzoo.api import open_clip
@@ -81,15 +80,15 @@ def _from_open_clip(rest: str, name: str, key: str) -> Source:
 
 
 def _from_timm(name: str) -> Source:
-    import timm
+    from clipzoo.encoders.timm_trunks import timm_trunk
 
-    return Source(timm.create_model(name, pretrained=True, num_classes=0).state_dict())
+    return Source(timm_trunk(name, None, pretrained=True, options={}).state_dict())
 
 
 def _from_transformers(name: str) -> Source:
-    import transformers
+    from clipzoo.encoders.huggingface import pretrained_model
 
-    return Source(transformers.AutoModel.from_pretrained(name, dtype=torch.float32).state_dict())
+    return Source(pretrained_model("AutoModel", name).state_dict())
 
 
 def _timm_name(tower: nn.Module | None, key: str) -> str:
