@@ -96,14 +96,13 @@ def test_every_call_that_could_import_code_of_the_hub_refuses_it():
     assert calls > 3 and not faults, faults
 
 
-BY_ONE_READER = {"load_file": 1, "load": 1, "safe_open": 1, "create_model": 2}
-
-
 def test_tensors_are_read_and_models_of_libraries_are_made_in_one_place():
     """torch.load and safetensors' readers: clipzoo.io.weights and tensor_files; create_model: one place per library."""
     places = {
-        ("torch", "load"): {"io/weights.py"}, ("", "load_file"): {"io/weights.py"},
-        ("", "safe_open"): {"training/checkpoints/tensor_files.py"}, ("timm", "create_model"): {"encoders/timm_trunks.py"},
+        ("torch", "load"): {"io/weights.py"},
+        ("", "load_file"): {"io/weights.py"},
+        ("", "safe_open"): {"training/checkpoints/tensor_files.py"},
+        ("timm", "create_model"): {"encoders/timm_trunks.py"},
         ("open_clip", "create_model"): {"api/open_clip/reading.py"},
     }  # fmt: skip
     seen: dict[tuple[str, str], set[str]] = {call: set() for call in places}

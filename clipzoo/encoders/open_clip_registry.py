@@ -18,9 +18,9 @@ OPTIONS = (
     "width", "layers", "heads", "head_width", "mlp_ratio", "patch_size", "image_size", "context_length", "vocab_size",
     "patch_dropout", "ls_init_value", "attentional_pool", "attn_pooler_queries", "attn_pooler_heads", "no_ln_pre",
     "pos_embed_type", "final_ln_after_pool", "pool_type", "embed_cls", "pad_id", "eos_id", "no_causal_mask",
-    "proj_bias", "proj_type", "output_tokens", "act_kwargs", "norm_kwargs", "block_type", "qk_norm", "scaled_cosine_attn",
-    "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc", "timm_pool", "timm_proj", "timm_proj_bias",
-    "timm_drop", "timm_drop_path", "hf_proj_type", "hf_pooler_type",
+    "proj_bias", "proj_type", "output_tokens", "act_kwargs", "norm_kwargs", "block_type", "qk_norm",
+    "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc", "timm_pool", "timm_proj",
+    "timm_proj_bias", "timm_drop", "timm_drop_path", "hf_proj_type", "hf_pooler_type",
 )  # fmt: skip
 """Settings of open_clip's towers that the options of a configuration may set. Others name models of other libraries,
 their weights and tokenizers."""

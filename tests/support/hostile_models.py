@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import pickle
+import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from clipzoo.training.checkpoints import checkpoint
 from tests.support.evaluation_sets import config_of, model_of
 
 Case = Callable[[Path], Callable[[], Any]]
+METHODS = {"deflate": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA}
 HUGE = 4 * 10**9
 """Bytes that a hostile file tries to take."""
 
@@ -91,13 +93,15 @@ def pickles(folder: Path) -> dict[str, bytes]:
         + b"".join(pickle.dumps((f"{n}", n), 2)[2:-1].replace(b"q\0", b"").replace(b"q\x01", b"") for n in range(2000))
         + b"l"
     )
-    ordered = b"ccollections\nOrderedDict\n"
+    ordered, model = b"ccollections\nOrderedDict\n", b"\x80\x02}X\x05\0\0\0model"
+    huge = b"\x8a\x05" + struct.pack("<q", HUGE)[:5]
     return {
-        "bytearray": b"\x80\x02}X\x05\0\0\0modelc__builtin__\nbytearray\n\x8a\x05" + struct.pack("<q", HUGE)[:5] + b"\x85Rs.",
-        "uninitialised tensor": b"\x80\x02}X\x05\0\0\0modelctorch\nTensor\n\x8a\x05" + struct.pack("<q", HUGE)[:5] + b"\x85Rs.",
+        "bytearray": model + b"c__builtin__\nbytearray\n" + huge + b"\x85Rs.",
+        "uninitialised tensor": model + b"ctorch\nTensor\n" + huge + b"\x85Rs.",
         "list doubled 40 times": b"\x80\x02}X\x05\0\0\0model]q\0" + b"".join(
             b"]q%c(h%ch%ce" % (n + 1, n, n) for n in range(40)) + b"0" * 40 + b"s.",
-        "tuple key doubled 60 times": b"\x80\x02})q\0" + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60)) + b"K\x01s.",
+        "tuple key doubled 60 times": b"\x80\x02})q\0"
+        + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60)) + b"K\x01s.",
         "dictionary copied 30,000 times": b"\x80\x02}X\x05\0\0\0model](" + wide + b"q\x01" + ordered + b"q\x020" * 0
         + (ordered + b"h\x01\x85R") * 30_000 + b"es.",
         "nested 200,000 deep": b"\x80\x02}X\x05\0\0\0model" + b"]" * 200_000 + b"a" * 199_999 + b"s.",
@@ -106,12 +110,14 @@ def pickles(folder: Path) -> dict[str, bytes]:
         "empty stack": b"\x80\x0200000.",
         "no end": b"\x80\x02}X\x05\0\0\0model",
         "persistent id of a number": b"\x80\x02K\x01Q.",
-        "a list": b"\x80\x02].", "a number": b"\x80\x02K\x01.", "nothing": b"", "model is a number": b"\x80\x02}X\x05\0\0\0modelK\x01s.",
+        "a list": b"\x80\x02].", "a number": b"\x80\x02K\x01.", "nothing": b"",
+        "model is a number": model + b"K\x01s.",
         "integer keys": b"\x80\x02}X\x05\0\0\0model}K\x01K\x02ss.",
-        "tensor of 10^12 equal numbers": tensor(1, (10**6, 10**6), (0, 0)),
+        "tensor of 10^12 equal numbers": tensor(16, (10**6, 10**6), (0, 0)),
         "storage larger than its member": tensor(HUGE, (HUGE,), (1,)),
         "negative size": tensor(16, (-4,), (1,)), "negative stride": tensor(16, (4,), (-1,)),
-        "size beyond int64": tensor(16, (2**62, 2**62), (1, 1)), "offset beyond the storage": tensor(16, (4,), (2**40,)),
+        "size beyond int64": tensor(16, (2**62, 2**62), (1, 1)),
+        "offset beyond the storage": tensor(16, (4,), (2**40,)),
     }  # fmt: skip
 
 
@@ -127,7 +133,8 @@ def executing(folder: Path) -> dict[str, Any]:
     (folder / "module.py").write_text(code)
     return {
         "open": Call(open, place, "w"), "os.system": Call(os.system, touch), "eval": Call(builtins.eval, code),
-        "exec": Call(builtins.exec, code), "Popen": Call(subprocess.Popen, touch, -1, None, None, None, None, None, True, True),
+        "exec": Call(builtins.exec, code),
+        "Popen": Call(subprocess.Popen, touch, -1, None, None, None, None, None, True, True),
         "touch": Call(pathlib.Path.touch, canary(folder)), "run_path": Call(runpy.run_path, str(folder / "module.py")),
         "os.mkdir": Call(os.mkdir, place),
     }  # fmt: skip
@@ -142,8 +149,10 @@ def special_files() -> dict[str, Callable[[Path], Any]]:
 
     return {
         "a pipe": os.mkfifo, "a folder": os.mkdir, "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
-        "/dev/random": lambda path: path.symlink_to("/dev/random"), "a dangling link": lambda path: path.symlink_to("nowhere"),
-        "a link to itself": lambda path: path.symlink_to(path.name), "an empty file": lambda path: path.write_bytes(b""),
+        "/dev/random": lambda path: path.symlink_to("/dev/random"),
+        "a dangling link": lambda path: path.symlink_to("nowhere"),
+        "a link to itself": lambda path: path.symlink_to(path.name),
+        "an empty file": lambda path: path.write_bytes(b""),
         "zeros": lambda path: path.write_bytes(bytes(10_000)), "100 GB of holes": sparse,
         "a page": lambda path: path.write_text("<html>" * 1000), "no permission": lambda path: path.touch(0),
     }  # fmt: skip
@@ -179,7 +188,7 @@ def damaged_archives() -> dict[str, Callable[[Path], Any]]:
             path,
             pickle.dumps({"model": {}, "x": "a" * 10**7} if member == "pickle" else {"model": {}}, 2),
             bytes(3 * 10**7) if member == "data" else b"", method))
-        for name, method in (("deflate", zipfile.ZIP_DEFLATED), ("bzip2", zipfile.ZIP_BZIP2), ("lzma", zipfile.ZIP_LZMA))
+        for name, method in METHODS.items()
         for member in ("data", "pickle")
     }  # fmt: skip
     return {
@@ -254,15 +263,19 @@ def headers() -> dict[str, bytes]:
 
     return {
         "header of 2^63 bytes": file(one(), bytes(16), 2**63), "header of 90 MB": file(one(), bytes(16), 9 * 10**7),
-        "header beyond the file": file(one(), bytes(16), 10_000), "no header": struct.pack("<Q", 0), "seven bytes": bytes(7),
+        "header beyond the file": file(one(), bytes(16), 10_000),
+        "no header": struct.pack("<Q", 0), "seven bytes": bytes(7),
         "no JSON": file(b"{" * 100), "JSON 100,000 deep": file(b"[" * 100_000 + b"]" * 100_000),
         "a list": file([]), "not UTF-8": file(b'{"\xff": 1}'), "no tensors": file({}),
-        "shape of 10^18": file(one(shape=(10**9, 10**9)), bytes(16)), "negative shape": file(one(shape=(-4,)), bytes(16)),
+        "shape of 10^18": file(one(shape=(10**9, 10**9)), bytes(16)),
+        "negative shape": file(one(shape=(-4,)), bytes(16)),
         "offsets beyond the file": file(one(shape=(10**9,), offsets=(0, HUGE)), bytes(16)),
-        "offsets backwards": file(one(offsets=(16, 0)), bytes(16)), "offsets as text": file(one(offsets=("a", "b")), bytes(16)),
+        "offsets backwards": file(one(offsets=(16, 0)), bytes(16)),
+        "offsets as text": file(one(offsets=("a", "b")), bytes(16)),
         "unknown type": file(one("OBJECT"), bytes(16)), "trailing bytes": file(one(), bytes(1000)),
         "overlap": file({**one(), "b": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, bytes(16)),
-        "60,000 empty tensors": file({f"{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(60_000)}),
+        "60,000 empty tensors": file(
+            {f"{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(60_000)}),
         "header of 9 MB": file(b'{"__metadata__":{"a":"' + b"a" * 9 * 10**6 + b'"}}'),
         "a pickle": pickle.dumps({"model": 1}), "one of another model": file(one(), bytes(16)),
     }  # fmt: skip
@@ -288,11 +301,11 @@ def directory(folder: Path, reader: str) -> tuple[Path, Callable[[], Any]]:
     if reader == "init.weights":
         path = folder / "weights.safetensors"
         return path, lambda: read_source(str(path), "init.weights", None)
-    if not model.exists():
-        run = folder / "source"
-        written_run(run)
-        to = {"published": "hub"}.get(reader, reader)
-        clipzoo.export(clipzoo.load(run), model, to=to)
+    sound = folder.parent / f"sound_{reader}"
+    if not sound.exists():
+        written_run(folder / "source")
+        clipzoo.export(clipzoo.load(folder / "source"), sound, to={"published": "hub"}.get(reader, reader))
+    shutil.copytree(sound, model)
     weights = model / ("open_clip_model.safetensors" if reader == "open_clip" else "model.safetensors")
     loads: dict[str, Callable[[], Any]] = {
         "published": lambda: clipzoo.load(model), "transformers": lambda: clipzoo.from_transformers(model),
@@ -347,7 +360,8 @@ def change_json(path: Path, key: str, value: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-TIMM_OPTIONS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "scriptable", "features_only",
+TIMM_OPTIONS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "scriptable",
+                "features_only",
                 "pretrained", "weight_init", "pretrained_strict", "kwargs_filter", "pruned")  # fmt: skip
 CODE = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model", "AutoTokenizer": ["evil.Tokenizer", None]}}
 
@@ -397,7 +411,8 @@ def option_cases() -> Iterator[tuple[str, Case]]:
                 return call
 
             yield f"transformers: code of a {what} of type {name}", remote
-    for option in ("_attn_implementation", "attn_implementation", "auto_map", "trust_remote_code", "quantization_config",
+    for option in ("_attn_implementation", "attn_implementation", "auto_map", "trust_remote_code",
+                   "quantization_config",
                    "_name_or_path", "dtype", "use_kernels"):  # fmt: skip
         yield f"transformers: option {option}", lambda folder, option=option: lambda: HuggingFaceText(
             "bert", {option: "kernels-community/evil"}, tokenizer="clip")  # fmt: skip
