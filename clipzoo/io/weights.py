@@ -188,7 +188,9 @@ def require_bounded(path: Path, remedy: str = "") -> None:
         try:
             if path.suffix == ".safetensors":
                 header = int.from_bytes(file.read(8), "little")
-                _require(8 + header <= size, f"has a header of {header:,} bytes in a file of {size:,}")
+                _require(
+                    8 + header <= size, f"is no safetensors file (a header of {header:,} bytes in a file of {size:,})"
+                )
                 _require(header <= MOST_DESCRIPTION, f"has a header of {header:,} bytes, at most {MOST_DESCRIPTION:,}")
             else:
                 _require_stored(file, size)
@@ -279,10 +281,17 @@ def tensors_in(content: object) -> list[Any]:
     """Return the tensors in nested mappings, lists and tuples."""
     import torch
 
-    if isinstance(content, dict | list | tuple):
-        values = content.values() if isinstance(content, dict) else content
-        return [tensor for value in values for tensor in tensors_in(value)]
-    return [content] if isinstance(content, torch.Tensor) else []
+    # A loop, because a file may nest its values deeper than Python's stack, or hold a list in itself.
+    found: list[Any] = []
+    waiting, known = [content], {id(content)}
+    for value in waiting:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, dict | list | tuple):
+            inner = [part for part in (value.values() if isinstance(value, dict) else value) if id(part) not in known]
+            known.update(map(id, inner))
+            waiting += inner
+    return found
 
 
 def _first_sentence(error: Exception) -> str:
