@@ -13,7 +13,7 @@ from clipzoo.config.trust import values_of
 from clipzoo.encoders.base import TextTower, on_meta, require_as_large
 from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer, require_transformers
 from clipzoo.encoders.text import end_positions
-from clipzoo.errors import ConfigError, nearest
+from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import read_json
 from clipzoo.io.hub import from_hub
 from clipzoo.io.weights import read_tensors
@@ -55,8 +55,9 @@ class HuggingFaceText(TextTower):
     ) -> None:
         super().__init__()
         require_transformers("a text tower of transformers")
-        config = _configuration(name, options)
-        self.trunk = _model(config)
+        with one_message(f"encoder.text.name={name}, options={options}: transformers cannot build this model"):
+            config = _configuration(name, options)
+            self.trunk = _model(config)
         if checkpoint:
             self.trunk.gradient_checkpointing_enable()
         self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size

@@ -48,13 +48,13 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
     source, _, place = name.rpartition(":")
     if not timm.is_model(name) and not source:
         raise ConfigError(f"name={name}: timm has no such model{nearest(name, timm.list_models(), most=3)}")
-    _require_listed(options, "options", name)
+    _require_listed(options, "options.", name)
     given = f"name={name}, image_size={image_size}, pretrained={pretrained}, options={options}"
     remedy = "Without a network, give pretrained=false" if pretrained else ""
     message = f"timm cannot build the image tower {given}", remedy
     with from_hub(name, *message) if pretrained or source else one_message(*message):
         if source:
-            _require_listed(_arguments(place), f"model_args of {place}/config.json:", name)
+            _require_listed(_arguments(place), f"{place}/config.json: model_args.", name)
         known = None if source else timm.get_pretrained_cfg(name)
         settings = known.to_dict() if known else {}
         size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
@@ -81,7 +81,7 @@ def _require_listed(options: Mapping[str, Any], place: str, name: str) -> None:
     for option in options:
         if option not in OPTIONS:
             raise ConfigError(
-                f"{place}.{option} is no option of timm's {name} that a configuration may set"
+                f"{place}{option} is no option of timm's {name} that a configuration may set"
                 f"{nearest(option, OPTIONS, most=3)}; the options are {', '.join(OPTIONS)}"
             )
 

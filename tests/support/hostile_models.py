@@ -363,6 +363,7 @@ def change_json(path: Path, key: str, value: Any) -> None:
 TIMM_OPTIONS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "scriptable",
                 "features_only",
                 "pretrained", "weight_init", "pretrained_strict", "kwargs_filter", "pruned")  # fmt: skip
+KERNEL = {"_attn_implementation": "kernels-community/evil", "attn_implementation": "kernels-community/evil"}
 CODE = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model", "AutoTokenizer": ["evil.Tokenizer", None]}}
 
 
@@ -383,7 +384,6 @@ def option_cases() -> Iterator[tuple[str, Case]]:
             return tower(folder, {option: {"file": file} if "cfg" in option else file})
 
         def model(folder: Path, option: str = option) -> Callable[[], Any]:
-            torch.save({"state_dict": executing(folder)["open"]}, folder / "pytorch_model.bin")
             cfg = {"input_size": [3, 160, 160], "num_classes": 0}
             (folder / "config.json").write_text(json.dumps(
                 {"architecture": "test_vit", "pretrained_cfg": cfg, "model_args": {option: "x"}}))  # fmt: skip
@@ -391,14 +391,16 @@ def option_cases() -> Iterator[tuple[str, Case]]:
 
         yield f"timm: option {option}", case
         yield f"timm: model_args {option}", model
-    for name in ("bert", "unknown", "clip"):
+    for name, code in [*((name, CODE) for name in ("bert", "unknown", "clip")), ("bert", KERNEL)]:
         for what in ("configuration", "tokenizer", "open_clip"):
 
-            def remote(folder: Path, name: str = name, what: str = what) -> Callable[[], Any]:
+            def remote(
+                folder: Path, name: str = name, what: str = what, code: dict[str, Any] = code
+            ) -> Callable[[], Any]:
                 place = folder / "remote"
                 place.mkdir()
                 (place / "evil.py").write_text(f"open({str(canary(folder))!r}, 'w')\nclass Config: pass\n")
-                content = {"model_type": name, **CODE}
+                content = {"model_type": name, "hidden_size": 12, "num_hidden_layers": 1, **code}
                 (place / "config.json").write_text(json.dumps(content))
                 (place / "tokenizer_config.json").write_text(json.dumps(CODE))
                 if what == "tokenizer":
@@ -410,7 +412,7 @@ def option_cases() -> Iterator[tuple[str, Case]]:
                             {"hf_model_name": str(place), "hf_tokenizer_name": str(place)})  # fmt: skip
                 return call
 
-            yield f"transformers: code of a {what} of type {name}", remote
+            yield f"transformers: {next(iter(code))} of a {what} of type {name}", remote
     for option in ("_attn_implementation", "attn_implementation", "auto_map", "trust_remote_code",
                    "quantization_config",
                    "_name_or_path", "dtype", "use_kernels"):  # fmt: skip

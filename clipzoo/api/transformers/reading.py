@@ -11,7 +11,7 @@ from clipzoo.api.build import build_trained
 from clipzoo.api.transformers import clip, siglip
 from clipzoo.api.transformers.ties import to_ours
 from clipzoo.data.tokenizer import ClipTokenizer
-from clipzoo.errors import ConfigError, cause
+from clipzoo.errors import ConfigError, cause, one_message
 from clipzoo.io import DamagedFileError, read_json, require_fields
 from clipzoo.io.weights import read_tensors
 from clipzoo.model import Model
@@ -36,7 +36,8 @@ def from_transformers(folder: Path) -> tuple[Model, dict[str, Any]]:
     if kind == "clip":
         _check_vocabulary(folder)
     library: Any = clip if kind == "clip" else siglip
-    nodes = library.configuration(path, content)
+    with one_message(f"{path} is no configuration of a {kind} model", REMEDY):
+        nodes = library.configuration(path, content)
     images = _image_settings(folder, nodes["encoder"]["image_size"])
     nodes["encoder"] |= {key: images.pop(key) for key in ("mean", "std")}
     config: dict[str, Any] = {"seed": 0, **nodes, "data": images}
