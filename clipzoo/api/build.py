@@ -243,11 +243,10 @@ def _require_fit(
         if seen == asked or (seen is None and name in fixed):
             continue
         # The keys that give the sizes that differ; for a tensor too many or too few, the numbers of layers.
-        keys = []
+        keys, sizes = [], set(asked or ()) - set(seen or ())
         for key, given in values_of(plain):
-            named = seen is None or asked is None
-            layers = named and "layers" in key and name.startswith(key.rpartition(".")[0])
-            if layers or (not named and given in asked and given not in seen):
+            layers = (seen is None or asked is None) and "layers" in key and name.startswith(key.rpartition(".")[0])
+            if layers or (seen is not None and given in sizes):
                 keys.append(f"{key}={given}")
         fault = f"{name} has shape {seen}, the model's has {asked}{' by ' if keys else ''}{', '.join(keys)}"
         raise DamagedFileError(path, f"does not fit the model of its configuration ({fault})", remedy)
