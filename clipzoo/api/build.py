@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from clipzoo.config import relations, schema
 from clipzoo.config.arguments import is_a
@@ -18,12 +19,13 @@ from clipzoo.config.constructors import class_constant
 from clipzoo.config.from_model import emptied, filled, has_open
 from clipzoo.config.groups import CONF, options
 from clipzoo.config.schema import HYDRA_KEYS
-from clipzoo.config.trust import KEY, OWN, is_within, refusal
-from clipzoo.encoders.base import Encoder
+from clipzoo.config.trust import KEY, OWN, is_within, refusal, values_of
+from clipzoo.encoders.base import Encoder, on_meta, require_as_large
 from clipzoo.encoders.tuning.tuning import Tuning
 from clipzoo.errors import ConfigError, PartError, TrainingError, first_line
 from clipzoo.evaluation.suite import Suite
 from clipzoo.heads.base import Head
+from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
 from clipzoo.objectives import compatibility
 from clipzoo.objectives.base import Objective
@@ -181,6 +183,76 @@ def build_model(plain: Mapping[str, Any], head: Head | None = None, trust: Colle
     plain = filled(plain, found_in_model(plain, trust))
     encoder = _seeded(plain, "encoder", trust, Encoder)
     return Model(encoder, head or build_head(plain, trust))
+
+
+def build_trained(
+    plain: Mapping[str, Any],
+    state: Mapping[str, Any],
+    path: Path,
+    remedy: str,
+    trust: Collection[str] = (),
+    dtype: torch.dtype | None = None,
+    fixed: Collection[str] = (),
+) -> Model:
+    """Build encoder and head with stored weights. Names and shapes are compared before the model takes memory.
+
+    The configuration may be a stranger's: the model is built on the meta device first, with at most a few times as many
+    parameters as there are stored tensors. Pretrained weights that the configuration names are not downloaded.
+
+    Args:
+        state: tensors by the names of the model's state. path, remedy: of their file, for messages.
+        trust: as in `part`. dtype: of the model; None for that of its constructors.
+        fixed: names of tensors that keep the constructors' values where the state lacks them.
+
+    Raises:
+        DamagedFileError: a tensor is missing, left over, or has another shape; the message names the keys that give
+            the model's shape. Or the model computes buffers that are much larger than all weights.
+    """
+    plain = {**plain, "encoder": _without_pretrained(plain["encoder"])}
+    _require_fit(plain, state, path, remedy, trust, fixed)
+    model = build_model(plain, trust=trust).to(dtype)
+    model.load_state_dict({**{name: value for name, value in model.state_dict().items() if name in fixed}, **state})
+    return model
+
+
+def _without_pretrained(node: Any) -> Any:
+    """Return a node with `pretrained: false` in place of `pretrained: true`, at any depth."""
+    if isinstance(node, list):
+        return [_without_pretrained(value) for value in node]
+    if not isinstance(node, Mapping):
+        return node
+    return {key: value is not True and _without_pretrained(value) if key == "pretrained" else _without_pretrained(value)
+            for key, value in node.items()}  # fmt: skip
+
+
+def _require_fit(
+    plain: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    path: Path,
+    remedy: str,
+    trust: Collection[str],
+    fixed: Collection[str],
+) -> None:
+    try:
+        with on_meta(len(stored)):
+            model = build_model(plain, trust=trust)
+    except PartError as error:
+        raise DamagedFileError(path, f"does not fit the model of its configuration ({error})", remedy) from None
+    wanted = {name: list(value.shape) for name, value in model.state_dict().items()}
+    for name in [*wanted, *stored]:
+        value, asked = stored.get(name), wanted.get(name)
+        seen = list(value.shape) if isinstance(value, Tensor) else None
+        if seen == asked or (seen is None and name in fixed):
+            continue
+        # The keys that give the sizes that differ; for a tensor too many or too few, the numbers of layers.
+        keys, sizes = [], set(asked or ()) - set(seen or ())
+        for key, given in values_of(plain):
+            layers = (seen is None or asked is None) and "layers" in key and name.startswith(key.rpartition(".")[0])
+            if layers or (seen is not None and given in sizes):
+                keys.append(f"{key}={given}")
+        fault = f"{name} has shape {seen}, the model's has {asked}{' by ' if keys else ''}{', '.join(keys)}"
+        raise DamagedFileError(path, f"does not fit the model of its configuration ({fault})", remedy)
+    require_as_large(model, stored.values(), path, remedy)
 
 
 def _seeded(plain: Mapping[str, Any], name: str, trust: Collection[str], kind: type) -> Any:

@@ -12,7 +12,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from clipzoo.api import open_clip, published, transformers
-from clipzoo.api.build import build_model
+from clipzoo.api.build import build_trained
 from clipzoo.config.trust import require_trusted
 from clipzoo.config.variables import RESOLVER
 from clipzoo.encoders.tuning.lora import merged
@@ -125,8 +125,8 @@ def load(
         if average:
             raise ConfigError(f"{path} holds one model and no average: export that of a run")
         config, weights = published.read_published(path, trust)
-        model = build_model(config, trust=trust)
-        _fill(model, weights, path / published.WEIGHTS)
+        dtype = next((value.dtype for value in weights.values()), None)
+        model = build_trained(config, weights, path / published.WEIGHTS, published.REMEDY, trust, dtype)
         return LoadedModel(model, config).to(device).eval()
     folder = run_of(path)
     if not (folder / "config.yaml").exists():
@@ -145,20 +145,20 @@ def load(
         newest = checkpoint.newest(folder / "checkpoints")
         if newest is None:
             raise ConfigError(f"{folder / 'checkpoints'} holds no valid checkpoint: train first")
-        state = checkpoint.read(newest, without=("optimizer",), verified=True)
+        state = checkpoint.read(newest, without=("optimizer",), verified=True, mapped=True)
     elif path.exists():
-        state = checkpoint.read(path, "model", without=("optimizer",))
+        state = checkpoint.read(path, "model", without=("optimizer",), mapped=True)
     else:
         raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
-    model = build_model(config, trust=trust)
     if average:
         state = _with_average(state, path)
     trained = state["model"] if isinstance(state["model"], Mapping) else {}
+    weights = {**read_frozen(folder, state), **trained}
     try:
-        model.load_state_dict(merged({**read_frozen(folder, state), **trained}))
-    except RuntimeError as error:
-        fault = f"does not fit the model of {folder / 'config.yaml'} ({cause(error)})"
-        raise DamagedFileError(path, fault, checkpoint.REMEDY) from None
+        merged({name: value.to("meta") for name, value in weights.items()})
+    except (KeyError, RuntimeError, AttributeError, TypeError) as error:
+        raise DamagedFileError(path, f"has no weights of a model ({cause(error)})", checkpoint.REMEDY) from None
+    model = build_trained(config, merged(weights), path, checkpoint.REMEDY, trust)
     return LoadedModel(model, _with_pair(config, state), folder, average).to(device).eval()
 
 
@@ -179,14 +179,6 @@ def _with_pair(config: dict[str, Any], state: Mapping[str, Any]) -> dict[str, An
         return config
     log_scale, bias = SigLIP.pair(learned)
     return {**config, PAIR: {"log_scale": log_scale, "bias": bias}}
-
-
-def _fill(model: Model, weights: Mapping[str, Tensor], path: Path) -> None:
-    try:
-        model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
-    except (RuntimeError, StopIteration) as error:
-        fault = f"does not fit the model of {published.CONFIG} ({' '.join(str(error).split())[:200]})"
-        raise DamagedFileError(path, fault, published.REMEDY) from None
 
 
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:

@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.config.trust import require_trusted
+from clipzoo.config.trust import require_trusted, values_of
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
+from clipzoo.io.weights import read_tensors
 from clipzoo.runs.renamed import current
 
 CONFIG, WEIGHTS = "clipzoo.json", "model.safetensors"
@@ -76,18 +77,6 @@ def read_published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any]
     return config, read_weights(folder / WEIGHTS)
 
 
-def values_of(node: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted key and the value of every leaf of a configuration."""
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from values_of(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from values_of(value, f"{key}[{index}]")
-    else:
-        yield key, node
-
-
 def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:
     """Yield the values that a published model must not have: other weights, variables, places outside its directory."""
     for key, value in values_of(nodes):
@@ -124,15 +113,8 @@ def _refuse_code(folder: Path) -> None:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file. Raises DamagedFileError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     if not path.exists():
         others = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl"))
         note = f"{', '.join(others)} may execute code and is not read; " if others else ""
         raise io.DamagedFileError(path, "is missing", note + REMEDY)
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        fault = f"is no safetensors file ({' '.join(str(error).split())[:100]}); pickles are never read"
-        raise io.DamagedFileError(path, fault, REMEDY) from None
+    return read_tensors(path, REMEDY)

@@ -54,6 +54,18 @@ def is_within(name: str, packages: Collection[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
+def values_of(node: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the dotted key and the value of every leaf of a configuration."""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from values_of(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from values_of(value, f"{key}[{index}]")
+    else:
+        yield key, node
+
+
 def _packages(value: object) -> list[str]:
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) and name for name in names):

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from clipzoo.errors import ConfigError
+from clipzoo.io import DamagedFileError
 from clipzoo.types import Features
+
+COMPUTED_BYTES = 2**27
+"""Size of the buffers that a model of any size may compute."""
 
 
 class Encoder(nn.Module):
@@ -134,3 +144,36 @@ def call_as_forward(module: nn.Module, function: Callable[..., Tensor], *inputs:
         return module(*inputs)
     finally:
         del module.forward
+
+
+@contextmanager
+def on_meta(stored: int) -> Iterator[None]:
+    """Build modules on the meta device, with at most a few times as many parameters as the `stored` tensors.
+
+    Raises:
+        ConfigError: there are more, from the numbers of layers in a configuration.
+    """
+    most, registered = 4 * stored + 1000, count()
+
+    def counted(*parameter: object) -> None:
+        if next(registered) >= most:
+            raise ConfigError(f"the configuration has layers for over {most} tensors, the weights have {stored}")
+
+    hook = register_module_parameter_registration_hook(counted)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        hook.remove()
+
+
+def require_as_large(model: nn.Module, stored: Iterable[Tensor], path: Path, remedy: str = "") -> None:
+    """Raise DamagedFileError if a model, built on the meta device, is much larger than its weights.
+
+    Counts the buffers that the model computes, such as masks of attention. path, remedy: of the weights.
+    """
+    needed = sum(value.nbytes for values in (model.parameters(), model.buffers()) for value in values)
+    given = sum(value.nbytes for value in stored)
+    if needed > 4 * given + COMPUTED_BYTES:
+        fault = f"has {given:,} bytes of weights, the model of its configuration needs {needed:,} bytes"
+        raise DamagedFileError(path, fault, remedy)

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.encoders.base import Tower
+from clipzoo.encoders.huggingface import pretrained_model
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
 from clipzoo.types import Features, NonNegativeCount, Part, Range, as_captions
+
+NOWHERE = "is no such folder, and cannot be loaded from the Hugging Face hub"
 
 
 class DistilBertTower(Tower):
@@ -30,7 +33,11 @@ class DistilBertTower(Tower):
         if pretrained is None:
             self.trunk = transformers.DistilBertModel(transformers.DistilBertConfig())
         else:
-            self.trunk = _loaded(transformers.DistilBertModel, pretrained, "encoder.text_tower.pretrained")
+            key = "encoder.text_tower.pretrained"
+            with from_hub(
+                pretrained, f"{key}={pretrained} is no such folder, and cannot be loaded from the Hugging Face hub"
+            ):
+                self.trunk, _ = pretrained_model("DistilBertModel", pretrained)
         self.width = self.trunk.config.dim
         self.end_token = end_token
 
@@ -71,7 +78,8 @@ class DistilBertTokenizer(Part):
     def _source(self) -> Any:
         if self._tokenizer is None:
             kind = _transformers("encoder.tokenizer").AutoTokenizer
-            self._tokenizer = _loaded(kind, self._name, "encoder.tokenizer.name", split_special_tokens=True)
+            with from_hub(self._name, f"encoder.tokenizer.name={self._name} {NOWHERE}"):
+                self._tokenizer = kind.from_pretrained(self._name, split_special_tokens=True, trust_remote_code=False)
         return self._tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,12 +87,6 @@ class DistilBertTokenizer(Part):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
-
-
-def _loaded(kind: Any, name: str, key: str, **options: Any) -> Any:
-    """Call kind.from_pretrained. Raises ConfigError that names `key`."""
-    with from_hub(name, f"{key}={name} is no such folder, and cannot be loaded from the Hugging Face hub"):
-        return kind.from_pretrained(name, **options)
 
 
 def _transformers(key: str) -> Any:

@@ -9,11 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clipzoo.encoders.base import TextTower
+from clipzoo.config.trust import values_of
+from clipzoo.encoders.base import TextTower, on_meta, require_as_large
 from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer, require_transformers
 from clipzoo.encoders.text import end_positions
-from clipzoo.errors import ConfigError, nearest
+from clipzoo.errors import ConfigError, nearest, one_message
+from clipzoo.io import read_json
 from clipzoo.io.hub import from_hub
+from clipzoo.io.weights import read_tensors
 from clipzoo.types import Count, Features, NonNegativeCount, checked
 
 LONGEST = 512
@@ -53,8 +56,9 @@ class HuggingFaceText(TextTower):
     ) -> None:
         super().__init__()
         require_transformers("a text tower of transformers")
-        config = _configuration(name, options)
-        self.trunk = _model(config)
+        with one_message(f"encoder.text.name={name}, options={options}: transformers cannot build this model"):
+            config = _configuration(name, options)
+            self.trunk = _model(config)
         if checkpoint:
             self.trunk.gradient_checkpointing_enable()
         self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
@@ -116,22 +120,102 @@ def _configuration(name: str, options: dict[str, Any]) -> Any:
     if name in CONFIG_MAPPING and not Path(name).exists():
         config = AutoConfig.for_model(name)
     else:
-        with from_hub(
-            name,
+        unknown = (
             f"encoder.text.name={name}: there is no folder {name} with a config.json, transformers has no such kind of "
-            f"model{nearest(name, list(CONFIG_MAPPING), most=3)}, and the Hugging Face hub does not give it",
-        ):
-            config = AutoConfig.from_pretrained(name)
+            f"model{nearest(name, list(CONFIG_MAPPING), most=3)}, and the Hugging Face hub does not give it"
+        )
+        with from_hub(name, unknown):
+            config = stored_configuration(_folder(name, ["config.json"]))
     config = getattr(config, "text_config", config)
+    known = _own_settings(config)
     for key, value in options.items():
-        if not hasattr(config, key):
-            known = [known for known in vars(config) if not known.startswith("_")]
-            raise ConfigError(f"encoder.text.options.{key}: {type(config).__name__} has no such option"
+        if key not in known or not isinstance(value, bool | int | float | str | None) or "/" in str(value):
+            raise ConfigError(f"encoder.text.options.{key}={value}: {type(config).__name__} has no such option"
                               f"{nearest(key, known, most=3)}")  # fmt: skip
         setattr(config, key, value)
+    if getattr(config, "vocab_size", None) is None or getattr(config, "hidden_size", None) is None:
+        raise ConfigError(f"encoder.text.name={name}: a model of type {config.model_type} reads no text")
     if getattr(config, "pad_token_id", None) is not None and config.pad_token_id >= config.vocab_size:
         config.pad_token_id = 0
     return config
+
+
+def stored_configuration(folder: Path) -> Any:
+    """Return the configuration in a folder of transformers, with the settings of the model's own class only.
+
+    Settings of all models are left out: kernels of attention, quantization and code that transformers would fetch.
+
+    Raises:
+        ConfigError: config.json is missing or damaged, or its model_type is none of transformers'.
+    """
+    from transformers import CONFIG_MAPPING
+
+    path = folder / "config.json"
+    content = read_json(path)
+    if content.get("model_type") not in CONFIG_MAPPING:
+        raise ConfigError(f"{path}: transformers has no model_type {content.get('model_type')}; no code is imported")
+    return _listed(CONFIG_MAPPING[content["model_type"]].from_dict(content))
+
+
+def require_own_code(name: str) -> None:
+    """Raise ConfigError unless libraries that are given a name build its model with transformers' own code.
+
+    They read config.json themselves: settings that fetch code are refused, not left out.
+    """
+    folder = _folder(name, ["config.json"])
+    stored_configuration(folder)
+    for key, value in values_of(read_json(folder / "config.json")):
+        if "implementation" in key and value not in (None, "eager", "sdpa"):
+            raise ConfigError(f"{folder / 'config.json'}: {key}={value} names code: remove the entry")
+
+
+def _listed(config: Any) -> Any:
+    """Return a configuration, and those inside it, with `_own_settings` only."""
+    settings = {key: value for key, value in vars(config).items() if key in _own_settings(config)}
+    inner = {key: _listed(value).to_dict() for key, value in settings.items() if hasattr(value, "model_type")}
+    return type(config)(**{**settings, **inner})
+
+
+def _own_settings(config: Any) -> list[str]:
+    """Return the names of the settings that the class of a configuration declares, and the ids of special tokens."""
+    from transformers import PretrainedConfig
+
+    general, own = (inspect.signature(kind).parameters for kind in (PretrainedConfig, type(config)))
+    shared = {"pad_token_id", "bos_token_id", "eos_token_id", "is_decoder", "is_encoder_decoder", "tie_word_embeddings"}
+    return sorted(key for key in {*own, *shared} - ({*general, "kwargs"} - shared) if hasattr(config, key))
+
+
+def _folder(name: str, patterns: list[str]) -> Path:
+    """Return a folder, or the folder in the hub's cache with the files of a model on the hub."""
+    from huggingface_hub import snapshot_download
+
+    return Path(name) if Path(name).is_dir() else Path(snapshot_download(name, allow_patterns=patterns))
+
+
+def pretrained_model(kind: str, name: str) -> tuple[nn.Module, set[str]]:
+    """Return a model of transformers with its weights, and the names of tensors that its files lack: they are random.
+
+    kind: its class. name: a folder, or on the hub.
+
+    Weights are read from .safetensors files only. Call in `from_hub`.
+
+    Raises:
+        ConfigError: the folder has none, or its configuration describes a larger model than they hold.
+    """
+    import transformers
+
+    folder = _folder(name, ["config.json", "*.safetensors", "*.safetensors.index.json"])
+    config, kinds = stored_configuration(folder), getattr(transformers, kind)
+    stored = [value for file in sorted(folder.glob("*.safetensors")) for value in read_tensors(file).values()]
+    with on_meta(len(stored)):
+        described = kinds.from_config(config, trust_remote_code=False) if kind == "AutoModel" else kinds(config)
+    require_as_large(described, stored, folder)
+    if torch.get_default_device().type == "meta":
+        return described, set()
+    model, info = kinds.from_pretrained(
+        folder, config=config, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+    )
+    return model.float(), set(info["missing_keys"])
 
 
 def _model(config: Any) -> nn.Module:

@@ -94,7 +94,9 @@ class HuggingFaceTokenizer(Part):
             f"encoder.tokenizer.name={self.name} is no folder with a tokenizer, and cannot be loaded from the Hugging "
             "Face hub",
         ):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(self.name, split_special_tokens=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                self.name, split_special_tokens=True, trust_remote_code=False
+            )
         if self.clean != "none":
             from open_clip.tokenizer import get_clean_fn
 

@@ -34,7 +34,7 @@ class TimmTower(ImageTower):
     their kernels.
 
     name: timm's model name. image_size: H = W; None for the size that the model is made for.
-    pretrained: load timm's weights. options: further arguments of timm.create_model (drop_path_rate, ...).
+    pretrained: load timm's weights. options: arguments of timm's model (drop_path_rate, ...), of `timm_trunks.OPTIONS`.
     checkpoint: recompute activations in the backward pass instead of keeping them.
     """
 

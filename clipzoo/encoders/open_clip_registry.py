@@ -14,6 +14,16 @@ from clipzoo.io.hub import from_hub
 FOLDER, HUB = "local-dir:", "hf-hub:"
 FILE = "open_clip_config.json"
 REMEDY = "export the model again"
+OPTIONS = (
+    "width", "layers", "heads", "head_width", "mlp_ratio", "patch_size", "image_size", "context_length", "vocab_size",
+    "patch_dropout", "ls_init_value", "attentional_pool", "attn_pooler_queries", "attn_pooler_heads", "no_ln_pre",
+    "pos_embed_type", "final_ln_after_pool", "pool_type", "embed_cls", "pad_id", "eos_id", "no_causal_mask",
+    "proj_bias", "proj_type", "output_tokens", "act_kwargs", "norm_kwargs", "block_type", "qk_norm",
+    "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc", "timm_pool", "timm_proj",
+    "timm_proj_bias", "timm_drop", "timm_drop_path", "hf_proj_type", "hf_pooler_type",
+)  # fmt: skip
+"""Settings of open_clip's towers that the options of a configuration may set. Others name models of other libraries,
+their weights and tokenizers."""
 MODEL_FIELDS = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
 Triple = tuple[float, float, float]
 T = TypeVar("T")
@@ -54,11 +64,27 @@ def describe(name: str) -> Description:
         if described is None:
             raise ConfigError(f"open_clip has no model {name}{nearest(name, open_clip.list_models(), most=3)}")
         content = {"model_cfg": described, "preprocess_cfg": _preprocessing(name.replace("/", "-"))}
+    if name.startswith((FOLDER, HUB)):
+        _require_plain_towers(name, content["model_cfg"])
     preprocessing = content.get("preprocess_cfg") or {}
     mean = preprocessing.get("mean") or OPENAI_DATASET_MEAN
     std = preprocessing.get("std") or OPENAI_DATASET_STD
     interpolation, mode = resizing(preprocessing, name)
     return Description(content["model_cfg"], _triple(mean, name), _triple(std, name), interpolation, mode)
+
+
+def _require_plain_towers(name: str, model: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a tower of a folder or of the hub is not one that timm or transformers has code for."""
+    import timm
+
+    image, text = model["vision_cfg"].get("timm_model_name"), model["text_cfg"].get("hf_model_name")
+    if image is not None and not timm.is_model(str(image)):
+        raise ConfigError(f"{name}: vision_cfg.timm_model_name={image} is none of timm's models")
+    if text is not None:
+        from clipzoo.encoders.huggingface import require_own_code
+
+        with from_hub(str(text), f"{name}: text_cfg.hf_model_name={text} cannot be read from a folder or the hub"):
+            require_own_code(str(text))
 
 
 def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
@@ -83,7 +109,7 @@ def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[st
     Raises:
         ConfigError: open_clip has no such option.
     """
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    known = [field.name for field in fields(kind) if field.name in OPTIONS]  # type: ignore[arg-type]
     for option in options:
         if option not in known:
             raise ConfigError(f"{key}.options.{option}: open_clip's {kind.__name__} has no such option"

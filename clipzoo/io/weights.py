@@ -1,14 +1,23 @@
-"""Weights by the name that a configuration gives them: their file and its digest. Needs no torch."""
+"""Weights by the name that a configuration gives them: their file, its digest and, within bounds, its tensors.
+
+Only `read_tensors` needs torch.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import pickletools
 import re
+import zipfile
 from pathlib import Path
+from typing import IO, Any
 
 from clipzoo.errors import ConfigError
-from clipzoo.io.reading import read_json, readable, require_fields
+from clipzoo.io.reading import DamagedFileError, read_json, readable, require_fields, shortened
 
+_NAMES_CLASSES = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4")
+"""Opcodes of pickles that name a class or a function."""
 REGISTRIES = ("open_clip", "timm", "huggingface")
 RANDOM = "random"
 """The name of the initial values that the seed gives."""
@@ -16,7 +25,14 @@ BLOCK = 2**24
 """Bytes that are read at once."""
 MANIFEST = "manifest.json"
 """File of a sharded checkpoint's folder that lists the others."""
+MOST_DESCRIPTION = 2**23
+"""Largest number of bytes that describe tensors, apart from their values: enough for about 50,000 tensors."""
 _NAME = re.compile(r"step_(\d{8,})(\.pt)?")
+_STORED_CLASSES = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)"
+    r"|torch(\.storage)? ([A-Z][A-Za-z0-9]*Storage|Size|device|bool|[a-z]+\d+\w*)"
+)
+"""Names in the pickle of a .pt file: those with which torch.save writes tensors. None allocates what it is told to."""
 FORMS_ON_DISK = "a run directory, one of its checkpoints or a .safetensors file"
 FORMS = f"{FORMS_ON_DISK}, open_clip:NAME/TAG, timm or huggingface"
 
@@ -119,3 +135,164 @@ def step_of(checkpoint: Path) -> int:
 def run_of(path: Path) -> Path:
     """Return the run directory of a checkpoint <run>/checkpoints/step_*, or `path` itself."""
     return path.parent.parent if is_checkpoint(path) else path
+
+
+def read_tensors(path: Path, remedy: str = "", mapped: bool = False) -> dict[str, Any]:
+    """Return the content of a .safetensors file, or of any other file as torch.save writes it. Nothing is executed.
+
+    The one reader of tensors; `require_bounded` comes first.
+
+    Args:
+        mapped: read the values of a .pt file when they are used, as those of a .safetensors file are.
+
+    Raises:
+        DamagedFileError: the file is missing, needs more memory than its size, is no file of tensors, or holds objects
+            other than tensors and plain values.
+    """
+    import torch
+
+    require_bounded(path, remedy)
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            content: Any = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    # torch and safetensors report a file of another kind as UnpicklingError, RuntimeError, EOFError, AssertionError ...
+    except Exception as error:
+        kind = "safetensors file" if path.suffix == ".safetensors" else "checkpoint of weights and plain values"
+        raise DamagedFileError(path, f"is no {kind} ({_first_sentence(error)})", remedy) from error
+    if not isinstance(content, dict):
+        raise DamagedFileError(path, "holds no mapping", remedy)
+    for tensor in tensors_in(content):
+        # Otherwise, a copy of a tensor that repeats few values takes any amount of memory.
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise DamagedFileError(
+                path, f"has a tensor of shape {shortened(list(tensor.shape))} with fewer values", remedy
+            )
+    return content
+
+
+def require_bounded(path: Path, remedy: str = "") -> None:
+    """Raise DamagedFileError unless a file of tensors takes, when it is read, memory in proportion to its size.
+
+    The header of a .safetensors file must lie in the file. Any other file must be a zip archive, as torch.save writes
+    it, whose members are not compressed and do not overlap; its pickle may name torch's storages and tensors only, and
+    refer to itself only as often as it has bytes. Headers and pickles have at most MOST_DESCRIPTION bytes.
+    """
+    if path.exists() and not path.is_file():
+        raise DamagedFileError(path, "is not a regular file", remedy)
+    with readable(path, remedy) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            if path.suffix == ".safetensors":
+                header = int.from_bytes(file.read(8), "little")
+                _require(
+                    8 + header <= size, f"is no safetensors file (a header of {header:,} bytes in a file of {size:,})"
+                )
+                _require(header <= MOST_DESCRIPTION, f"has a header of {header:,} bytes, at most {MOST_DESCRIPTION:,}")
+            else:
+                _require_stored(file, size)
+        except _BoundError as error:
+            raise DamagedFileError(path, str(error), remedy) from None
+        except Exception as error:  # zipfile and pickletools report a malformed file in many ways.
+            fault = f"is no checkpoint of weights and plain values ({_first_sentence(error)})"
+            raise DamagedFileError(path, fault, remedy) from None
+
+
+class _BoundError(Exception):
+    """What is wrong with a file, a clause that follows its path."""
+
+
+def _require(condition: bool, fault: str) -> None:
+    if not condition:
+        raise _BoundError(fault)
+
+
+class _Directory:
+    """A file that gives zipfile a list of members of a bounded size only."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, count: int = -1) -> bytes:
+        _require(count <= MOST_DESCRIPTION, f"has a list of members of {count:,} bytes")
+        return self._file.read(count if count >= 0 else MOST_DESCRIPTION)
+
+
+def _require_stored(file: IO[bytes], size: int) -> None:
+    _require(zipfile.is_zipfile(file), "is no checkpoint of weights and plain values (no zip archive of torch.save)")
+    archive = zipfile.ZipFile(_Directory(file))  # type: ignore[arg-type]
+    members = archive.infolist()
+    packed = next((member for member in members if member.compress_type or member.flag_bits & 1), None)
+    _require(
+        packed is None, f"has compressed members ({packed and shortened(packed.filename)}): torch.save writes none"
+    )
+    total = sum(member.file_size for member in members)
+    _require(total <= size, f"has members of {total:,} bytes in a file of {size:,}")
+    for member in members:
+        if member.filename.rpartition("/")[2] == "data.pkl":
+            _require(member.file_size <= MOST_DESCRIPTION, f"has a pickle of {member.file_size:,} bytes")
+            _require_plain(archive.read(member))
+
+
+def _require_plain(pickled: bytes) -> None:
+    """Raise _BoundError if a pickle names other classes than torch.save does, or copies values that it holds once.
+
+    Counts the values with all references written out, as the YAML reader does with aliases.
+    """
+    # The number of values that each item represents; None for a mark.
+    stack: list[list[int] | None] = []
+    known: dict[Any, list[int] | None] = {}
+    copied = 0
+    for opcode, argument, _ in pickletools.genops(pickled):
+        name = opcode.name
+        if name == "MARK":
+            stack.append(None)
+        elif name.endswith("GET"):
+            stack.append(known[argument])
+        elif name.endswith("PUT"):
+            known[argument] = stack[-1]
+        else:
+            if name in _NAMES_CLASSES and not _STORED_CLASSES.fullmatch(str(argument)):
+                raise _BoundError(f"is no checkpoint of weights and plain values (it names {shortened(argument)})")
+            taken: list[list[int]] = []
+            for kind in opcode.stack_before[::-1]:
+                if kind is pickletools.stackslice:
+                    while (item := stack.pop()) is not None:
+                        taken.append(item)
+                elif kind is not pickletools.markobject:
+                    taken.append(stack.pop())  # type: ignore[arg-type]
+            count = sum(item[0] for item in taken)
+            copied += count if name in ("REDUCE", "BUILD", "NEWOBJ") else 0
+            # Items that others refer to grow with their content.
+            changes = name in ("SETITEM", "SETITEMS", "APPEND", "APPENDS", "ADDITEMS", "BUILD")
+            value = taken[-1] if changes else [1]
+            value[0] = count if changes else 1 + count
+            _require(copied + value[0] <= len(pickled) + 1000, "repeats the values of its pickle too often")
+            stack.extend([value] * len(opcode.stack_after))
+
+
+def tensors_in(content: object) -> list[Any]:
+    """Return the tensors in nested mappings, lists and tuples."""
+    import torch
+
+    # A loop, because a file may nest its values deeper than Python's stack, or hold a list in itself.
+    found: list[Any] = []
+    waiting, known = [content], {id(content)}
+    for value in waiting:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, dict | list | tuple):
+            inner = [part for part in (value.values() if isinstance(value, dict) else value) if id(part) not in known]
+            known.update(map(id, inner))
+            waiting += inner
+    return found
+
+
+def _first_sentence(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].partition(". ")[0] or type(error).__name__

@@ -85,9 +85,7 @@ def test_a_missing_run_or_checkpoint_is_named(run):
 
 def test_a_checkpoint_of_another_model_is_one_message(run):
     path = checkpoint.save(run / "checkpoints", 3, {"model": {"x": torch.zeros(1)}}, {"step": 3}, 10)
-    with pytest.raises(
-        ConfigError, match="does not fit the model of .*config.yaml .RuntimeError: .*: give another"
-    ) as no:
+    with pytest.raises(ConfigError, match="does not fit the model of its configuration .*: give another") as no:
         clipzoo.load(path)
     assert "\n" not in str(no.value)
 

@@ -68,8 +68,8 @@ def test_an_unknown_name_is_one_message_with_the_nearest_names():
 @pytest.mark.parametrize(
     ("name", "options", "cause"),
     [
-        ("resnet18", {"nosuch": 1}, "unexpected keyword argument 'nosuch'"),
-        ("vit_tiny_patch16_224", {"drop_path_rat": 0.1}, "unexpected keyword argument 'drop_path_rat'"),
+        ("resnet18", {"patch_size": 1}, "unexpected keyword argument 'patch_size'"),
+        ("vit_tiny_patch16_224", {"window_size": 7}, "unexpected keyword argument 'window_size'"),
         ("resnet18.nosuch", {}, "Invalid pretrained tag"),
     ],
 )

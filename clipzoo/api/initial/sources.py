@@ -15,7 +15,7 @@ from clipzoo.api.initial.heads import COUNTERPARTS
 from clipzoo.api.loading import PAIR, load
 from clipzoo.errors import ConfigError
 from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import FORMS_ON_DISK, is_checkpoint, is_sharded, registry_of, run_of, weights_file
+from clipzoo.io.weights import FORMS_ON_DISK, is_checkpoint, is_sharded, read_tensors, registry_of, run_of, weights_file
 from clipzoo.training.checkpoints import checkpoint
 
 WRAPPERS = ("module.", "_orig_mod.")
@@ -63,16 +63,7 @@ def _from_disk(name: str, key: str, trust: Collection[str]) -> Source:
 def _from_file(path: Path) -> Mapping[str, Tensor]:
     """Return the tensors of a .safetensors file, or of a .pt file of weights and plain values, such as a checkpoint of
     open_clip's trainer. Prefixes that DistributedDataParallel and torch.compile add to all names are removed."""
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            content = load_file(path)
-        except SafetensorError as error:
-            raise ConfigError(f"{path} is not a .safetensors file ({error})") from error
-    else:
-        content = checkpoint.read(path)
+    content = read_tensors(path)
     for wrapper in ("state_dict", "model"):
         if isinstance(content.get(wrapper), dict):
             content = content[wrapper]
@@ -108,17 +99,15 @@ def _from_open_clip(rest: str, name: str, key: str) -> Source:
 
 
 def _from_timm(name: str) -> Source:
-    import timm
+    from clipzoo.encoders.timm_trunks import timm_trunk
 
-    return Source(timm.create_model(name, pretrained=True, num_classes=0).state_dict())
+    return Source(timm_trunk(name, None, pretrained=True, options={}).state_dict())
 
 
 def _from_transformers(name: str) -> Source:
-    import transformers
+    from clipzoo.encoders.huggingface import pretrained_model
 
-    # transformers gives tensors that its file lacks random values.
-    model, found = transformers.AutoModel.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
-    missing = set(found["missing_keys"])
+    model, missing = pretrained_model("AutoModel", name)
     return Source({name: value for name, value in model.state_dict().items() if name not in missing})
 
 

@@ -196,7 +196,7 @@ def _unused(state: Mapping[str, Tensor], filled: Mapping[str, Sequence[Row]], mo
 
 def _patterns(unused: Sequence[str], used: Collection[str]) -> list[str]:
     """Return the shortest patterns of names that match all unused tensors and no used one."""
-    patterns = {}
+    patterns: dict[str, None] = {}
     for name in unused:
         parts = name.split(".")
         prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))

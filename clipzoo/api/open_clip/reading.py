@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from clipzoo.api.open_clip.tensors import (
     without_projection,
 )
 from clipzoo.config.from_model import PREFIX, filled
+from clipzoo.encoders.base import on_meta, require_as_large
 from clipzoo.encoders.open_clip_projection import projection_path
-from clipzoo.encoders.open_clip_registry import FOLDER, describe, resizing
+from clipzoo.encoders.open_clip_registry import FOLDER, HUB, describe, resizing
 from clipzoo.errors import ConfigError, one_message
 from clipzoo.io.hub import from_hub
+from clipzoo.io.weights import read_tensors, tensors_in
 from clipzoo.model import Model
 
 IMAGE_TOWER, TEXT_TOWER = "clipzoo.encoders.open_clip.OpenClipImage", "clipzoo.encoders.open_clip.OpenClipText"
@@ -90,10 +93,25 @@ def _peer(name: str, pretrained: str | None) -> Any:
         remedy = "Without a network, give a file of these weights in place of the tag"
     place = pretrained or name.removeprefix(FOLDER)
     with from_hub(place, what, remedy) if weights else one_message(what, remedy):
+        load = partial(open_clip.create_model, name, pretrained_text=False)
+        if file := _stored_weights(name, pretrained):
+            stored = tensors_in(read_tensors(Path(file)))
+            with on_meta(len(stored)):
+                peer = load(load_weights=False, device="meta")
+            require_as_large(peer, stored, Path(file))
         # A folder without weights would give a model with random ones.
-        return open_clip.create_model(
-            name, pretrained=pretrained, load_weights=weights, pretrained_text=False, require_pretrained=weights
-        )
+        return load(pretrained=pretrained, load_weights=weights, require_pretrained=weights)
+
+
+def _stored_weights(name: str, pretrained: str | None) -> str | None:
+    """Return the file of weights that open_clip reads for a file, a folder or a model on the hub; None for others."""
+    from open_clip import factory
+
+    if pretrained is not None:
+        return pretrained if Path(pretrained).exists() else None
+    if name.startswith(FOLDER):
+        return factory._find_checkpoint_in_dir(Path(name.removeprefix(FOLDER)))
+    return factory.download_pretrained_from_hf(name.removeprefix(HUB)) if name.startswith(HUB) else None
 
 
 def as_ours(name: str, peer: Any) -> tuple[Model, dict[str, Any]]:

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from clipzoo.api.build import build_model
+from clipzoo.api.build import build_trained
 from clipzoo.api.transformers import clip, siglip
-from clipzoo.api.transformers.ties import layers_of, to_ours
+from clipzoo.api.transformers.ties import to_ours
 from clipzoo.data.tokenizer import ClipTokenizer
-from clipzoo.errors import ConfigError, cause
+from clipzoo.errors import ConfigError, cause, one_message
 from clipzoo.io import DamagedFileError, read_json, require_fields
+from clipzoo.io.weights import read_tensors
 from clipzoo.model import Model
 
 REMEDY = "export the model again"
@@ -37,27 +36,25 @@ def from_transformers(folder: Path) -> tuple[Model, dict[str, Any]]:
     if kind == "clip":
         _check_vocabulary(folder)
     library: Any = clip if kind == "clip" else siglip
-    nodes = library.configuration(path, content)
+    with one_message(f"{path} is no configuration of a {kind} model", REMEDY):
+        nodes = library.configuration(path, content)
     images = _image_settings(folder, nodes["encoder"]["image_size"])
     nodes["encoder"] |= {key: images.pop(key) for key in ("mean", "std")}
     config: dict[str, Any] = {"seed": 0, **nodes, "data": images}
-    model = build_model(config)
-    theirs = _weights(folder)
+    path = folder / _WEIGHTS
+    theirs = read_tensors(path, "save the model with safe_serialization=True")
+    layers = [len({name.split(".")[3] for name in theirs if name.startswith(f"{side}.encoder.layers.")})
+              for side in (clip.VISION, clip.TEXT)]  # fmt: skip
     try:
-        _fill(model, to_ours(library.ties(*layers_of(model)), theirs) | {"head.log_scale": theirs["logit_scale"]})
+        state = to_ours(library.ties(*layers), theirs)
+        state["head.log_scale"] = theirs["logit_scale"].reshape(())
         if "logit_bias" in theirs:
             config["pair"] = {"log_scale": 0.0, "bias": float(theirs["logit_bias"])}
-    except (KeyError, RuntimeError) as error:
-        fault = f"does not fit {_MODEL} ({cause(error)})"
-        raise DamagedFileError(folder / _WEIGHTS, fault, REMEDY) from None
-    return model, config
-
-
-def _fill(model: Model, state: Mapping[str, Tensor]) -> None:
-    """Load tensors by our names. The head keeps those that transformers has none for, as of no image projection."""
-    model.to(state["head.log_scale"].dtype)
-    fixed = {f"head.{name}": value for name, value in model.head.state_dict().items()}
-    model.load_state_dict({**fixed, **state, "head.log_scale": state["head.log_scale"].reshape(())})
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise DamagedFileError(path, f"does not fit {_MODEL} ({cause(error)})", REMEDY) from None
+    # transformers has no tensors for the projection that SigLIP's image tower lacks.
+    fixed = ("head.image_projection", "head.image_bias")
+    return build_trained(config, state, path, REMEDY, dtype=state["head.log_scale"].dtype, fixed=fixed), config
 
 
 def _image_settings(folder: Path, size: int) -> dict[str, Any]:
@@ -94,16 +91,3 @@ def _check_vocabulary(folder: Path) -> None:
     different = [text for text, token in ours.items() if token not in controls and theirs.get(text) != token]
     if different:
         raise DamagedFileError(path, f"has another vocabulary than CLIP's, for example {json.dumps(different[0])}")
-
-
-def _weights(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    path = folder / _WEIGHTS
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise DamagedFileError(path, "is missing", "save the model with safe_serialization=True") from None
-    except SafetensorError as error:
-        raise DamagedFileError(path, f"is no safetensors file ({error})", REMEDY) from None

@@ -50,16 +50,16 @@ def fill_tower(
     if isinstance(tower, Tower):
         for ours, theirs in tower.names_elsewhere.items():
             renamed = {re.sub(f"^{re.escape(ours)}", theirs, name): name for name in targets}
-            found = _correspondence(renamed, source, HINTS[part])
-            names = max(names, {renamed[name]: origin for name, origin in found.items()}, key=len)
+            elsewhere = _correspondence(renamed, source, HINTS[part])
+            names = max(names, {renamed[name]: origin for name, origin in elsewhere.items()}, key=len)
     values: dict[str, Tensor] = {}
     rows, wrong = [], []
     for name, target in targets.items():
-        found = names.get(name)
-        if found is None:
+        origin = names.get(name)
+        if origin is None:
             rows.append(Row(part, "kept", name, tuple(target.shape)))
             continue
-        value = source[found]
+        value = source[origin]
         fits = value.shape == target.shape
         fitted = value if fits else resized(name, value, target, part == "image", vocabulary)
         if fitted is None:
@@ -67,7 +67,7 @@ def fill_tower(
             continue
         values[name] = fitted
         outcome: Outcome = "loaded" if fits else "resized"
-        rows.append(Row(part, outcome, name, tuple(target.shape), found, tuple(value.shape)))
+        rows.append(Row(part, outcome, name, tuple(target.shape), origin, tuple(value.shape)))
     _require_all(part, tower, targets, names, wrong, source, key)
     with torch.no_grad():
         for name, value in values.items():

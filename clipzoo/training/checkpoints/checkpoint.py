@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
-from clipzoo.io.weights import MANIFEST, checkpoints_in, is_sharded, mark_of, step_of
+from clipzoo.io.weights import MANIFEST, checkpoints_in, is_sharded, mark_of, read_tensors, step_of
+from clipzoo.training.checkpoints import pieces
 from clipzoo.training.checkpoints.manifest import REMEDY, StoredFile, read_manifest
-from clipzoo.training.checkpoints.pieces import Layout, everything, mapped
+from clipzoo.training.checkpoints.pieces import Layout, everything
 from clipzoo.training.checkpoints.rotation import remove_old
-from clipzoo.training.checkpoints.single_file import read_file, sha256, write_marked
+from clipzoo.training.checkpoints.single_file import sha256, write_marked
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +86,17 @@ def load_newest(folder: Path) -> tuple[dict[str, Any], Path] | None:
 
 
 def read(
-    path: Path, *parts: str, layout: Layout = everything, without: Collection[str] = (), verified: bool = False
+    path: Path,
+    *parts: str,
+    layout: Layout = everything,
+    without: Collection[str] = (),
+    verified: bool = False,
+    mapped: bool = False,
 ) -> dict[str, Any]:
     """Return a checkpoint's content, on the CPU.
 
     parts: names that must be in it. layout: the parts of tensors that this rank needs. without: names that are left
-    out. verified: the digests of its shards have been compared with its manifest.
+    out. verified: the digests of its shards have been compared with its manifest. mapped: see `read_tensors`.
 
     Raises:
         DamagedFileError: a file is missing or no checkpoint, or holds objects other than weights and plain values.
@@ -103,9 +109,11 @@ def read(
             raise io.DamagedFileError(path / name, f"is damaged ({fault})", REMEDY)
         content = read_sharded(path, layout, without)
     else:
-        content = {key: value for key, value in read_file(path).items() if key not in without}
+        content = {key: value for key, value in read_tensors(path, REMEDY, mapped).items() if key not in without}
         if layout is not everything:
-            content = mapped(content, lambda place, tensor: tensor[layout(place, tuple(tensor.shape)).slices].clone())
+            content = pieces.mapped(
+                content, lambda place, tensor: tensor[layout(place, tuple(tensor.shape)).slices].clone()
+            )
     if not content.keys() >= set(parts):
         raise io.DamagedFileError(path, f"holds no {' and '.join(parts)}", REMEDY)
     return content

@@ -170,6 +170,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         files = {name: _file(name, facts) for name, facts in content["files"].items()}
         tensors = {name: _tensor(name, facts, files) for name, facts in content["tensors"].items()}
+        stored = sum(
+            math.prod(tensor.shape) * torch.empty((), dtype=getattr(torch, tensor.dtype)).element_size()
+            for tensor in tensors.values()
+        )
+        _require(stored <= sum(file.bytes for file in files.values()), "its tensors are larger than its files")
         names = tensor_paths(content["state"]).values()
         _require(set(names) <= set(tensors), "its state names a tensor that it does not list")
     # Values of another kind than expected end in any of these.
@@ -201,8 +206,6 @@ def _tensor(name: str, facts: Mapping[str, Any], files: Mapping[str, StoredFile]
     distinct = len({chunk.offsets for chunk in chunks if math.prod(chunk.sizes)})
     full = sum(1 for chunk in chunks if math.prod(chunk.sizes))
     _require(volume == math.prod(shape) and distinct == full, f"the chunks of {name} do not cover it")
-    size = torch.empty((), dtype=getattr(torch, facts["dtype"])).element_size()
-    _require(volume * size <= sum(file.bytes for file in files.values()), f"{name} is larger than its files")
     return StoredTensor(facts["dtype"], shape, chunks)
 
 

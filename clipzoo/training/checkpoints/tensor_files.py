@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.io.weights import MANIFEST
+from clipzoo.io.weights import MANIFEST, require_bounded
 from clipzoo.training.checkpoints.manifest import DTYPES, REMEDY, StoredFile, dtype_name
 
 BLOCK = 2**26
@@ -53,6 +53,7 @@ def opened(path: Path) -> Any:
     """Open a .safetensors file to read tensors and slices of them. Raises DamagedFileError, also for the block."""
     from safetensors import SafetensorError, safe_open
 
+    require_bounded(path, REMEDY)
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clipzoo import io
+from clipzoo.io.weights import read_tensors
 from clipzoo.training.checkpoints import single_file
 
 FILE = "frozen.pt"
@@ -52,4 +53,4 @@ def read_frozen(folder: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
         raise io.DamagedFileError(path, "is missing", REMEDY)
     if single_file.sha256(path) != state[KEY]:
         raise io.DamagedFileError(path, "has another SHA-256 than the checkpoint was trained with", REMEDY)
-    return single_file.read_file(path)
+    return read_tensors(path, REMEDY)

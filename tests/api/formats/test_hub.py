@@ -161,7 +161,7 @@ def test_a_hostile_configuration_is_refused(name, published, tmp_path):
 def test_a_pickle_in_place_of_the_weights_is_never_read(published, tmp_path):
     folder, canary = shutil.copytree(published, tmp_path / "hostile"), tmp_path / "canary"
     (folder / "model.safetensors").write_bytes(pickle.dumps(Payload(canary)))
-    with pytest.raises(ConfigError, match="is no safetensors file .*; pickles are never read"):
+    with pytest.raises(ConfigError, match="is no safetensors file"):
         clipzoo.load(folder)
     torch.save({"weight": Payload(canary)}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -194,6 +194,6 @@ def test_a_link_out_of_the_directory_is_refused(file, published, tmp_path):
 def test_weights_of_another_model_are_reported_on_one_line(published, tmp_path):
     folder = shutil.copytree(published, tmp_path / "hostile")
     save_file({"x": torch.zeros(3)}, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"does not fit the model of clipzoo\.json \(Error.*Missing key") as caught:
+    with pytest.raises(ConfigError, match=r"does not fit the model of its configuration .*has shape None") as caught:
         clipzoo.load(folder)
     assert "\n" not in str(caught.value)

@@ -261,7 +261,7 @@ def test_missing_weights_and_damaged_files_are_one_message(tmp_path):
     ):
         weights_digest("s3://bucket/run", "init.weights")
     (tmp_path / "x.safetensors").write_bytes(b"12345678 no tensors")
-    with pytest.raises(ConfigError, match="is not a .safetensors file"):
+    with pytest.raises(ConfigError, match="is no safetensors file"):
         loaded(configuration(), weights=str(tmp_path / "x.safetensors"))
     with pytest.raises(ConfigError, match="names no weights: give open_clip:NAME/TAG"):
         loaded(configuration(), weights="open_clip:ViT-B-32")

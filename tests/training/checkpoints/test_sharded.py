@@ -201,7 +201,7 @@ CHUNK, OTHER = [[0, 0], [5, 11], SHARD], "rank_00001.safetensors"
         (lambda m: m["tensors"]["model/weight"].update(dtype="load"), "has the data type 'load'"),
         (
             lambda m: m["tensors"]["model/weight"].update(shape=[10**9, 11], chunks=[[[0, 0], [10**9, 11], SHARD]]),
-            "is larger than its files",
+            "its tensors are larger than its files",
         ),
         (lambda m: m["tensors"].pop("model/weight"), "names a tensor that it does not list"),
         (lambda m: m["state"].update(model={"__tensor__": ["x"]}), "the name of a tensor is no text"),
