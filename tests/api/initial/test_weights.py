@@ -354,7 +354,9 @@ def test_a_run_may_have_the_name_of_a_checkpoint(name, undisturbed, tmp_path):
         runs.assert_equal(state, states[0])
     for path, steps in ((run, None), (newest, runs.STEPS)):
         assert weights_file(str(path), "init.weights") == newest
-        assert weights_digest(str(path), "init.weights") == json.loads(newest.with_suffix(".json").read_text())["sha256"]
+        assert (
+            weights_digest(str(path), "init.weights") == json.loads(newest.with_suffix(".json").read_text())["sha256"]
+        )
         assert run_and_step(str(path)) == (run, steps)
     for missing in (run / "checkpoints" / "step_3.pt", run / "checkpoints" / "step_00000003"):
         with pytest.raises(ConfigError, match="does not exist|there is no checkpoint"):
