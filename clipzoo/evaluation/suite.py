@@ -169,7 +169,10 @@ class Suite(Part):
             model.train(training)
 
     def _check(self, dataset: EvaluationDataset) -> None:
-        """Raise ConfigError if the dataset cannot be used for a task that lists it, MissingDatasetError without a split."""
+        """Raise ConfigError if the dataset cannot be used for a task that lists it.
+
+        A split that is missing is a MissingDatasetError.
+        """
         name, missing = dataset.name, []
         for task in (task for task in SPLITS if name in self._names[task]):
             if isinstance(dataset, RetrievalDataset):

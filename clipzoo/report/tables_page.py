@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -129,7 +130,8 @@ def write_pages(
         "sections": sections,
         "full_size": _full_size(runs),
         "runs": _runs(finished, unfinished, damage),
-        "revision": str(revision()),
+        "revision": revision(),
+        "version": version("clipzoo"),
     }
     lines = [line for part in [*scales, *([comparison] if comparison else [])] for line in compared.cells(part)]
     lines += [line for part in filled for line in blocks.cells(part)]
@@ -275,7 +277,7 @@ def _runs(runs: Sequence[Run], unfinished: Sequence[Path], damage: DamageLog) ->
             if own[0].is_row
             else f"no: {own[0].describe(most=12)}"
         )
-        code = str(run.record.revision)
+        code = run.record.revision or ""
         code = code[:9] + "+" * code.endswith("+")
         rows.append([run.folder.name, run.row or "", str(run.seed), run.scale if run.row else "", state, code])
     rows += [[folder.name, "", "", "", "unfinished", ""] for folder in unfinished]

@@ -129,7 +129,7 @@ def test_the_page_of_a_search_compares_its_runs(tmp_path):
         run = write_run(
             tmp_path / "runs", "demo/clip", {"zero_shot/colours/top1": 40.0 + number}, *line[1:], pairs=2000
         )
-        found.append(Trial(number, {"head": line[-1]}, "finished", line, run, (40.0 + number,)))
+        found.append(Trial(number, {"head": line[-1].partition("=")[2]}, "finished", line, run, (40.0 + number,)))
     ranges = space("experiment=demo/clip", "name=null", "data.shards=a.tar", "head=clip,kme")
     text = write_search(tmp_path / "search", search(), ranges, found).splitlines()
     assert text[-2] == "best: trial 2: clipzoo train experiment=demo/clip name=null data.shards=a.tar head=kme"
