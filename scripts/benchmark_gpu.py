@@ -29,7 +29,7 @@ from bench.recording import Recorder, Settings
 from bench.report import FILES, write_report
 
 from clipzoo import ConfigError
-from clipzoo.cli.arguments import Parser, number_in, own_paths, run_main
+from clipzoo.cli.arguments import Parser, number_in, own_errors, run_main
 from clipzoo.config.vocabulary import Positive
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +45,7 @@ def main() -> int:
     options = _options()
     if options.child:
         return _run_child(*options.child)
-    with own_paths(options):
+    with own_errors(options):
         _check(options)
         options.output.mkdir(parents=True, exist_ok=True)
         for file in _results(options.output):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 import clipzoo
 from clipzoo.api.build import part
+from clipzoo.cli.__main__ import main as clipzoo_command
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.errors import ConfigError
 from clipzoo.report.run_page.page import write_report
@@ -193,6 +195,27 @@ def test_a_users_own_class_needs_trust_when_its_run_is_loaded(run, tmp_path):
         evaluate([f"run={run}", "device=cpu", "eval=none"])
     assert evaluate([f"run={run}", "device=cpu", "eval=none", "trust=tests"]) == {}
     assert evaluate([f"run={run}", "device=cpu", "eval=none", "trust=[other,tests]"]) == {}
+
+
+@pytest.mark.parametrize(
+    "command", ["export RUN --to hub --output out", "index RUN --images images --output out", "explore RUN"]
+)
+def test_a_command_with_options_asks_for_its_option_and_takes_it(command, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    plain = config_of("clip")
+    refused = {
+        "oc.env": {"_target_": plain["head"]["_target_"], "max_scale": "${oc.decode:${oc.env:HOME}}"},
+        "tests": {"_target_": OWN_HEAD},
+    }
+    for package, changes in refused.items():
+        write_config(run, {**plain, "head": {**plain["head"], **changes}})
+        words = command.replace("RUN", str(run)).split()
+        for trust, is_asked in (((), True), (("--trust", package), False)):
+            monkeypatch.setattr("sys.argv", ["clipzoo", *words, *trust])
+            with pytest.raises(SystemExit) if is_asked else suppress(SystemExit):
+                clipzoo_command()
+            message = capsys.readouterr().err
+            assert (f"add --trust {package} if you trust" in message) == is_asked and "trust=" not in message
 
 
 def test_a_trusted_package_does_not_lend_its_trust_to_what_it_imports(run, canary):

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from clipzoo.cli import compare, configuration, report
-from clipzoo.cli.arguments import Parser, own_paths, with_config_folder
+from clipzoo.cli.arguments import Parser, own_errors, with_config_folder
 from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.cli.data import datasets, emoji, shards, world
 from clipzoo.cli.experiments import lab
@@ -63,7 +63,7 @@ def main(*command: str) -> int:
         parser = _parser()
         complete_if_asked(parser)
         options = parser.parse_args(arguments)
-        with own_paths(options):
+        with own_errors(options):
             options.run(options)
     return 0
 

@@ -53,11 +53,19 @@ def run_main(main: Callable[[], int | None]) -> None:
 
 
 @contextmanager
-def own_paths(options: argparse.Namespace) -> Iterator[None]:
-    """Turn an OSError about a path of the command line, or a folder above or below it, into a ConfigError."""
+def own_errors(options: argparse.Namespace) -> Iterator[None]:
+    """Let errors name the options of a command.
+
+    An OSError about a path of the command line, or a folder above or below it, becomes a ConfigError. A ConfigError
+    that asks for the key `trust=PACKAGE` asks for the option `--trust PACKAGE` if the command has it.
+    """
     given = [value.absolute() for value in vars(options).values() if isinstance(value, Path)]
     try:
         yield
+    except ConfigError as error:
+        if "trust" in options:
+            error.args = (str(error).replace("add trust=", "add --trust "),)
+        raise
     except OSError as error:
         failed = None if error.filename is None else Path(str(error.filename)).absolute()
         if failed is not None and any(failed.is_relative_to(path) or path.is_relative_to(failed) for path in given):

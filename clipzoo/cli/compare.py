@@ -1,6 +1,7 @@
 """Compare runs: metrics, paired tests, what their settings differ in, and samples on which only one is right.
 
 clipzoo compare runs/a runs/b                runs/comparison/index.html, tables.md, tables.csv, tables.tex
+clipzoo compare runs/a elsewhere/b           comparison/index.html, ..., in the working directory
 clipzoo compare runs/a runs/b runs/c --output pages --note "three heads"
 clipzoo compare runs                         all runs of a folder
 clipzoo compare runs --scaling compute width power laws of loss and errors, checked on the largest scale
@@ -11,14 +12,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from clipzoo.cli.report import is_run, write_comparison
+from clipzoo.cli.report import comparison_folder, is_run, write_comparison
 from clipzoo.errors import ConfigError
 from clipzoo.runs.places.remote import local_copy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", help="run directories, or folders of them; URLs too", metavar="FOLDER")
-    parser.add_argument("--output", type=Path, help="folder for the page (default: comparison, beside the runs)")
+    parser.add_argument(
+        "--output", type=Path,
+        help="folder for the page (default: comparison, beside runs of one folder, else in the working directory)",
+    )  # fmt: skip
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
     parser.add_argument(
         "--scaling", nargs="+", default=[], metavar="AXIS",
@@ -33,7 +37,8 @@ def run(options: argparse.Namespace) -> None:
     if len(runs) < 2:
         given = " ".join(options.folders)
         raise ConfigError(f"{given} holds {len(runs)} runs: give two or more, clipzoo compare runs/a runs/b")
-    write_comparison(runs, [], options.output, options.note, options.scaling)
+    default = folders[0] / "comparison" if len(folders) == 1 else comparison_folder(folders)
+    write_comparison(runs, [], options.output or default, options.note, options.scaling)
 
 
 def _runs(folder: Path) -> list[Path]:

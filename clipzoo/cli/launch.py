@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from clipzoo.cli import trials
-from clipzoo.cli.arguments import Parser, number_in, own_paths
+from clipzoo.cli.arguments import Parser, number_in, own_errors
 from clipzoo.cli.recipes import RECIPES, recipe
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
@@ -42,7 +42,7 @@ SWEEP_SCRIPT, SEARCH_SCRIPT = (Path("slurm") / f"{name}.sbatch" for name in ("sw
 
 def main(arguments: list[str]) -> None:
     options = _options(arguments)
-    with own_paths(options):
+    with own_errors(options):
         _launch(options)
 
 

@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folders", nargs="*", help="run directories, or a folder of them; URLs of a store too", metavar="FOLDER"
     )
     parser.add_argument("--table", action="append", default=[], metavar="NAME", help="only this table; repeatable")
-    parser.add_argument("--output", type=Path, help="folder for the page (default: <folder>/report, or comparison)")
+    parser.add_argument(
+        "--output", type=Path, help="folder for the page (default: FOLDER/report of one folder, comparison of several)"
+    )
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
     parser.add_argument("--list", action="store_true", help="print the names of the tables and exit")
     parser.set_defaults(run=run)
@@ -57,13 +59,15 @@ def write_comparison(
     """Write the papers' tables, or a comparison of several runs, and print the path of the page."""
     from clipzoo.report.tables_page import write_pages
 
-    print(write_pages(folders, tables, output or _default_output(folders), note, scaling=scaling))
+    default = folders[0] / "report" if len(folders) == 1 else comparison_folder(folders)
+    print(write_pages(folders, tables, output or default, note, scaling=scaling))
 
 
-def _default_output(folders: list[Path]) -> Path:
-    if len(folders) == 1:
-        return folders[0] / "report"
-    return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "comparison"
+def comparison_folder(folders: Sequence[Path]) -> Path:
+    """Return the folder of a comparison: beside the runs if one folder holds them, else in the working directory."""
+    parents = [folder.resolve().parent for folder in folders]
+    common = Path(os.path.commonpath(parents))
+    return (common if common in parents else Path()) / "comparison"
 
 
 def is_run(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
             while waiting and len(running) < parallel:
                 running.append(waiting.pop(0))
                 running[-1].start(threads)
-                _print(f"{running[-1].name}: python train.py {' '.join(running[-1].overrides)}")
+                _print(f"{running[-1].name}: {shlex.join(['clipzoo', 'train', *running[-1].overrides])}")
             time.sleep(1)
             for job in [job for job in running if job.process and job.process.poll() is not None]:
                 running.remove(job)

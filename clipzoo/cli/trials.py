@@ -86,7 +86,7 @@ def show(study: Study) -> None:
     """Write the page of a search; print its table and the path of the page."""
     from clipzoo.report.search_page import write_search
 
-    print(write_search(study.folder, study.search, study.trials()), flush=True)
+    print(write_search(study.folder, study.search, study.space, study.trials()), flush=True)
 
 
 def at_rungs(evaluator: Evaluator, watchdog: Watchdog) -> Evaluator:

@@ -55,4 +55,7 @@ def unknown_option(group: str, option: str) -> str:
     listed = [name for name in names if name.startswith(folder)] or list(
         dict.fromkeys(f"{name.split('/')[0]}/..." if "/" in name else name for name in names)
     )
-    return f"there is no {group}={option}{nearest(option, names)} (options: {', '.join(listed)})"
+    near = nearest(option, names)
+    if option == "null":  # means nothing, not the option with the most similar letters
+        near = f"; did you mean {group}=none?" if "none" in names else ""
+    return f"there is no {group}={option}{near} (options: {', '.join(listed)})"

@@ -169,14 +169,18 @@ class Suite(Part):
             model.train(training)
 
     def _check(self, dataset: EvaluationDataset) -> None:
-        """Raise ConfigError if the dataset cannot be used for a task that lists it."""
-        name = dataset.name
+        """Raise ConfigError if the dataset cannot be used for a task that lists it.
+
+        A split that is missing is a MissingDatasetError.
+        """
+        name, missing = dataset.name, []
         for task in (task for task in SPLITS if name in self._names[task]):
             if isinstance(dataset, RetrievalDataset):
                 raise ConfigError(f"{name} has captions and no classes: move it from eval.{task} to eval.retrieval")
             lacks = sorted(SPLITS[task] - set(dataset.splits))
             if lacks:
-                raise ConfigError(f"{name} has no split {' and '.join(lacks)}: remove it from eval.{task}")
+                missing.append(f"{name} has no split {' and '.join(lacks)}: add it, or remove {name} from eval.{task}")
+                continue
             for split in sorted(SPLITS[task]):
                 labels = torch.tensor(dataset.splits[split].labels)
                 check_labels(labels, dataset.class_names, f"{name}, {split}")
@@ -186,9 +190,16 @@ class Suite(Part):
                 raise ConfigError(f"{name} has classes and no captions: move it from eval.retrieval to eval.zero_shot")
             if self._paired:
                 check_paired(torch.as_tensor(dataset.caption_image), name)
+        if missing:
+            raise MissingDatasetError("; ".join(missing))
 
     def _available(self, task: str) -> list[str]:
-        return [name for name in self._names[task] if name in self._datasets]
+        opened = {name: self._datasets[name] for name in self._names[task] if name in self._datasets}
+        return [
+            name
+            for name, dataset in opened.items()
+            if isinstance(dataset, RetrievalDataset) or SPLITS[task] <= set(dataset.splits)
+        ]
 
     def _run(
         self, model: Model, output: Path, key: str, encoder: BatchEncoder, held_out: HeldOutLoss | None

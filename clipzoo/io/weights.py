@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 """File of a sharded checkpoint's folder that lists the others."""
 MOST_DESCRIPTION = 2**23
 """Largest number of bytes that describe tensors, apart from their values: enough for about 50,000 tensors."""
-_NAME = re.compile(r"step_(\d{8,})(\.pt)?")
+_NAME = re.compile(r"step_(\d+)(\.pt)?")
 _STORED_CLASSES = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)"
     r"|torch(\.storage)? ([A-Z][A-Za-z0-9]*Storage|Size|device|bool|[a-z]+\d+\w*)"
@@ -116,20 +116,30 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return True for the path of a checkpoint of a run, by its name."""
-    return path.suffix == ".pt" or (_NAME.fullmatch(path.name) is not None and not (path / "config.yaml").exists())
+    """Return True for a checkpoint: its file or folder, or a path with the name of one at which there is nothing.
+
+    A run may have any name, also "x.pt": its directory has a config.yaml.
+    """
+    if path.is_dir():
+        return is_sharded(path)
+    return _NAME.fullmatch(path.name) is not None or (path.suffix == ".pt" and path.is_file())
 
 
 def is_sharded(path: Path) -> bool:
-    """Return True for the folder of a sharded checkpoint; False for a checkpoint in one file."""
-    return path.is_dir() and _NAME.fullmatch(path.name) is not None
+    """Return True for the folder of a sharded checkpoint; False for a checkpoint in one file, and for a run."""
+    return path.is_dir() and _NAME.fullmatch(path.name) is not None and not (path / "config.yaml").exists()
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the number of steps after which a checkpoint was saved."""
-    found = _NAME.fullmatch(checkpoint.name)
-    assert found is not None, checkpoint
-    return int(found[1])
+    """Return the number of steps after which a checkpoint was saved.
+
+    Raises:
+        ConfigError: its name does not say so.
+    """
+    name = _NAME.fullmatch(checkpoint.name)
+    if name is None:
+        raise ConfigError(f"{checkpoint} does not have the name of a run's checkpoint: give RUN/checkpoints/step_*.pt")
+    return int(name[1])
 
 
 def run_of(path: Path) -> Path:

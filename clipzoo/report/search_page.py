@@ -11,23 +11,24 @@ from clipzoo.report.comparison.trial_figures import figures
 from clipzoo.report.comparison.trials import Trials, trial_table
 from clipzoo.report.tables_page import Section, write_pages
 from clipzoo.runs.search.settings import Search
+from clipzoo.runs.search.space import Space
 from clipzoo.runs.search.trial import Trial
 
 MOST_ROWS = 30
 """Trials that the terminal shows."""
 
 
-def write_search(folder: Path, search: Search, trials: Sequence[Trial]) -> str:
+def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Trial]) -> str:
     """Write index.html to the folder of a search; return the table of its trials, the best and the path of the page.
 
     Without a finished trial there is no page.
     """
-    shown = Trials(trials, search.metrics, search.directions, search.rungs)
+    shown = Trials(trials, search.metrics, search.directions, search.rungs, scales=space.scales)
     table = f"\n{render.terminal(trial_table(shown, MOST_ROWS))}\n\n{shown.summary}"
     if not shown.finished:
         return f"{table}\nno trial of the search is finished: there is no page"
     folders = [run for run in dict.fromkeys(trial.folder for trial in trials) if run.exists()]
-    page = write_pages(folders, [], folder, first=[section(shown, "The search")])
+    page = write_pages(folders, [], folder, first=[section(shown, "The search")], labels=shown.labels, tested=False)
     best = [f"best: trial {trial.number + 1}: {command(trial)}" for trial in shown.best[:3]]
     return "\n".join([table, *best, f"the page of the search: {page}"])
 

@@ -32,7 +32,7 @@ def write_sweep(overrides: Sequence[str]) -> str:
     folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
     shown = _trials(swept)
     first = [section(shown, "The sweep")] if shown.keys and len(shown.trials) > 1 else []
-    page = write_pages(folders, [], sweep_folder(swept, overrides), first=first)
+    page = write_pages(folders, [], sweep_folder(swept, overrides), first=first, labels=shown.labels)
     return f"\n{terminal(overview(swept))}\n\nthe comparison of the runs: {page}"
 
 

@@ -9,7 +9,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Heading:
-    """Head of a column. group: title above neighbouring columns, in HTML. wrap: long labels break, in HTML."""
+    """Head of a column.
+
+    group: title above neighbouring columns, in HTML. wrap: long labels break, in HTML, and so do the texts of a
+    left-aligned column.
+    """
 
     label: str
     align: Literal["left", "right"] = "right"
@@ -68,7 +72,9 @@ def text_table(labels: Sequence[str], rows: Sequence[Sequence[str | Cell]], left
         rows: one text or cell per column.
         left: number of left-aligned columns; the others are right-aligned.
     """
-    headings = tuple(Heading(label, "left" if index < left else "right") for index, label in enumerate(labels))
+    headings = tuple(
+        Heading(label, "left" if index < left else "right", wrap=True) for index, label in enumerate(labels)
+    )
     cells = [tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows]
     return Table(headings, tuple(Row(row) for row in cells), title)
 

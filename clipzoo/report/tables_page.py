@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -44,6 +45,10 @@ OWN = (
     "Runs that differ in their seed alone are one line. A difference between two lines is "
     "due to all the settings that differ, and to chance: compare several seeds before you believe a small one."
 )
+SELECTED = (
+    "The trials of a search are not tested against each other: the best of many runs owes a part of its result to "
+    "chance. To compare it with other settings, train both with several new seeds (-m seed=1,2,3)."
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ def write_pages(
     note: str | None = None,
     first: Sequence[Section] = (),
     scaling: Sequence[str] = (),
+    labels: Mapping[Path, str] | None = None,
+    tested: bool = True,
 ) -> Path:
     """Write index.html, tables.md, tables.csv and tables.tex over the runs below `folders`.
 
@@ -94,6 +101,8 @@ def write_pages(
         output: folder for the files.
         note: a further paragraph at the top.
         first: sections before all others.
+        labels: names of runs by their directory. tested: False for trials of a search, among which the best was
+            selected: a test of their differences would be biased.
         scaling: axes of scaling fits, see `curves`; a fit also has a figure, scaling_AXIS.png, and scaling_AXIS.csv.
 
     Returns the path of index.html. Raises ConfigError if there is nothing to show.
@@ -112,8 +121,8 @@ def write_pages(
     fits = {axis: curves(trainings(finished), axis) for axis in scaling}  # all, before a file is written
     laws = [_scaling_section(found, axis, output) for axis, found in fits.items()]
     sections = [*first, *laws, *(_scale_section(part, bool(filled)) for part in scales), *map(_table_section, filled)]
-    comparison = own_runs.comparison(own) if own else None
-    sections += [_own_section(comparison, lead=len(sections) > len(first) + len(laws))] if comparison else []
+    comparison = own_runs.comparison(own, labels) if own else None
+    sections += [_own_section(comparison, len(sections) > len(first) + len(laws), tested)] if comparison else []
     page = {
         "title": "The papers' tables" if scales or filled else "Comparison of runs",
         "lead": [LEAD if filled else SMALL if scales else OWN, *([note] if note else [])],
@@ -121,7 +130,8 @@ def write_pages(
         "sections": sections,
         "full_size": _full_size(runs),
         "runs": _runs(finished, unfinished, damage),
-        "revision": str(revision()),
+        "revision": revision(),
+        "version": version("clipzoo"),
     }
     lines = [line for part in [*scales, *([comparison] if comparison else [])] for line in compared.cells(part)]
     lines += [line for part in filled for line in blocks.cells(part)]
@@ -158,11 +168,11 @@ def _scale_section(comparison: Comparison, lead: bool) -> Section:
     )
 
 
-def _own_section(comparison: Comparison, lead: bool) -> Section:
-    """lead: explain the comparison, where the page's own lead does not."""
+def _own_section(comparison: Comparison, lead: bool, tested: bool) -> Section:
+    """lead: explain the comparison, where the page's own lead does not. tested: add tests of the differences."""
     tables, differing = compared.task_tables(comparison), own_runs.settings_table(comparison)
-    separated = separation_table(comparison)
-    pairs = list(disagreements(comparison.rows))
+    separated = separation_table(comparison) if tested else None
+    pairs = list(disagreements(comparison.rows)) if tested else []
     pictures = [*comparison_figures(comparison)]
     for pair in pairs:
         if (drawn := disagreement_figure(pair)) is not None:
@@ -171,7 +181,7 @@ def _own_section(comparison: Comparison, lead: bool) -> Section:
         anchor="own-runs",
         title="Runs compared",
         short_title="Runs compared",
-        lead=[*([OWN] if lead else []), *([SEPARATION] if separated else [])],
+        lead=[*([OWN] if lead else []), *([] if tested else [SELECTED]), *([SEPARATION] if separated else [])],
         tables=tables,
         pictures=[(heading, text, render.picture(part)) for heading, text, part in pictures],
         latex="\n".join(render.latex(part) for part in tables[:-1]),
@@ -179,7 +189,7 @@ def _own_section(comparison: Comparison, lead: bool) -> Section:
         details=compared.probe_details(comparison),
         further=[
             *([separated] if separated else []),
-            *([differing] if differing.rows else []),
+            *([differing] if differing.rows and tested else []),
             *([disagreement_table(pairs)] if pairs else []),
         ],  # fmt: skip
     )
@@ -267,7 +277,7 @@ def _runs(runs: Sequence[Run], unfinished: Sequence[Path], damage: DamageLog) ->
             if own[0].is_row
             else f"no: {own[0].describe(most=12)}"
         )
-        code = str(run.record.revision)
+        code = run.record.revision or ""
         code = code[:9] + "+" * code.endswith("+")
         rows.append([run.folder.name, run.row or "", str(run.seed), run.scale if run.row else "", state, code])
     rows += [[folder.name, "", "", "", "unfinished", ""] for folder in unfinished]

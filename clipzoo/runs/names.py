@@ -19,6 +19,9 @@ LONGEST_DESCRIPTION = 80
 LONGEST_VALUE = 32
 UNNAMED = ("name", "search", "trust", "hydra")
 """Keys that choose no setting; beside HARMLESS, they do not appear in the name of a run."""
+EXEMPT = ("seed", "row", "head.seed", "data.shards")
+"""Keys besides HARMLESS in which a run of an experiment may differ: seeds and paths. The number of pairs tells whether
+the shards hold the right dataset."""
 NAMED = "init"
 """Node of HARMLESS that appears: the identity of a run has digests of the weights that it names."""
 
@@ -55,6 +58,17 @@ def description(overrides: Sequence[str]) -> str:
     while len(text) > LONGEST_DESCRIPTION:
         text = text.rpartition("+")[0] or text[:LONGEST_DESCRIPTION].rstrip("-.")
     return text or "run"
+
+
+def departs(overrides: Sequence[str]) -> bool:
+    """Return True if overrides change a setting of their experiment, apart from seeds and the place of the data."""
+    keys = [line.lstrip("+~").partition("=")[0] for line in overrides]
+    return any(
+        key not in ("experiment", *EXEMPT)
+        and (node := re.split("[./]", key)[0]) not in UNNAMED
+        and (node == NAMED or not is_harmless(key))
+        for key in keys
+    )
 
 
 def _named_values(overrides: Sequence[str]) -> dict[str, str]:

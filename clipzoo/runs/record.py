@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
+from clipzoo.config.groups import own_folder
 from clipzoo.errors import masked
 from clipzoo.runs.metric_key import MetricKey, parsed, written
 from clipzoo.runs.protocol import Setting, protocol
@@ -24,13 +26,13 @@ ENDED = "ended_at_step_"
 """Prefix of the folders, in a run directory, with the results that the run had before it went on to more steps."""
 REMEDY = "remove it and run the training command again, which writes it from the newest checkpoint"
 FIELDS = {
-    "experiment": str, "row": str, "overrides": list, "seed": int, "versions": dict, "revision": str,
+    "experiment": str, "row": str, "overrides": list, "config_dir": str, "seed": int, "versions": dict, "revision": str,
     "training": dict, "protocol": dict, "metrics": dict, "not_converged": list, "ended_before": list,
 }  # fmt: skip
 """Types of the values in results.json; all but the metrics may be absent."""
-OPTIONAL = ("not_converged", "ended_before")
+OPTIONAL = ("config_dir", "not_converged", "ended_before")
 """Keys that results.json has only if they say something."""
-PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
+PACKAGES = ("clipzoo", "torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class RunRecord:
     Args:
         experiment: name of the experiment, as in `experiment=`; None without one.
         row: row of a paper's table, "<paper>/<pretraining dataset>/<model>".
-        overrides: the command line.
+        overrides: the command line. config_dir: the folder of `--config-dir`, relative to the working directory if it
+            lies in it. The file has this key only if there was one.
         versions: of Python and the main packages, by name.
         revision: git revision of the code; see `revision`.
         training: steps, seconds, samples per second and other costs of the training, by name.
@@ -57,6 +60,7 @@ class RunRecord:
     experiment: str | None = None
     row: str | None = None
     overrides: tuple[str, ...] = ()
+    config_dir: str | None = None
     seed: int | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)
     revision: str | None = None
@@ -79,6 +83,13 @@ class RunRecord:
             known[name] = tuple(masked(list(known.get(name, ()))))
         known["metrics"] = parsed(known["metrics"])
         return cls(**known)
+
+    @property
+    def command(self) -> str:
+        """The command of the run, or of the evaluation if nothing was trained, quoted for a shell."""
+        name = "evaluate" if self.training.get("steps") == 0 else "train"
+        options = ["--config-dir", self.config_dir] if self.config_dir else []
+        return shlex.join(["clipzoo", name, *options, *self.overrides])
 
     @property
     def continuation(self) -> str | None:
@@ -149,10 +160,18 @@ def results(
     """
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     record = RunRecord(
-        experiment, plain["row"], tuple(masked(list(overrides))), plain["seed"], versions, revision(), dict(training)
+        experiment, plain["row"], tuple(masked(list(overrides))), _config_dir(), plain["seed"], versions, revision(),
+        dict(training),
     )  # fmt: skip
     record = replace(record, ended_before=earlier_ends(folder, training.get("steps", 0)))
     return record.evaluated(plain["eval"], parsed(metrics), folder)
+
+
+def _config_dir() -> str | None:
+    folder = own_folder()
+    if folder is None:
+        return None
+    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def earlier_ends(folder: Path, steps: float | str) -> tuple[int, ...]:
@@ -173,12 +192,14 @@ def summary(folder: Path) -> str:
 
 def revision() -> str | None:
     """The git revision of the code, followed by "+" if files differ from it; None outside a checkout."""
-    where = Path(__file__).parent
+    where, name = Path(__file__).parent, Path(__file__).name
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
+        # An installed package may lie in the checkout of another project, which does not track its files.
+        git("ls-files", "--error-unmatch", name)
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -28,6 +28,25 @@ def test_two_runs_or_a_folder_of_them_are_compared(undisturbed, tmp_path, monkey
         assert "clip_gradient" in (page.parent / "tables.md").read_text()
 
 
+@pytest.mark.medium
+def test_the_page_is_beside_runs_of_one_folder_and_else_in_the_working_directory(
+    undisturbed, tmp_path, monkeypatch, capsys
+):
+    for name in ("runs/a", "runs/b", "runs/more/c", "others/d"):
+        shutil.copytree(undisturbed / "run", tmp_path / name)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    places = {
+        ("runs/a", "runs/b"): "runs/comparison", ("runs",): "runs/comparison",
+        ("runs/a", "runs/more/c"): "runs/comparison", ("runs/a", "others/d"): "work/comparison",
+        ("runs", "others"): "comparison",
+    }  # fmt: skip
+    for given, place in places.items():
+        compare(monkeypatch, *(tmp_path / name for name in given))
+        page = Path(capsys.readouterr().out.strip())
+        assert page.resolve() == (tmp_path / place / "index.html").resolve() and page.exists()
+
+
 def test_one_run_and_a_missing_folder_are_one_clear_message(tmp_path, monkeypatch, capsys):
     (tmp_path / "metrics.jsonl").touch()
     for given, message in ((tmp_path, "holds 1 runs: give two or more"), (tmp_path / "no", "there is no folder")):

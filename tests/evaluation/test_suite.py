@@ -254,8 +254,14 @@ def test_a_dataset_without_the_splits_classes_or_captions_of_its_task_is_refused
         suite_of(root, zero_shot=["things"]).open()
     facts = {"class_names": ["a", "b"], "templates": ["{c}"], "metric": "top1", "recipe": ""}
     write_classification(tmp_path / "tested", splits={"test": [(image(0), 0), (image(1), 1)]}, **facts)
-    with pytest.raises(ConfigError, match="tested has no split train: remove it from eval.linear_probe"):
+    with pytest.raises(ConfigError, match="tested has no split train: add it, or remove tested from eval.linear_probe"):
         suite_of(tmp_path, zero_shot=[], linear_probe=["tested"], retrieval=[]).open()
+    tasks = {"zero_shot": ["tested"], "linear_probe": ["tested"], "retrieval": []}
+    suite = suite_of(tmp_path, **tasks, missing="report")
+    suite.open()
+    metrics = suite.run(model_of("clip"), tmp_path / "out", World())
+    assert {key.rpartition("/")[0] for key in metrics} == {"zero_shot/tested"}
+    assert "split train" in json.loads((tmp_path / "out" / "missing.json").read_text())["tested"]
 
 
 def test_faults_of_a_dataset_are_found_before_the_evaluation(tmp_path):

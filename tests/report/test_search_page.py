@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from clipzoo.report.comparison.trial_figures import figures
+from clipzoo.report.comparison.trial_figures import figures, parallel_coordinates
 from clipzoo.report.comparison.trials import Trials, groups, importance, trial_table
 from clipzoo.report.render import terminal
 from clipzoo.report.search_page import write_search
 from clipzoo.runs.search.trial import Trial
 from tests.support.paper_runs import write_run
-from tests.support.searches import search
+from tests.support.searches import search, space
 
 METRICS, DIRECTIONS = ("zero_shot/*/top1", "training/seconds"), ("maximize", "minimize")
 
@@ -78,6 +79,27 @@ def test_importance_of_noise_is_about_zero():
     assert np.mean(means) < 0.06
 
 
+def test_runs_are_named_by_the_searched_values_with_the_last_parts_of_keys_that_differ(shown):
+    first = next(iter(shown.trials))
+    assert shown.labels[first.folder] == "width=0.5 alpha=a peak=0.1"
+    alike = [dataclasses.replace(first, values={"head.width": "1", "encoder.width": "2"})]
+    assert list(Trials(alike, METRICS, DIRECTIONS).labels.values()) == ["head.width=1 encoder.width=2"]
+
+
+@pytest.mark.parametrize(("line", "middle"), [
+    ("peak=tag(log,interval(1e-4,1e-3))", 0.5), ("peak=interval(1e-4,1e-3)", 0.24),
+    ("peak=0.0001,0.000316,0.001", 0.24), ("peak=interval(1e-4,1)", 0.0002), ("peak=0.0001,0.000316,1", 0.125),
+])  # fmt: skip
+def test_the_axis_of_an_interval_has_the_scale_of_its_draws_and_that_of_a_list_follows_from_its_ratio(line, middle):
+    low, high = 1e-4, 1.0 if line.endswith((",1)", ",1")) else 1e-3
+    found = [
+        Trial(n, {"peak": value}, "finished", (), Path(), (50.0 + n,)) for n, value in enumerate((low, 3.16e-4, high))
+    ]
+    figure = parallel_coordinates(Trials(found, METRICS[:1], DIRECTIONS[:1], scales=space(line).scales))
+    heights = sorted(curve.get_ydata()[0] for curve in figure.axes[0].lines if [*curve.get_xdata()] == [0, 1])
+    assert heights[1] == pytest.approx(middle, abs=0.01)
+
+
 def test_many_numbers_form_four_groups_of_neighbours():
     assert groups([str(number) for number in range(8)]) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert groups(["b", "a", "b"]) == [0, 1, 0] and groups([1.0, 3.0, 1.0]) == [0, 1, 0]
@@ -107,11 +129,14 @@ def test_the_page_of_a_search_compares_its_runs(tmp_path):
         run = write_run(
             tmp_path / "runs", "demo/clip", {"zero_shot/colours/top1": 40.0 + number}, *line[1:], pairs=2000
         )
-        found.append(Trial(number, {"head": line[-1]}, "finished", line, run, (40.0 + number,)))
-    text = write_search(tmp_path / "search", search(), found).splitlines()
+        found.append(Trial(number, {"head": line[-1].partition("=")[2]}, "finished", line, run, (40.0 + number,)))
+    ranges = space("experiment=demo/clip", "name=null", "data.shards=a.tar", "head=clip,kme")
+    text = write_search(tmp_path / "search", search(), ranges, found).splitlines()
     assert text[-2] == "best: trial 2: clipzoo train experiment=demo/clip name=null data.shards=a.tar head=kme"
     assert text[-1] == f"the page of the search: {tmp_path / 'search' / 'index.html'}"
     page = (tmp_path / "search" / "index.html").read_text()
     for heading in ("The search", "Parallel coordinates", "Best result against cost", "Runs compared"):
         assert f">{heading}</h" in page
-    assert "no trial of the search is finished" in write_search(tmp_path, search(), [])
+    table = (tmp_path / "search" / "tables.md").read_text()
+    assert "| head=kme |" in table and "Holm" not in table
+    assert "no trial of the search is finished" in write_search(tmp_path, search(), ranges, [])

@@ -103,8 +103,7 @@ def _training(config: Mapping[str, Any], record: RunRecord | None) -> str:
         *(f"| {name} | {value} |" for name, value in rows),
     ]
     if record is not None:
-        command = " ".join(["clipzoo train", *record.overrides])
-        lines += ["", "Command:", "", *(f"    {line}" for line in command.splitlines())]
+        lines += ["", "Command:", "", *(f"    {line}" for line in record.command.splitlines())]
         cost = record.training
         facts = [f"revision {record.revision}"] if record.revision else []
         facts += [f"{name} {version}" for name, version in record.versions.items() if version]

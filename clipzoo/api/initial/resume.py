@@ -16,7 +16,7 @@ import torch
 from clipzoo.api.build import RunParts, part
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError
-from clipzoo.io.weights import step_of
+from clipzoo.io.weights import is_checkpoint, run_of, step_of
 from clipzoo.runs import extension
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.extension import LENGTH
@@ -41,7 +41,7 @@ def copy_checkpoint(
     Raises:
         ConfigError: there is no such checkpoint, or a run of this configuration would not have reached it.
     """
-    run, chosen = _run_and_step(source)
+    run, chosen = run_and_step(source)
     stored = config_of(run)
     before, now = identity(stored), identity(plain)
     different = [key for key in differing(before, now) if key not in LENGTH and not key.startswith(SCHEDULE)]
@@ -93,25 +93,15 @@ def equal_steps(
     return next((step for step in range(last) if not same(step)), last)
 
 
-def _run_and_step(source: str) -> tuple[Path, int | None]:
+def run_and_step(source: str) -> tuple[Path, int | None]:
     """Return the run directory, and the number of steps of its checkpoint if the source names one."""
     path = Path(with_variables(source))
-    is_checkpoint = path.name.startswith("step_")
-    run = path.parent.parent if is_checkpoint else path
+    run = run_of(path)
     if not (run / "config.yaml").exists():
         raise ConfigError(f"init.resume={source} is no run: there is no {run / 'config.yaml'}")
     if not path.exists():
         raise ConfigError(f"init.resume={source} does not exist: the run's checkpoints are in {run / 'checkpoints'}")
-    return run, _step(path) if is_checkpoint else None
-
-
-def _step(path: Path) -> int:
-    try:
-        return int(path.stem.removeprefix("step_"))
-    except ValueError:
-        raise ConfigError(
-            f"init.resume={path} is no checkpoint: give a run, or RUN/checkpoints/step_NUMBER.pt"
-        ) from None
+    return run, step_of(path) if is_checkpoint(path) else None
 
 
 def _length(config: Mapping[str, Any]) -> Length:

@@ -47,8 +47,12 @@ def read_torchvision(
 
 
 def read_class_folders(splits: Mapping[str, str], folder: Path) -> SourceClassification:
-    """Read splits of one folder per class; labels are in the order of the folders' names. splits: name -> folder."""
-    paths = {split: list(_image_paths(_existing(folder / part))) for split, part in splits.items()}
+    """Read splits of one folder per class; labels are in the order of the folders' names.
+
+    splits: name -> folder. A folder for "train" may be absent: only linear probes need it.
+    """
+    present = {split: part for split, part in splits.items() if split != "train" or (folder / part).exists()}
+    paths = {split: list(_image_paths(_existing(folder / part))) for split, part in present.items()}
     names = sorted({path.parent.name for part in paths.values() for path in part})
     labels = {name: label for label, name in enumerate(names)}
     parts = {split: _files(part, [labels[path.parent.name] for path in part]) for split, part in paths.items()}

@@ -31,7 +31,7 @@ class Disagreement:
     """Answers of two runs on one dataset.
 
     labels, first, second: [n], right answer to each query, and the answers of both runs: classes with their names, or
-    for retrieval without names, 0 for the query's own image and 1 for any other.
+    for text to image without names, 0 for the caption's own image and 1 for any other.
     """
 
     title: str
@@ -67,13 +67,13 @@ def disagreements(rows: Sequence[ComparedRow]) -> Iterator[Disagreement]:
     for other in rows[1:]:
         runs = rows[0].group.runs[0].run, other.group.runs[0].run
         first, second = (run.folder / "evaluation" for run in runs)
-        for task in ("zero_shot", "retrieval"):
+        for task, title in (("zero_shot", "zero-shot"), ("retrieval", "text to image")):
             for path in sorted((first / task).glob("*.npz")):
                 twin = second / task / path.name
                 left, right = _answers(runs[0], path), _answers(runs[1], twin) if twin.exists() else None
                 if left and right and np.array_equal(left.labels, right.labels):
                     yield Disagreement(
-                        f"{task.replace('_', '-')} {path.stem}", path.stem, runs, left.names, left.labels,
+                        f"{title} {path.stem}", path.stem, runs, left.names, left.labels,
                         left.given, right.given,
                     )  # fmt: skip
 

@@ -23,6 +23,9 @@ CURVES = {
 }
 """Task and metric whose mean is drawn over training."""
 
+LEGEND_WIDTH = 160
+"""Characters side by side in a legend above a figure."""
+
 Points = list[tuple[float, float]]
 
 
@@ -41,15 +44,14 @@ def dataset_bars(comparison: Comparison) -> Figure:
     tasks = list(comparison.columns.items())
     counts = [len(columns) for _, columns in tasks]
     lines = _lines(counts)
-    figure = Figure(figsize=(12, 2.5 * len(lines) + 0.5), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(12, 2.5 * len(lines) + 0.3), dpi=DPI, layout="constrained")
     for strip, places in zip(figure.subfigures(len(lines), 1, squeeze=False).flatten(), lines, strict=True):
         panels = strip.subplots(1, len(places), width_ratios=[counts[place] for place in places], squeeze=False)
         for panel, place in zip(panels.flatten(), places, strict=True):
             task, columns = tasks[place]
             _bars(panel, comparison.rows, columns)
             label(panel, f"{task}, %", size=10 if counts[place] > 1 else 8)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(7, len(labels)), frameon=False, fontsize=9)
+    _legend(figure)
     return figure
 
 
@@ -70,8 +72,7 @@ def evaluation_curves(comparison: Comparison) -> Figure | None:
         if not panel.get_legend_handles_labels()[0]:
             panel.text(0.5, 0.5, "not evaluated", transform=panel.transAxes, ha="center", color=MUTED)
             panel.set(xticks=[], yticks=[])
-    for panel in [panel for panel in panels if panel.get_legend_handles_labels()[0]][:1]:
-        panel.legend(frameon=False, fontsize=8)
+    _legend(figure)
     return figure
 
 
@@ -92,9 +93,8 @@ def loss_curves(comparison: Comparison) -> Figure:
             ]
             _curves(panel, points, number, row.label)
         label(panel, objective, "epoch", "loss")
-        if panel.lines:
-            panel.legend(frameon=False, fontsize=7)
         style(panel)
+    _legend(figure)
     return figure
 
 
@@ -144,6 +144,18 @@ def _curves(panel: Axes, runs: Sequence[Points], number: int, name: str, marker:
         shown = marker or ("o" if len(points) == 1 else "")  # a line through one point is invisible
         text = None if turn else name
         panel.plot(x, y, color=colour(number), marker=shown, markersize=3.5, linewidth=1.5, label=text)
+
+
+def _legend(figure: Figure) -> None:
+    """Add a line for each label of the panels above them, for which the figure grows."""
+    handles = {
+        text: handle for panel in figure.axes for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    columns = max(1, min(7, len(handles), LEGEND_WIDTH // max(map(len, handles), default=1)))
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(handles) // columns))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=9
+    )
 
 
 def _lines(counts: Sequence[int]) -> list[list[int]]:

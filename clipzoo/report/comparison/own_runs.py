@@ -22,19 +22,23 @@ MOST_NOTES = 3
 """Differences that are written out below a run's label."""
 
 
-def comparison(runs: Sequence[Run]) -> Comparison:
-    """Compare runs; those that differ in their seed alone form one row."""
+def comparison(runs: Sequence[Run], given: Mapping[Path, str] | None = None) -> Comparison:
+    """Compare runs; those that differ only in their seed form one row.
+
+    given: labels by run directory; without them the labels are what tells the directories' names apart.
+    """
     groups: dict[str, list[Run]] = {}
     for run in runs:
         settings = {**identity(run.plain), "seed": None, "ended_before": run.record.ended_before}
         key = json.dumps(settings, sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
-    labels = _labels(list(groups.values()))
+    labels = _labels(list(groups.values()), given or {})
     different = _differing_keys([group[0] for group in groups.values()])
     rows = []
     for label, group in zip(labels, groups.values(), strict=True):
         plain = flat(group[0].plain)
-        own = [f"{_name(key)}={_value(plain[key])}" for key in different if plain.get(key) is not None]
+        shown = [] if given else [key for key in different if plain.get(key) is not None]
+        own = [f"{_name(key)}={_value(plain[key])}" for key in shown]
         if group[0].record.continuation:
             own.insert(0, group[0].record.continuation)
         note = ", ".join(own[:MOST_NOTES]) + (", ..." if len(own) > MOST_NOTES else "")
@@ -63,11 +67,12 @@ def settings_table(compared: Comparison) -> Table:
     )
 
 
-def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Return short labels of the groups: the parts of their directories' names that differ, and the number of seeds."""
+def _labels(groups: Sequence[Sequence[Run]], given: Mapping[Path, str]) -> list[str]:
+    """Return the given labels of the groups, or the parts of their directories' names that differ; number of seeds."""
     folders = [Path(group[0].folder).resolve() for group in groups]
     common = Path(os.path.commonpath([folder.parent for folder in folders]))
     names = distinct([str(folder.relative_to(common)) for folder in folders])
+    names = [given.get(group[0].folder, name) for group, name in zip(groups, names, strict=True)]
     return [
         f"{name} ({len(group)} seeds)" if len(group) > 1 else name for name, group in zip(names, groups, strict=True)
     ]

@@ -58,7 +58,9 @@ def _table(
 ) -> Table:
     columns = [column for parts in tasks.values() for column in parts]
     of_papers = any(row.paper for row in comparison.rows)
-    headings = [Heading("model", "left"), Heading("paper", "left")] if of_papers else [Heading("run", "left")]
+    headings = (
+        [Heading("model", "left"), Heading("paper", "left")] if of_papers else [Heading("run", "left", wrap=True)]
+    )
     headings += [Heading(column.label, group=task) for task, parts in tasks.items() for column in parts]
     headings += [Heading(cost.label, group="training") for cost in costs]
     best = {column: _best(comparison.rows, column) for column in columns}

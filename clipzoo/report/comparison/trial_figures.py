@@ -21,7 +21,9 @@ COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
 SINGLE = ListedColormap([INK])
 """Where all results are equal, or only one is known."""
 LOGARITHMIC = 30
-"""Ratio of the largest to the smallest number above which an axis is logarithmic."""
+"""Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
+LEAST_GAP = 0.04
+"""Share of an axis between two labels that do not overlap."""
 LONGEST = 18
 """Characters of a label on an axis."""
 LONGEST_TITLE = 56
@@ -44,7 +46,7 @@ def parallel_coordinates(shown: Trials) -> Figure:
     figure = Figure(figsize=(max(7.0, 1.9 * len(columns)), 4.2), dpi=DPI, layout="constrained")
     panel = figure.subplots()
     trials = sorted(shown.trials, key=lambda trial: (trial.state == "finished", trial in shown.best))
-    places = [_axis(panel, place, name, _column(shown, name)) for place, name in enumerate(columns)]
+    places = [_axis(panel, place, _column(shown, name), shown.scales.get(name)) for place, name in enumerate(columns)]
     first = [trial.results[0] for trial in shown.finished] or [0.0]
     several = min(first) < max(first)
     norm, colours = Normalize(min(first), max(first)), COLOURS[shown.directions[0]] if several else SINGLE
@@ -58,7 +60,7 @@ def parallel_coordinates(shown: Trials) -> Figure:
     panel.set_xticks(range(len(columns)), columns, fontsize=8)
     panel.set_yticks([])
     panel.set_xlim(-0.15, len(columns) - 0.55)
-    panel.set_ylim(-0.06, 1.06)
+    panel.set_ylim(-0.06, 1.08)
     panel.spines[:].set_visible(False)
     if several:
         bar = figure.colorbar(ScalarMappable(norm, colours), ax=panel, pad=0.01)
@@ -157,8 +159,11 @@ def _column(shown: Trials, name: str) -> list[str]:
     return [str(trial.values.get(name, "")) for trial in shown.trials]
 
 
-def _axis(panel: Axes, place: int, name: str, values: Sequence[str]) -> dict[str, float]:
-    """Draw an axis with its labels; return the height of each value, from 0 to 1."""
+def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> dict[str, float]:
+    """Draw an axis with its labels; return the height of each value, from 0 to 1.
+
+    log: True for a logarithmic axis; None: depends on the ratio of the values, see LOGARITHMIC.
+    """
     panel.axvline(place, color=INK, linewidth=1)
     distinct = list(dict.fromkeys(values))
     numbers = as_numbers(distinct)
@@ -167,12 +172,14 @@ def _axis(panel: Axes, place: int, name: str, values: Sequence[str]) -> dict[str
         marks = dict(heights)
     else:
         low, high = min(numbers, default=0.0), max(numbers, default=1.0)
-        log = low > 0 and high > LOGARITHMIC * low
+        log = low > 0 and high > LOGARITHMIC * low if log is None else log
         scaled = np.log(numbers) if log else np.asarray(numbers)
+        if log:
+            panel.text(place, 1.04, "logarithmic", fontsize=7, ha="center", color=MUTED)
         width = float(np.ptp(scaled)) if len(scaled) else 0.0
         shares = (scaled - scaled.min()) / width if width else np.full(len(scaled), 0.5)
         heights = dict(zip(distinct, map(float, shares), strict=True))
-        few = len(distinct) <= 6
+        few = len(distinct) <= 6 and np.all(np.diff(np.sort(shares)) > LEAST_GAP)
         ends = {f"{low:.4g}": 0.0, f"{high:.4g}": 1.0} if width else {f"{low:.4g}": 0.5}
         marks = {f"{float(value):.4g}": height for value, height in heights.items()} if few else ends
     for text, height in marks.items():

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from clipzoo.io import DamageLog
+from clipzoo.io.line_breaks import shorten
 from clipzoo.report.table import Cell, Table, text_table
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import RunRecord
@@ -18,6 +19,8 @@ from clipzoo.runs.training_log import TrainingLog
 MOST_GROUPS = 4
 """Groups into which the values of a key are divided for its importance."""
 SECONDS = "seconds"
+LONGEST_VALUE = 24
+"""Columns of a value in the label of a run."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Trials:
         trials: in the order of the draws.
         metrics, directions: compared values, "maximize" or "minimize" for each. rungs: shares of the training.
         runs: run directories of trials that are means over seeds, by number.
+        scales: True for each key whose axis is logarithmic, False for each whose axis is linear; other axes follow
+            from their values.
     """
 
     trials: Sequence[Trial]
@@ -35,11 +40,25 @@ class Trials:
     directions: Sequence[str]
     rungs: Sequence[float] = ()
     runs: Mapping[int, Sequence[Path]] = field(default_factory=dict)
+    scales: Mapping[str, bool] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> list[str]:
         """The searched keys."""
         return list(dict.fromkeys(key for trial in self.trials for key in trial.values))
+
+    @property
+    def labels(self) -> dict[Path, str]:
+        """The searched values of each run, "peak=0.001 width=32". Keys are cut to their last parts if these differ."""
+        short = {key: key.rpartition(".")[2] for key in self.keys}
+        names = short if len(set(short.values())) == len(short) else dict(zip(self.keys, self.keys, strict=True))
+        return {
+            folder: " ".join(
+                f"{names[key]}={shorten(str(value), LONGEST_VALUE)}" for key, value in trial.values.items()
+            )
+            for trial in self.trials
+            for folder in self.runs.get(trial.number, [trial.folder])
+        }
 
     @cached_property
     def finished(self) -> list[Trial]:

@@ -14,12 +14,9 @@ from clipzoo.config.groups import CONF
 from clipzoo.config.overrides import read
 from clipzoo.report.paper_tables.published import layout
 from clipzoo.runs.identity import identity
+from clipzoo.runs.names import EXEMPT
 from clipzoo.runs.protocol import Setting, settings
 from clipzoo.runs.sweep import searched
-
-EXEMPT = ("seed", "row", "head.seed", "data.shards")
-"""Keys that may differ from a row's experiment, beside HARMLESS: seeds and paths. The number of pairs
-tells if the shards hold the right dataset."""
 
 Differences = dict[str, tuple[Any, Any]]
 """Expected and seen value by configuration key; None for an absent key."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clipzoo.config.constructors import class_constant
@@ -81,7 +81,7 @@ def training_curves(lines: Sequence[Line], loss_unit: str = "") -> list[Curve]:
     }
     shown = [curves[name] for name in FIRST if name in curves]
     others = [curve for name, curve in curves.items() if name not in (*FIRST, *HIDDEN)]
-    return shown + [curve for curve in others if len(set(curve.values)) > 1]
+    return shown + [_per_step(curve) for curve in others if len(set(curve.values)) > 1]
 
 
 def evaluation_curves(evaluations: Sequence[Line]) -> list[Curve]:
@@ -103,6 +103,21 @@ def _curve(lines: Sequence[Line], name: str, title: str, unit: str) -> Curve:
     points = [(float(line["step"]), float(line[name])) for line in lines if isinstance(line.get(name), int | float)]
     steps, values = zip(*points, strict=True) if points else ((), ())
     return Curve(name, title, unit, steps, values)
+
+
+def _per_step(curve: Curve) -> Curve:
+    """Return a running total, such as the number of transparent images so far, per step; other curves unchanged.
+
+    Totals are the only whole numbers of the log that never fall.
+    """
+    values, steps = (0, *curve.values), (0.0, *curve.steps)
+    if not all(value.is_integer() for value in curve.values) or list(values) != sorted(values):
+        return curve
+    rates = [
+        (after - before) / max(1.0, end - start)
+        for before, after, start, end in zip(values, values[1:], steps, steps[1:], strict=False)
+    ]
+    return replace(curve, unit="samples per step", values=tuple(rates))
 
 
 def _dataset(key: MetricKey) -> str:

@@ -18,6 +18,8 @@ from clipzoo.runs.training_log import Line
 
 MOST_NUMBERS = 20
 """Largest number of classes whose confusion matrix has its percentages written in."""
+MOST_NAMES = 40
+"""Largest number of classes whose confusion matrix has their names."""
 
 
 def training_curves(
@@ -65,17 +67,18 @@ def confusion_matrix(arrays: Arrays) -> Figure:
     """Fractions of each true class (a row) by predicted class."""
     counts, names = arrays["confusion"], [str(name) for name in arrays["class_names"]]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    few = len(names) <= MOST_NUMBERS
-    side = 2.2 + 0.42 * len(names) if few else 6.4
+    named, few = len(names) <= MOST_NAMES, len(names) <= MOST_NUMBERS
+    side = 2.2 + (0.42 if few else 0.24) * len(names) if named else 6.4
     figure = Figure(figsize=(side + 0.8, side), dpi=DPI, layout="constrained")
     panel = figure.subplots()
     image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     panel.set_xlabel("predicted class", fontsize=9)
     panel.set_ylabel("true class", fontsize=9)
-    if few:
+    if named:
         short = [shorten(name, 18) for name in names]
         panel.set_xticks(range(len(names)), short, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
         panel.set_yticks(range(len(names)), short, fontsize=8)
+    if few:
         for row, column in np.argwhere(shares >= 0.005):
             share = shares[row, column]
             ink = "white" if share > 0.55 else INK

@@ -17,6 +17,7 @@ from clipzoo.report.run_page.curves import loss_unit, value_log
 from clipzoo.report.run_page.published_results import result_tables
 from clipzoo.runs.directory import CAPTIONS, config_of, is_finished
 from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey, parsed, split
+from clipzoo.runs.names import departs
 from clipzoo.runs.record import ENDED_EARLY, RunRecord
 from clipzoo.runs.training_log import TrainingLog
 
@@ -94,7 +95,7 @@ def _facts(config: Mapping[str, Any], record: RunRecord | None) -> dict[str, obj
         names["encoder"] = f"{towers[0]}, {towers[1]}"
     trainer, record = config.get("trainer", {}), record or RunRecord(seed=config.get("seed"))
     facts = {
-        "Experiment": record.experiment,
+        "Experiment": None if departs(record.overrides) else record.experiment,
         "Paper row": record.row,
         **{part.capitalize(): name for part, name in names.items()},
         "Global batch size": trainer.get("global_batch"),

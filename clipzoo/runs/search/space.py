@@ -102,6 +102,11 @@ class Space:
         """Number of points, infinite with an interval of real numbers."""
         return math.prod(dimension.count for dimension in self.dimensions.values())
 
+    @property
+    def scales(self) -> dict[str, bool]:
+        """True for each interval whose numbers are drawn uniformly in the logarithm, False for any other interval."""
+        return {key: dimension.log for key, dimension in self.dimensions.items() if isinstance(dimension, Interval)}
+
     def overrides(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """Return the command line of a point."""
         return tuple(f"{key}={values[key]}" if key else line for key, line in self.lines)

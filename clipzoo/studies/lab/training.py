@@ -16,7 +16,6 @@ from clipzoo.api.training import train
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import KEY, require_trusted
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.studies.lab.data import LabData
@@ -119,12 +118,9 @@ def train_once(
 def settings_of(overrides: Sequence[str], trust: Collection[str]) -> dict[str, Any]:
     """Return the checked configuration of a training. Raises ConfigError, also for a class that is not trusted."""
     trusted = [f"{KEY}=[{','.join(sorted(trust))}]"] if trust else []
-    try:
-        plain = compose([*DATA, *overrides, *trusted])
-        # A class in the YAML file of a lab is not trusted as one on a command line is.
-        require_trusted(plain, trust)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace(f"add {KEY}=", f"add --{KEY} ")) from None
+    plain = compose([*DATA, *overrides, *trusted])
+    # A class in the YAML file of a lab is not trusted as one on a command line is.
+    require_trusted(plain, trust)
     return plain
 
 

@@ -20,13 +20,14 @@ from transformers import AutoTokenizer
 
 import clipzoo
 from clipzoo.api.build import build_model, found_in_model
+from clipzoo.api.initial.resume import run_and_step
 from clipzoo.api.initial.sources import read_source
 from clipzoo.api.initial.weights import InitialWeights, summary
 from clipzoo.api.loading import LoadedModel
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.config.from_model import filled
 from clipzoo.errors import ConfigError
-from clipzoo.io.weights import weights_digest
+from clipzoo.io.weights import weights_digest, weights_file
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.identity import digest
@@ -341,3 +342,22 @@ def test_a_run_from_weights_begins_with_their_evaluation_and_resumes_without_the
     shutil.rmtree(base)
     runs.train(tiny_shards, tmp_path / "killed", *changes)
     runs.assert_equal(runs.weights(tmp_path / "killed"), runs.weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("name", ["x.pt", "step_00000007", "step_size"])
+def test_a_run_may_have_the_name_of_a_checkpoint(name, undisturbed, tmp_path):
+    """What lies at a path decides: the directory of a run has a config.yaml."""
+    run = shutil.copytree(undisturbed / "run", tmp_path / name)
+    newest = run / "checkpoints" / f"step_{runs.STEPS:08d}.pt"
+    states = [clipzoo.load(path).state_dict() for path in (undisturbed / "run", run, newest)]
+    for state in states[1:]:
+        runs.assert_equal(state, states[0])
+    for path, steps in ((run, None), (newest, runs.STEPS)):
+        assert weights_file(str(path), "init.weights") == newest
+        assert (
+            weights_digest(str(path), "init.weights") == json.loads(newest.with_suffix(".json").read_text())["sha256"]
+        )
+        assert run_and_step(str(path)) == (run, steps)
+    for missing in (run / "checkpoints" / "step_3.pt", run / "checkpoints" / "step_00000003"):
+        with pytest.raises(ConfigError, match="does not exist|there is no checkpoint"):
+            run_and_step(str(missing))

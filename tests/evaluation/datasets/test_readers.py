@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from importlib import resources
 from pathlib import Path
@@ -77,6 +78,19 @@ def test_a_classification_dataset_is_read_as_distributed(name, tmp_path):
             assert source.class_names[label] == names[index]
             # The tiny copy of ImageNet V2 has the labels 0 and 3, the others 0, 1, ...
             assert place_of(image) == ([0, 3].index(label) if name == "imagenet_v2" else label)
+
+
+@pytest.mark.parametrize("name", ["imagenet", "birdsnap"])
+def test_zero_shot_needs_only_the_test_images_of_class_folders(name, tmp_path, small):
+    expected = WRITERS[name](tmp_path / name)
+    whole = small(name, tmp_path / name)
+    shutil.rmtree(tmp_path / name / "train")
+    dataset = open_benchmark(name, tmp_path, "slip")
+    assert list(dataset.splits) == ["test"] and list(dataset.class_names) == list(whole.class_names)
+    assert [whole.class_names[label] for label in dataset.splits["test"].labels] == expected["test"]
+    shutil.rmtree(tmp_path / name / ("val" if name == "imagenet" else "test"))
+    with pytest.raises(MissingDatasetError):
+        open_benchmark(name, tmp_path, "slip")
 
 
 @pytest.mark.parametrize("name", [name for name in CLASSIFICATION if name not in {"eurosat", "caltech101"}])

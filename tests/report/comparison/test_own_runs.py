@@ -101,6 +101,18 @@ def test_the_page_of_named_runs_compares_them_whatever_their_rows(folders, tmp_p
     assert "\nruns,,runs/kme," in (tmp_path / "out" / "tables.csv").read_text()
 
 
+@pytest.mark.medium
+def test_the_trials_of_a_search_have_the_given_names_and_no_test_of_their_differences(folders, tmp_path):
+    labels = {folder: f"head={folder.name}" for folder in folders}
+    selected, tested = (
+        tables_page.write_pages(folders, [], tmp_path / str(flag), labels=labels, tested=flag).with_name("tables.md")
+        for flag in (False, True)
+    )
+    for words in ("p (Holm)", "separated", "one run classifies correctly", "95 %"):
+        assert words in tested.read_text() and words not in selected.read_text()
+    assert "| head=kme | 60.00 |" in selected.read_text() and "| head=clip-0 (2 seeds) |" in selected.read_text()
+
+
 def test_answers_of_earlier_versions_are_left_out(folders):
     path = folders[0] / "evaluation" / "zero_shot" / "colours.npz"
     np.savez(path, class_names=np.array(list(COLOURS)), images=np.asarray(Image.new("RGB", (1, 1))))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +26,11 @@ from clipzoo.report.run_page.page import write_report
 from clipzoo.report.run_page.results_tables import zero_shot_table
 from clipzoo.report.table import text_table
 from clipzoo.runs.metric_key import parsed
+from clipzoo.runs.record import RunRecord, results
 from clipzoo.runs.training_log import TrainingLog
 from tests.support import damage
 from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, write_sets
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +85,7 @@ def test_the_tables_hold_the_numbers_of_the_results(run):
     assert cells == [f"{metrics[f'zero_shot/colours/{key}']:.2f}" for key in ("top1", "top5", "mean_per_class")]
     row = next(line for line in page.splitlines() if line.startswith("| things |"))
     assert f"{metrics['retrieval/things/text_to_image/recall_at_10']:.2f}" in row
-    assert "python train.py experiment=demo/clip" in page
+    assert "clipzoo train experiment=demo/clip" in page
     assert "InfoNCE" in page and "2.0" in page
 
 
@@ -260,3 +265,63 @@ def test_many_classes_are_listed_worst_first_instead_of_drawn(tmp_path):
     worst = page[page.index("Worst classes:") :].splitlines()[4:6]
     assert worst == ["| class 7 | 0 of 10 | class 3 |", "| class 9 | 2 of 10 | class 4 |"]
     assert "confusion_names" not in page
+
+
+def test_provenance_is_a_command_for_a_shell_with_the_folder_of_options(tmp_path, monkeypatch):
+    (tmp_path / "conf" / "experiment" / "mine").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine" / "tiny.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLIPZOO_CONFIG_DIR", str(tmp_path / "conf"))
+    overrides = ("experiment=mine/tiny", "optim.betas=[0.9,0.95]")
+    plain = {"row": None, "seed": 0, "eval": {}}
+    results(tmp_path, plain, "mine/tiny", overrides, {"steps": 3}, {}).write(tmp_path)
+    record = RunRecord.read(tmp_path)
+    assert shlex.split(record.command) == ["clipzoo", "train", "--config-dir", "conf", *overrides]
+    write_report(tmp_path)
+    assert record.command in (tmp_path / "report.md").read_text()
+    monkeypatch.delenv("CLIPZOO_CONFIG_DIR")
+    evaluated = results(tmp_path, plain, None, ("run=a",), {"steps": 0}, {})
+    assert evaluated.command == "clipzoo evaluate run=a" and evaluated.config_dir is None
+
+
+def test_a_page_without_a_revision_names_the_version(tmp_path):
+    """An installed package has no revision, not even in the checkout of another project."""
+    record = RunRecord(overrides=("seed=1",), versions={"clipzoo": "1.2.3", "torch": None})
+    page = write_report(tmp_path, record).read_text()
+    assert "clipzoo 1.2.3." in page and "None" not in page
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    commit = ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "--allow-empty", "-m", "empty"]
+    subprocess.run(["git", *commit], cwd=tmp_path, check=True)
+    installed = shutil.copytree(ROOT / "clipzoo", tmp_path / "site" / "clipzoo")
+    code = f"import sys; sys.path.insert(0, {str(installed.parent)!r}); from clipzoo.runs import record as r; " \
+           "print(r.__file__, r.revision())"  # fmt: skip
+    printed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert printed.stdout.split() == [str(installed / "runs" / "record.py"), "None"]
+
+
+@pytest.mark.parametrize(("changes", "is_shown"), [
+    ((), True), (("seed=3", "name=x", "data.workers=2", "data.shards=a.tar", "eval.root=b"), True),
+    (("head=kme",), False), (("trainer.epochs=1",), False), (("init.weights=a.pt",), False), (("average=ema",), False),
+])  # fmt: skip
+def test_the_experiment_is_named_for_runs_that_do_not_depart_from_it(changes, is_shown, tmp_path):
+    record = RunRecord("demo/clip", overrides=("experiment=demo/clip", *changes))
+    assert ("Experiment: demo/clip" in write_report(tmp_path, record).read_text()) == is_shown
+
+
+def test_running_totals_are_drawn_per_step():
+    lines = [
+        {"step": step, "transparent_image": total, "loss": 2.0 / step, "uniformity": -0.5 * step}
+        for step, total in ((10, 4), (20, 4), (30, 24))
+    ]
+    curve = {curve.name: curve for curve in training_curves(lines)}
+    assert curve["transparent_image"].values == (0.4, 0.0, 2.0) and "per step" in curve["transparent_image"].unit
+    assert curve["uniformity"].values == (-5.0, -10.0, -15.0)
+
+
+@pytest.mark.parametrize(("classes", "named"), [(20, True), (21, True), (40, True), (41, False)])
+def test_a_confusion_matrix_of_up_to_forty_classes_has_their_names(classes, named):
+    names = np.array([f"class {number}" for number in range(classes)])
+    figure = figures.confusion_matrix({"confusion": np.eye(classes, dtype=int), "class_names": names})
+    figure.draw_without_rendering()
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        assert ([label.get_text() for label in axis.get_ticklabels()] == names.tolist()) == named
