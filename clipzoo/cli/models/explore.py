@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,14 +66,16 @@ def explore(options: argparse.Namespace) -> None:
             write_whole(options.static / "index.html", site.static(options.captions))
             print(options.static / "index.html")
             return
-        from clipzoo.cli.models.explorer_site import serve
-
-        with serve(site, options.port) as server:
-            print(f"http://127.0.0.1:{server.server_address[1]} (this machine alone; Ctrl-C ends it)", flush=True)
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                print()
+        try:
+            from clipzoo.cli.models.explorer_server import listener, server
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"the page needs {error.name}: pip install 'clipzoo[explore]', or write a page that needs no server "
+                "with --static DIR"
+            ) from None
+        with listener(options.port) as listening, suppress(KeyboardInterrupt):
+            print(f"http://127.0.0.1:{listening.getsockname()[1]} (on this machine only; Ctrl-C ends it)", flush=True)
+            server(site).run(sockets=[listening])
 
 
 def _site(options: argparse.Namespace, temporary: Path) -> Site:
