@@ -47,7 +47,11 @@ def server(site: Site) -> uvicorn.Server:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             # uvicorn itself waits for ever for the rest of a request.
-            self.loop.call_later(CLIENT_TIMEOUT_SECONDS, lambda: self.cycle or transport.abort())
+            self.loop.call_later(CLIENT_TIMEOUT_SECONDS, self.end_without_request)
+
+        def end_without_request(self) -> None:
+            if self.cycle is None:
+                self.transport.abort()
 
     return uvicorn.Server(
         uvicorn.Config(
