@@ -138,14 +138,11 @@ def _thinned(curve: Curve, main: bool) -> dict[str, Any]:
 
 def _matches(answers: Mapping[str, Any], place: str) -> list[Mapping[str, Any]]:
     """Pictures in the answers for one collection."""
-    found: list[Mapping[str, Any]] = []
-    for path, answer in answers.items():
-        if path.startswith(f"search?{place}"):
-            for model in answer:
-                found += [*model["matches"], *(model["memory"] or {"retrieved": []})["retrieved"]]
-        elif path.startswith(f"picture?{place}"):
-            found += [match for model in answer["neighbours"] for match in model["matches"]]
-    return found
+    searches = [model for path in answers if path.startswith(f"search?{place}") for model in answers[path]]
+    pictures = [answers[path] for path in answers if path.startswith(f"picture?{place}")]
+    retrieved = [match for model in searches if model["memory"] for match in model["memory"]["retrieved"]]
+    others = [*searches, *(model for picture in pictures for model in picture["neighbours"])]
+    return retrieved + [match for model in others for match in model["matches"]]
 
 
 def _escaped(text: str) -> str:
