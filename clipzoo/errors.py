@@ -42,7 +42,9 @@ def masked(value: T) -> T:
 
 
 class _MaskedError(Exception):
-    """An error whose message holds no passwords of URLs."""
+    """An error whose message holds no passwords of URLs. exit_code: of a command that it ends."""
+
+    exit_code = 1
 
     def __str__(self) -> str:
         return masked(super().__str__())
@@ -50,6 +52,8 @@ class _MaskedError(Exception):
 
 class ConfigError(_MaskedError, ValueError):
     """The request is invalid. The message names the fault, the value seen and the key to change."""
+
+    exit_code = 2
 
 
 class PartError(ConfigError):

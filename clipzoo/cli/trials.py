@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import os
 import shlex
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from clipzoo.types import Progress
 
 VARIABLE = "CLIPZOO_TRIAL"
-"""Environment variable of a trial's process: the folder of its study and its number."""
+"""Environment variable of a trial's process: the folder of its study, its number and the settings of the search."""
 PR_SET_PDEATHSIG = 1
 KILLS = 3
 """Number of kills of a trial's process after which the trial counts as failed."""
@@ -95,13 +97,14 @@ def at_rungs(evaluator: Evaluator, watchdog: Watchdog) -> Evaluator:
         return evaluator
     from clipzoo.training.callback import RungEvaluator
 
-    folder, _, number = os.environ[VARIABLE].rpartition(":")
-    study = Study.stored(Path(folder))
-    rungs = study.search.rungs
+    folder, number, settings = json.loads(os.environ[VARIABLE])
+    search = Search(**settings)
+    # The process of one trial draws no others: its study needs no ranges.
+    study, rungs = Study(Path(folder), search, Space({}, ())), search.rungs
 
     def passes(rung: int, metrics: Mapping[str, float]) -> bool:
-        (value,) = measured(study.search.metrics[:1], metrics)
-        return study.passes(int(number), rung, value)
+        (value,) = measured(search.metrics[:1], metrics)
+        return study.passes(number, rung, value)
 
     def stop(progress: Progress) -> None:
         watchdog.exit_all(0, f"clipzoo: pruned after step {progress.step} of {progress.total_steps}")
@@ -116,9 +119,10 @@ def _finish(study: Study, trial: Trial) -> None:
         if code >= 0:
             break
         say(f"the process of trial {trial.number + 1} was killed by signal {-code}")
-    if code == EXIT_CODE:
+    if code in (EXIT_CODE, io.WriteError.exit_code):
+        # The trial stays unfinished: neither a stop nor a full disk says anything about its point.
         say("clipzoo: the search is stopped; run the same command to resume")
-        sys.exit(EXIT_CODE)
+        sys.exit(code)
     if code:
         reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         study.finish(trial, "failed", reason=reason, run=trial.folder)
@@ -159,7 +163,8 @@ def _train(study: Study, trial: Trial) -> int:
         with RunLock(trial.folder) as lock:
             lock.acquire(math.inf)
     command = [*_launcher(study.search), sys.executable, "-m", "clipzoo.cli", "train", *trial.overrides]
-    variables = {**os.environ, VARIABLE: f"{study.folder}:{trial.number}", "CLIPZOO_SWEEP": study.name}
+    described = json.dumps([str(study.folder), trial.number, asdict(study.search)])
+    variables = {**os.environ, VARIABLE: described, "CLIPZOO_SWEEP": study.name}
     library, parent = ctypes.CDLL(None), os.getpid()
 
     def end_with_parent() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from clipzoo.distributed.heartbeats import REPORT_WAIT
 from clipzoo.distributed.stop_signals import EXIT_CODE, SIGNALS, exit_before_the_run
-from clipzoo.distributed.watchdog import FAILED, Watchdog
+from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.errors import TrainingError
 
 
@@ -43,7 +43,7 @@ class Preemption:
         return self._signal is not None or self._error is not None
 
     def request(self, error: TrainingError) -> None:
-        """Ask for the end of the run because of an error: after the step, with its state saved; exit code 1."""
+        """Ask for the end of the run because of an error: after the step, with its state saved."""
         self._error = error
 
     @contextmanager
@@ -65,9 +65,9 @@ class Preemption:
         self._deferred = True
 
     def exit(self, saved: str) -> NoReturn:
-        """End all ranks with exit code 75. saved: what has been saved, for the message."""
+        """End all ranks with exit code 75, or that of the error. saved: what has been saved, for the message."""
         if self._error is not None:
-            self.watchdog.exit_all(FAILED, f"clipzoo: {self._error}{saved and f'; stopped{saved}'}")
+            self.watchdog.exit_all(self._error.exit_code, f"clipzoo: {self._error}{saved and f'; stopped{saved}'}")
         if not self.requested:
             time.sleep(REPORT_WAIT)  # the rank that was asked gives the reason, and ends this rank with it
         number = self._signal or 0

@@ -19,7 +19,7 @@ SECONDS_FOR_LAUNCHER = 2.0
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn every error into one message on stderr and an exit code: 2 for ConfigError, 1 for all others.
+    """Turn every error into one message on stderr and an exit code: that of the error, 1 for unexpected ones.
 
     The traceback of an unexpected error goes to a file that the message names. If the reader of stdout has closed it,
     as `head` does, the command ends in silence with the exit code of SIGPIPE.
@@ -31,7 +31,6 @@ def exit_on_error() -> Iterator[None]:
             # Python flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
-        code = 2 if isinstance(error, ConfigError) else 1
         if not isinstance(error, ConfigError | TrainingError | UnexpectedError):
             error = unexpected(error)
         elif isinstance(error, PartError):
@@ -40,7 +39,7 @@ def exit_on_error() -> Iterator[None]:
             if not environment.read().is_first:
                 time.sleep(SECONDS_FOR_LAUNCHER)
             print(f"clipzoo: {error}", file=sys.stderr)
-        sys.exit(code)
+        sys.exit(error.exit_code)
 
 
 def _stdout_is_closed() -> bool:

@@ -33,7 +33,7 @@ MISSED_IN_DIAGNOSIS = 6
 SILENT_PERIODS = 20
 """Periods without an answer to a call after which the store counts as lost."""
 GONE = "is gone: killed (out of memory?), or its machine is lost"
-FAILED, MISUSED = 1, 2
+FAILED = 1
 """Exit codes."""
 
 
@@ -114,7 +114,7 @@ class Watchdog:
             if is_collective_error(error):
                 self._diagnose(board, f"a collective broke ({str(error).strip().splitlines()[0]})")
             elif isinstance(error, ConfigError | TrainingError) and not repeats_first_rank(error):
-                board.report(MISUSED if isinstance(error, ConfigError) else FAILED, f"clipzoo: {error}")
+                board.report(error.exit_code, f"clipzoo: {error}")
             elif not repeats_first_rank(error):
                 board.report(FAILED, f"clipzoo: {unexpected(error, self._folder)}")
             self._exit_with_failure(board)

@@ -20,6 +20,8 @@ NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 class WriteError(TrainingError):
     """A file cannot be written. The message names the file, the cause, the free space and the remedy."""
 
+    exit_code = os.EX_IOERR
+
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file atomically and durably; see `whole`."""

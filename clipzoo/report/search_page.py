@@ -25,9 +25,10 @@ def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Tr
     """
     shown = Trials(trials, search.metrics, search.directions, search.rungs, scales=space.scales)
     table = f"\n{render.terminal(trial_table(shown, MOST_ROWS))}\n\n{shown.summary}"
-    if not shown.finished:
-        return f"{table}\nno trial of the search is finished: there is no page"
     folders = [run for run in dict.fromkeys(trial.folder for trial in trials) if run.exists()]
+    if not shown.finished or not folders:
+        missing = "run of the search is left" if shown.finished else "trial of the search is finished"
+        return f"{table}\nno {missing}: there is no page"
     page = write_pages(folders, [], folder, first=[section(shown, "The search")], labels=shown.labels, tested=False)
     best = [f"best: trial {trial.number + 1}: {command(trial)}" for trial in shown.best[:3]]
     return "\n".join([table, *best, f"the page of the search: {page}"])

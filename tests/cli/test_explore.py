@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
 import shutil
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
 
+from clipzoo.api.explore.explorer import Explorer
+from clipzoo.cli.models import explorer_server
 from clipzoo.cli.models.explore import _names, _require_checkpoint
-from clipzoo.cli.models.explorer_site import Site, _escaped, _thinned, serve
+from clipzoo.cli.models.explorer_site import Site, _escaped, _thinned
 from clipzoo.errors import ConfigError
 from clipzoo.report.explorer_page import explorer_page
 from clipzoo.report.run_page.curves import Curve
@@ -30,35 +36,43 @@ def site(tmp_path_factory) -> Site:
 
 
 @pytest.fixture(scope="module")
-def server(site):
-    with serve(site, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+def address(site):
+    with serving(site) as (address, _):
+        yield address
+
+
+@contextmanager
+def serving(site: Site) -> Iterator[tuple[tuple[str, int], set]]:
+    """Serve a site in the block; yield the address and the open connections."""
+    running = explorer_server.server(site)
+    with explorer_server.listener(0) as listening:
+        thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
         thread.start()
-        yield server
-        server.shutdown()
+        yield listening.getsockname(), running.server_state.connections
+        running.should_exit = True
         thread.join()
 
 
-def get(server, path: str, host: str = "127.0.0.1:1") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=20)
+def get(address: tuple[str, int], path: str, host: str = "127.0.0.1:1") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(*address, timeout=60)
     connection.request("GET", path, headers={"Host": host})
     response = connection.getresponse()
     return response.status, response.read()
 
 
 @pytest.mark.medium
-def test_the_server_listens_on_this_machine_alone_and_answers_its_own_names_alone(server):
-    assert server.server_address[0] == "127.0.0.1"
-    assert get(server, "/", "localhost:9000")[0] == get(server, "/")[0] == 200
-    assert get(server, "/", "attacker.example")[0] == get(server, "/api/overview", "attacker.example:80")[0] == 403
+def test_the_server_listens_on_this_machine_alone_and_answers_its_own_names_alone(address):
+    assert address[0] == "127.0.0.1"
+    assert get(address, "/", "localhost:9000")[0] == get(address, "/")[0] == 200
+    assert get(address, "/", "attacker.example")[0] == get(address, "/api/overview", "attacker.example:80")[0] == 400
 
 
 @pytest.mark.medium
-def test_the_server_answers_what_the_page_asks(server, site):
-    status, content = get(server, "/api/search?collection=0&caption=red%20thing")
+def test_the_server_answers_what_the_page_asks(address, site):
+    status, content = get(address, "/api/search?collection=0&caption=red%20thing")
     assert status == 200 and json.loads(content) == site.answer("search?collection=0&caption=red%20thing")
-    assert get(server, "/picture?collection=1&row=2")[1].startswith(b"\xff\xd8\xff")
-    assert get(server, "/../etc/passwd")[0] == 404
+    assert get(address, "/picture?collection=1&row=2")[1].startswith(b"\xff\xd8\xff")
+    assert get(address, "/../etc/passwd")[0] == 404
 
 
 @pytest.mark.medium
@@ -72,15 +86,76 @@ def test_the_server_answers_what_the_page_asks(server, site):
         ("secrets?collection=0&row=0", "there is no answer to 'secrets'"),
     ],
 )
-def test_a_wrong_question_has_one_message(path, message, server):
-    status, content = get(server, f"/api/{path}")
+def test_a_wrong_question_has_one_message(path, message, address):
+    status, content = get(address, f"/api/{path}")
     assert status == 400 and json.loads(content) == {"error": message}
 
 
 @pytest.mark.medium
-def test_a_port_in_use_is_named(server):
+def test_a_port_in_use_is_named(address):
     with pytest.raises(ConfigError, match="port .* cannot be used .*: give another --port"):
-        serve(Site(None, []), server.server_address[1])  # type: ignore[arg-type]
+        explorer_server.listener(address[1])
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"GET /picture?collection=0&row={'9' * 5000} HTTP/1.1", "GET //[ HTTP/1.1", f"GET /{'a' * 100_000} HTTP/1.1",
+        "GET /api/%ff?collection=%00 HTTP/1.1", "GET /api/search?collection=0&caption=%ff HTTP/1.1",
+        "POST /api/overview HTTP/1.1", f"GET /api/search?{'&' * 5000} HTTP/1.1", "PRI * HTTP/2.0", "\0\1\2",
+    ],
+)  # fmt: skip
+def test_a_broken_request_is_refused_and_the_next_one_answered(line, address, caplog):
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(f"{line}\r\nHost: localhost\r\n\r\n".encode())
+        answer = client.recv(1000)
+    assert re.match(rb"HTTP/1.1 [24]\d\d ", answer), answer
+    assert "Traceback" not in caplog.text and get(address, "/api/overview")[0] == 200
+
+
+@pytest.mark.medium
+def test_clients_that_send_half_a_request_or_stop_reading_block_nobody_and_are_cut_off(site, monkeypatch):
+    monkeypatch.setattr(explorer_server, "CLIENT_TIMEOUT_SECONDS", 2)
+    (first, *others) = site.explorer.collections
+    # 20 MB: more than the buffers of a connection hold.
+    large = Site(Explorer(site.explorer.models, [replace(first, choices=["a" * 20_000] * 1000), *others]), site.runs)
+    with serving(large) as (address, connections), ExitStack() as clients:
+        half = []
+        for _ in range(20):
+            half.append(clients.enter_context(socket.create_connection(address, timeout=60)))
+            half[-1].sendall(b"GET /api/overview HTT")
+            stopped = clients.enter_context(socket.create_connection(address, timeout=60))
+            stopped.sendall(b"GET /api/overview HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for _ in range(5):
+            assert get(address, "/api/search?collection=0&caption=red%20thing")[0] == 200
+        assert {client.recv(1) for client in half} == {b""}
+        wait_until(lambda: not connections)
+
+
+@pytest.mark.slow
+def test_two_hundred_clients_are_answered_for_a_minute_beside_fifty_that_stop_reading(site):
+    async def ask(address: tuple[str, int], end: float) -> int:
+        asked = 0
+        while time.monotonic() < end:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"GET /api/search?collection=0&caption=red%20thing HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"]"), answer[:200]
+            writer.close()
+            asked += 1
+        return asked
+
+    async def everyone(address: tuple[str, int]) -> list[int]:
+        return await asyncio.gather(*(ask(address, time.monotonic() + 60) for _ in range(200)))
+
+    with serving(site) as (address, _), ExitStack() as clients:
+        for _ in range(50):
+            client = clients.enter_context(socket.create_connection(address))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        counts = asyncio.run(everyone(address))
+    print(f"{sum(counts)} requests, {min(counts)} to {max(counts)} for each client")
+    assert min(counts) > 0
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_its_text_is_escaped():
@@ -178,8 +253,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 @pytest.mark.slow
-def test_five_interactions_in_a_browser(server, site, page):
-    page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+def test_five_interactions_in_a_browser(address, site, page):
+    page.goto(f"http://127.0.0.1:{address[1]}/")
     # A caption is typed: the pictures of both models, best first.
     page.fill("#caption", "blue thing")
     page.press("#caption", "Enter")
@@ -214,9 +289,9 @@ def test_five_interactions_in_a_browser(server, site, page):
 
 
 @pytest.mark.slow
-def test_hostile_text_is_shown_as_text(server, site, page, monkeypatch):
+def test_hostile_text_is_shown_as_text(address, site, page, monkeypatch):
     monkeypatch.setitem(site.explorer.collections[0].captions, 2, [HOSTILE])
-    page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+    page.goto(f"http://127.0.0.1:{address[1]}/")
     page.fill("#caption", HOSTILE)
     page.press("#caption", "Enter")
     page.wait_for_selector("#results img")

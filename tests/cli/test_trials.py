@@ -16,6 +16,7 @@ from clipzoo.cli.train import hydra_arguments
 from clipzoo.errors import ConfigError
 from clipzoo.runs.search.study import Study, study_folder
 from clipzoo.runs.search.trial import Trial
+from tests.support.disks import fill, small_disk
 from tests.support.evaluation_sets import write_sets
 from tests.support.paths import ROOT
 from tests.support.processes import children, run_script, start_script
@@ -152,6 +153,19 @@ def test_a_failing_trial_costs_only_its_row(tiny_shards, tmp_path):
     assert "2 of 4 trials of the search have failed, see their messages above: " in process.stderr.splitlines()[-1]
     assert "(exit code 2)" in process.stderr.splitlines()[-1]
     assert "4 trials: 2 finished, 2 failed" in process.stdout
+
+
+@pytest.mark.slow
+def test_a_trial_that_meets_a_full_disk_is_trained_by_the_same_command_once_there_is_space(tiny_shards, tmp_path):
+    with small_disk(tmp_path / "disk", size="400m") as disk:
+        lines = lines_of(tiny_shards, disk / "runs", "search.trials=1")
+        filler = fill(disk, leave=400_000)
+        process = run_script("train.py", "-m", *lines, log=tmp_path / "full", code=74, seconds=SECONDS)
+        assert "No space left on device" in process.stderr
+        assert [trial.state for trial in study_of(lines).trials()] == ["running"]
+        filler.unlink()
+        run_script("train.py", "-m", *lines, log=tmp_path / "space", seconds=SECONDS)
+        assert [trial.state for trial in study_of(lines).trials()] == ["finished"]
 
 
 @pytest.mark.slow

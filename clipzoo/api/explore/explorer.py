@@ -170,14 +170,12 @@ def _memory(index: SearchIndex, text: Embedding) -> Answer | None:
 
 def _principal_components(images: Embedding) -> Answer:
     some = unit_vectors(images[_mapped(len(images))]).float()
-    centred = some - some.mean(dim=0)
-    # Subspace iteration: of the thousands of components, two are needed.
-    basis = torch.randn(centred.shape[1], SUBSPACE, generator=torch.Generator().manual_seed(0), dtype=centred.dtype)
-    for _ in range(ITERATIONS):
-        basis = torch.linalg.qr(centred.mT @ (centred @ basis)).Q
-    left, lengths, _ = torch.linalg.svd(centred @ basis, full_matrices=False)
+    # Of the thousands of components, two are needed.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        left, lengths, _ = torch.pca_lowrank(some, SUBSPACE, niter=ITERATIONS)
     points = left[:, :2] * lengths[:2]
-    share = lengths[:2].square() / centred.square().sum().clamp(min=1e-30)
+    share = lengths[:2].square() / (some - some.mean(dim=0)).square().sum().clamp(min=1e-30)
     scale = points.abs().max().clamp(min=1e-30)
     return {
         "points": [[round(value, 3) for value in point] for point in (points / scale).tolist()],

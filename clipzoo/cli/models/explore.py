@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,14 +66,16 @@ def explore(options: argparse.Namespace) -> None:
             write_whole(options.static / "index.html", site.static(options.captions))
             print(options.static / "index.html")
             return
-        from clipzoo.cli.models.explorer_site import serve
-
-        with serve(site, options.port) as server:
-            print(f"http://127.0.0.1:{server.server_address[1]} (this machine alone; Ctrl-C ends it)", flush=True)
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                print()
+        try:
+            from clipzoo.cli.models.explorer_server import listener, server
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"the page needs {error.name}: pip install 'clipzoo[explore]', or write a page that needs no server "
+                "with --static DIR"
+            ) from None
+        with listener(options.port) as listening, suppress(KeyboardInterrupt):
+            print(f"http://127.0.0.1:{listening.getsockname()[1]} (on this machine only; Ctrl-C ends it)", flush=True)
+            server(site).run(sockets=[listening])
 
 
 def _site(options: argparse.Namespace, temporary: Path) -> Site:
@@ -84,7 +87,7 @@ def _site(options: argparse.Namespace, temporary: Path) -> Site:
 
     steps = [_step(source) for source in options.models]
     models = [load(source, trust=options.trust) for source in options.models]
-    collections = list(_collections(options, models))
+    collections = _collections(options, models)
     names = _names(options.models)
     runs = [
         ExploredRun(name, model.folder, step, loss_unit(model.config))
@@ -97,26 +100,20 @@ def _site(options: argparse.Namespace, temporary: Path) -> Site:
     return Site(Explorer(parts, collections), runs)
 
 
-def _collections(options: argparse.Namespace, models: Sequence[LoadedModel]) -> Iterator[Collection]:
+def _collections(options: argparse.Namespace, models: Sequence[LoadedModel]) -> list[Collection]:
     from clipzoo.api.explore.collections import REMEDY, collection_of_images, collections_of
     from clipzoo.distributed.environment import say
 
     if options.images is not None:
-        yield collection_of_images(options.images, options.limit)
-        return
-    missing = []
-    found = False
+        return [collection_of_images(options.images, options.limit)]
     config = next((model.config for model in models if "eval" in model.config), {})
-    for collection in collections_of(config, options.dataset, options.limit):
-        if isinstance(collection, str):
-            missing.append(collection)
-            continue
-        found = True
-        yield collection
-    if not found:
+    opened = list(collections_of(config, options.dataset, options.limit))
+    missing = [message for message in opened if isinstance(message, str)]
+    if len(missing) == len(opened):
         raise ConfigError("\n         ".join([*missing, f"no evaluation dataset of the run is there: {REMEDY}"]))
-    for text in missing:
-        say(f"left out: {text}")
+    for message in missing:
+        say(f"left out: {message}")
+    return [collection for collection in opened if not isinstance(collection, str)]
 
 
 def _names(sources: Sequence[str]) -> list[str]:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qsl, quote
 
 from clipzoo.api.explore.explorer import Explorer
 from clipzoo.errors import ConfigError
@@ -21,8 +17,6 @@ from clipzoo.report.run_page.curves import FIRST, Curve, evaluation_curves, trai
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.training_log import TrainingLog
 
-ADDRESS = "127.0.0.1"
-HOSTS = ("127.0.0.1", "localhost")
 MATCHES, NEIGHBOURS, EXPLAINED = 12, 8, 4
 """Pictures by caption and by picture, and best pictures per caption whose parts an export has."""
 CHOICES = 1000
@@ -55,27 +49,27 @@ class Site:
         Raises:
             ConfigError: the path asks for nothing that the page shows.
         """
-        parts = urlsplit(path)
-        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        if parts.path == "overview":
+        name, _, text = path.partition("?")
+        query = dict(parse_qsl(text, keep_blank_values=True))
+        if name == "overview":
             return {"runs": [run.name for run in self.runs], "collections": self.explorer.overview(CHOICES)}
-        if parts.path == "curves":
+        if name == "curves":
             return [_curves(run) for run in self.runs]
         collection = _number(query, "collection", len(self.explorer.collections))
-        if parts.path == "maps":
+        if name == "maps":
             return self.explorer.maps(collection)
-        if parts.path == "search":
+        if name == "search":
             return self.explorer.search(collection, _caption(query), MATCHES)
         row = _number(query, "row", len(self.explorer.collections[collection]))
-        if parts.path == "picture":
+        if name == "picture":
             return self.explorer.picture(collection, row, NEIGHBOURS)
-        if parts.path == "parts":
+        if name == "parts":
             return self.explorer.parts(collection, row, _caption(query))
-        raise ConfigError(f"there is no answer to {parts.path!r}")
+        raise ConfigError(f"there is no answer to {name!r}")
 
-    def picture(self, path: str) -> bytes:
-        """Return the JPEG of "picture?collection=0&row=5"."""
-        query = {name: values[0] for name, values in parse_qs(urlsplit(path).query).items()}
+    def picture(self, text: str) -> bytes:
+        """Return the JPEG of a query such as "collection=0&row=5"."""
+        query = dict(parse_qsl(text))
         collection = _number(query, "collection", len(self.explorer.collections))
         return self.explorer.jpeg(collection, _number(query, "row", len(self.explorer.collections[collection])))
 
@@ -105,59 +99,6 @@ class Site:
                     paths += [f"parts?{place}&row={match['row']}&{words}"] if order < EXPLAINED else []
                     answers |= {path: self.answer(path) for path in paths if path not in answers}
         return answers
-
-
-def serve(site: Site, port: int) -> ThreadingHTTPServer:
-    """Return a server of the page on this machine; its `serve_forever` answers until it is interrupted.
-
-    port: 0 for a free one.
-
-    Raises:
-        ConfigError: the port is in use.
-    """
-    try:
-        return ThreadingHTTPServer((ADDRESS, port), _handler(site))
-    except OSError as error:
-        raise ConfigError(f"port {port} cannot be used ({error.strerror}): give another --port, or --port 0") from None
-
-
-def _handler(site: Site) -> type[BaseHTTPRequestHandler]:
-    page, lock = explorer_page().encode(), threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-            if host not in HOSTS:
-                # A page of another host whose name was made to lead here.
-                return self._send(HTTPStatus.FORBIDDEN, "text/plain", b"open this page as 127.0.0.1 or localhost")
-            path = self.path.removeprefix("/")
-            try:
-                # One computation at a time uses all cores.
-                with lock:
-                    if path.startswith("api/"):
-                        content = json.dumps(site.answer(path.removeprefix("api/"))).encode()
-                        return self._send(HTTPStatus.OK, "application/json", content)
-                    if path.startswith("picture?"):
-                        return self._send(HTTPStatus.OK, "image/jpeg", site.picture(path))
-            except ConfigError as error:
-                content = json.dumps({"error": str(error)}).encode()
-                return self._send(HTTPStatus.BAD_REQUEST, "application/json", content)
-            if path:
-                return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page")
-            return self._send(HTTPStatus.OK, "text/html; charset=utf-8", page)
-
-        def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """No line per request."""
-
-    return Handler
 
 
 def _curves(run: ExploredRun) -> dict[str, Any]:
@@ -197,14 +138,11 @@ def _thinned(curve: Curve, main: bool) -> dict[str, Any]:
 
 def _matches(answers: Mapping[str, Any], place: str) -> list[Mapping[str, Any]]:
     """Pictures in the answers for one collection."""
-    found: list[Mapping[str, Any]] = []
-    for path, answer in answers.items():
-        if path.startswith(f"search?{place}"):
-            for model in answer:
-                found += [*model["matches"], *(model["memory"] or {"retrieved": []})["retrieved"]]
-        elif path.startswith(f"picture?{place}"):
-            found += [match for model in answer["neighbours"] for match in model["matches"]]
-    return found
+    searches = [model for path in answers if path.startswith(f"search?{place}") for model in answers[path]]
+    pictures = [answers[path] for path in answers if path.startswith(f"picture?{place}")]
+    retrieved = [match for model in searches if model["memory"] for match in model["memory"]["retrieved"]]
+    others = [*searches, *(model for picture in pictures for model in picture["neighbours"])]
+    return retrieved + [match for model in others for match in model["matches"]]
 
 
 def _escaped(text: str) -> str:
@@ -220,7 +158,7 @@ def _caption(query: Mapping[str, str]) -> str:
 
 
 def _number(query: Mapping[str, str], name: str, count: int) -> int:
-    text = query.get(name, "")
+    text = query.get(name, "")[:20]
     if not text.isdecimal() or int(text) >= count:
         raise ConfigError(f"{name} must be a number from 0 to {count - 1}, not {text!r}")
     return int(text)

@@ -40,6 +40,9 @@ class Choice:
     def description(self) -> list[Any]:
         return list(self.values)
 
+    def has(self, value: Any) -> bool:
+        return value in self.values
+
     def at(self, share: float) -> Value:
         """Return the value at a share in [0, 1) of the list."""
         return self.values[int(share * len(self.values))]
@@ -69,6 +72,9 @@ class Interval:
     @property
     def description(self) -> list[Any]:
         return [self.low, self.high, "log" if self.log else "linear", "whole" if self.whole else "real"]
+
+    def has(self, value: Any) -> bool:
+        return type(value) is (int if self.whole else float) and self.low <= value <= self.high
 
     def at(self, share: float) -> Value:
         """Return the number at a share in [0, 1) of the interval."""

@@ -1,6 +1,8 @@
 """The study of a search: its trials in a journal of Optuna, which several processes share and no kill damages.
 
-runs/search-<digest>/search.json     the ranges, the settings, the command line
+The journal holds values, never a command line: whoever wrote it, only the space of the own command line makes one.
+
+runs/search-<digest>/search.json     the ranges, the settings, the command line: for people, never read
 runs/search-<digest>/journal.log     trials; optuna.storages.journal.JournalFileBackend reads it
 runs/search-<digest>/trials/<n>.lock held by the process that runs trial n; the system releases it at its end
 """
@@ -19,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from clipzoo import io
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError, cause
+from clipzoo.io.names import folder_name
+from clipzoo.io.reading import shortened
 from clipzoo.runs.identity import identity
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import locked, try_lock
@@ -31,6 +35,7 @@ from clipzoo.runs.search.trial import State, Trial, passes
 
 if TYPE_CHECKING:
     from optuna.storages import JournalStorage
+    from optuna.trial import FrozenTrial
 
 JOURNAL, DESCRIPTION = "journal.log", "search.json"
 PRUNED = "pruned_at"
@@ -49,13 +54,6 @@ class Study:
         self._lock: int | None = None
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError(f"search.sampler={search.sampler} needs optuna: pip install 'clipzoo[optuna]'")
-
-    @classmethod
-    def stored(cls, folder: Path) -> Study:
-        """Return the study of a folder, for one of its trials. Raises DamagedFileError."""
-        content = io.read_json(folder / DESCRIPTION)
-        io.require_fields(folder / DESCRIPTION, content, {"settings": dict})
-        return cls(folder, Search(**content["settings"], trials=None, launcher=None), Space({}, ()))
 
     @property
     def name(self) -> str:
@@ -81,24 +79,23 @@ class Study:
             values = sampling.next_point(self.search, self.space, trials)
             if values is None:
                 return None
-            overrides = self.space.overrides(values)
-            trial = Trial(len(trials), values, "running", overrides)
-            template = sampling.frozen(trial, self._distributions(), overrides=list(overrides))
+            trial = Trial(len(trials), values, "running", self.space.overrides(values))
+            ranges = {key: sampling.distribution(dimension) for key, dimension in self.space.dimensions.items()}
             # One line of the journal: a kill leaves the whole trial or none of it.
-            storage.create_new_trial(self._id(storage), template)
+            storage.create_new_trial(self._id(storage), sampling.frozen(trial, ranges))
             self._take(trial.number)
             return trial
 
     def finish(
         self, trial: Trial, state: State, results: Sequence[float] = (), reason: str = "", run: Path | None = None
     ) -> None:
-        """Record the end of a trial. run: its run directory. reason: of a failure."""
+        """Record the end of a trial. run: its run directory, beside the study's. reason: of a failure."""
         from optuna.trial import TrialState
 
         ends = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
         with self._opened() as storage:
             key = storage.get_trial_id_from_study_id_trial_number(self._id(storage), trial.number)
-            for name, text in (("reason", reason), ("run", run and str(run))):
+            for name, text in (("reason", reason), ("run", run and run.name)):
                 if text:
                     storage.set_trial_user_attr(key, name, text)
             storage.set_trial_state_values(key, ends[state], list(results) or None)
@@ -177,13 +174,35 @@ class Study:
         return storage.get_study_id_from_name(self.name)
 
     def _read(self, storage: JournalStorage) -> list[Trial]:
-        return [_trial(item) for item in storage.get_all_trials(self._id(storage), deepcopy=False)]
+        return [self._trial(item) for item in storage.get_all_trials(self._id(storage), deepcopy=False)]
+
+    def _trial(self, item: FrozenTrial) -> Trial:
+        from optuna.trial import TrialState
+
+        values: dict[str, Any] = {key: item.params.get(key) for key in self.space.dimensions}
+        for key, value in values.items():
+            if not self.space.dimensions[key].has(value):
+                raise ConfigError(
+                    f"{self.folder / JOURNAL}: trial {item.number + 1} has {key}={shortened(value)}, which is not in "
+                    f"the search. Restore the file from a copy, or remove {self.folder}"
+                )
+        states: Mapping[TrialState, State] = {
+            TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed",
+        }  # fmt: skip
+        run = item.user_attrs.get("run")
+        return Trial(
+            number=item.number,
+            values=values,
+            state=states.get(item.state, "running"),
+            overrides=self.space.overrides(values),
+            run=run and self.folder.parent / folder_name(run, "run"),
+            results=tuple(item.values or ()) if item.state == TrialState.COMPLETE else (),
+            rungs=dict(item.intermediate_values),
+            reason=str(item.user_attrs.get("reason", "")),
+        )
 
     def _pruned_at(self, storage: JournalStorage, number: int) -> int | None:
         return storage.get_all_trials(self._id(storage), deepcopy=False)[number].user_attrs.get(PRUNED)
-
-    def _distributions(self) -> dict[str, Any]:
-        return {key: sampling.distribution(dimension) for key, dimension in self.space.dimensions.items()}
 
     def _take(self, number: int) -> bool:
         self._lock = try_lock(self.folder / "trials" / f"{number:05d}.lock")
@@ -229,24 +248,6 @@ class _NoLock:
 
     def release(self) -> None:
         pass
-
-
-def _trial(item: Any) -> Trial:
-    from optuna.trial import TrialState
-
-    states: Mapping[Any, State] = {
-        TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed",
-    }  # fmt: skip
-    return Trial(
-        number=item.number,
-        values=item.params,
-        state=states.get(item.state, "running"),
-        overrides=tuple(item.user_attrs.get("overrides", ())),
-        run=Path(item.user_attrs["run"]) if "run" in item.user_attrs else None,
-        results=tuple(item.values or ()) if item.state == TrialState.COMPLETE else (),
-        rungs=dict(item.intermediate_values),
-        reason=item.user_attrs.get("reason", ""),
-    )
 
 
 def _end_last_line(journal: Path) -> None:

@@ -23,7 +23,7 @@ class Trial:
         number: from 0, in the order of the draws.
         values: value of each searched key.
         state: "running" also for a trial whose process has been killed; "not started" for points of a sweep alone.
-        overrides: command line of its run. run: the run directory, if the trial has ended.
+        overrides: command line of its run. run: its run directory, if it has ended.
         results: values of the metrics, if it is finished.
         rungs: first metric at each rung that it has reached.
         reason: of a failure.

@@ -15,7 +15,7 @@ import pytest
 
 from clipzoo.errors import ConfigError
 from clipzoo.io.writing import WriteError
-from clipzoo.runs.search.study import Study, study_folder
+from clipzoo.runs.search.study import study_folder
 from tests.support.processes import Process
 from tests.support.searches import LINES, accuracy, complete, search, space, study
 
@@ -54,11 +54,9 @@ def test_more_trials_continue_a_study(tmp_path):
 
 def test_optuna_reads_the_journal(tmp_path):
     trials = complete(study(tmp_path / "s", trials=3))
-    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "s" / "journal.log"))
-    loaded = optuna.load_study(study_name="s", storage=optuna.storages.JournalStorage(backend))
+    loaded = optunas(tmp_path / "s")
     assert [trial.params for trial in loaded.trials] == [trial.values for trial in trials]
     assert loaded.best_value == max(trial.results[0] for trial in trials)
-    assert loaded.trials[0].user_attrs["overrides"] == list(trials[0].overrides)
 
 
 def test_the_first_answer_at_a_rung_stands(tmp_path):
@@ -72,7 +70,6 @@ def test_the_first_answer_at_a_rung_stands(tmp_path):
     assert not own.passes(trial.number, 0, 99.0) and own.was_pruned(trial)
     own.finish(trial, "pruned")
     assert own.trials()[2].rungs == {0: 40.0} and own.trials()[2].state == "pruned"
-    assert Study.stored(tmp_path).search.rungs == [0.2]
 
 
 def test_a_study_is_found_by_its_ranges_and_settings_in_any_order(tmp_path):
@@ -92,6 +89,42 @@ def test_a_damaged_journal_is_one_message(tmp_path, content):
         file.write(content + content)
     with pytest.raises(ConfigError, match="journal.log is damaged .* or remove .* the same command draws the same"):
         study(tmp_path, trials=2).claim()
+
+
+def optunas(folder: Path) -> optuna.Study:
+    """Open a study as Optuna's own code does."""
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
+    return optuna.load_study(study_name=folder.name, storage=optuna.storages.JournalStorage(backend))
+
+
+@pytest.mark.parametrize("value", ["64 trust=[os]", "+trust=[os]", ["16"], None, 16, 1e9])
+def test_a_journal_that_others_have_written_makes_no_command_line(tmp_path, value):
+    """Only values that the search can draw reach the command line of a trial."""
+    complete(study(tmp_path / "s", trials=2))
+    trial = optuna.create_trial(
+        params={"optim.schedule.peak": 1e-3, "head.embed_width": value},
+        distributions={
+            "optim.schedule.peak": optuna.distributions.FloatDistribution(1e-9, 1e9),
+            "head.embed_width": optuna.distributions.CategoricalDistribution([value]),
+        },
+        state=optuna.trial.TrialState.RUNNING,
+        user_attrs={"overrides": ["trust=[os]"]},
+    )
+    optunas(tmp_path / "s").add_trial(trial)
+    with pytest.raises(ConfigError, match="trial 3 has head.embed_width=.*, which is not in the search. Restore"):
+        study(tmp_path / "s", trials=3).claim()
+
+
+def test_a_journal_adds_no_words_to_a_command_line_and_names_no_run_elsewhere(tmp_path):
+    own = study(tmp_path / "s", trials=2)
+    trial = own.claim()
+    loaded = optunas(tmp_path / "s")
+    key = loaded._storage.get_trial_id_from_study_id_trial_number(loaded._study_id, 0)
+    loaded._storage.set_trial_user_attr(key, "overrides", ["trust=[os]"])
+    assert study(tmp_path / "s", trials=2).trials() == [trial]
+    loaded._storage.set_trial_user_attr(key, "run", "../../elsewhere")
+    with pytest.raises(ConfigError, match="elsewhere"):
+        study(tmp_path / "s", trials=2).trials()
 
 
 def test_a_folder_that_cannot_be_written_is_one_message(tmp_path):
