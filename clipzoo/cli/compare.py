@@ -12,13 +12,13 @@ import argparse
 from pathlib import Path
 
 from clipzoo.cli.report import is_run, write_comparison
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.runs.places.remote import local_copy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", help="run directories, or folders of them; URLs too", metavar="FOLDER")
-    parser.add_argument("--output", type=Path, help="folder for the page (default: comparison, beside the runs)")
+    parser.add_argument("--output", type=Path, help="folder for the page (default: comparison, next to the runs)")
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
     parser.add_argument(
         "--scaling", nargs="+", default=[], metavar="AXIS",
@@ -32,7 +32,9 @@ def run(options: argparse.Namespace) -> None:
     runs = [run for folder in folders for run in ([folder] if is_run(folder) else _runs(folder))]
     if len(runs) < 2:
         given = " ".join(options.folders)
-        raise ConfigError(f"{given} holds {len(runs)} runs: give two or more, clipzoo compare runs/a runs/b")
+        raise ConfigError(
+            f"{given} holds {number_of(len(runs), 'run')}: give two or more, clipzoo compare runs/a runs/b"
+        )
     write_comparison(runs, [], options.output, options.note, options.scaling)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
+from clipzoo.errors import number_of
 from clipzoo.report.paper_tables.experiments import experiments
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.names import run_folder
@@ -111,7 +112,7 @@ def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
             while waiting and len(running) < parallel:
                 running.append(waiting.pop(0))
                 running[-1].start(threads)
-                _print(f"{running[-1].name}: python train.py {' '.join(running[-1].overrides)}")
+                _print(f"{running[-1].name}: clipzoo train {' '.join(running[-1].overrides)}")
             time.sleep(1)
             for job in [job for job in running if job.process and job.process.poll() is not None]:
                 running.remove(job)
@@ -168,7 +169,10 @@ class _Progress:
         minutes, gained = (now - self._start) / 60, done - self._before
         left = f", about {minutes * (len(self._jobs) - done) / gained:.0f} min left" if gained > 0.02 else ""
         shares = ", ".join(f"{job.name} {job.progress():.0%}" for job in running)
-        _print(f"{done / len(self._jobs):.0%} of {len(self._jobs)} rows after {minutes:.0f} min{left} ({shares})")
+        _print(
+            f"{done / len(self._jobs):.0%} of {number_of(len(self._jobs), 'row')} after {minutes:.0f} min{left} "
+            f"({shares})"
+        )
 
 
 def _stop(running: Sequence[Job]) -> None:

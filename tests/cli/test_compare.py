@@ -30,7 +30,7 @@ def test_two_runs_or_a_folder_of_them_are_compared(undisturbed, tmp_path, monkey
 
 def test_one_run_and_a_missing_folder_are_one_clear_message(tmp_path, monkeypatch, capsys):
     (tmp_path / "metrics.jsonl").touch()
-    for given, message in ((tmp_path, "holds 1 runs: give two or more"), (tmp_path / "no", "there is no folder")):
+    for given, message in ((tmp_path, "holds 1 run: give two or more"), (tmp_path / "no", "there is no folder")):
         with pytest.raises(SystemExit) as end:
             compare(monkeypatch, given)
         assert end.value.code == 2 and message in capsys.readouterr().err

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--port", type=number_in(Annotated[int, Range(at_least=0, at_most=65535)]), default=PORT,
-        help="of the page; 0 for a free one (default: %(default)s)",
+        help="port of the page; 0 for a free one (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--static", type=Path, metavar="DIR", help="write a page that needs no server, and end")
     parser.add_argument(
