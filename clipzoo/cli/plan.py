@@ -1,4 +1,4 @@
-"""Plan a training on hardware you do not have at hand: memory, traffic, predicted time of a step, and the setting to choose.
+"""Plan a training on hardware you do not have at hand: memory, traffic, time of a step, setting to choose.
 
 clipzoo plan encoder=vit_b16 head=clip trainer.global_batch=16384 --gpus 64
 clipzoo plan experiment=kme/cc12m_kme --gpus 8 --gpu A100 --samples 10000000

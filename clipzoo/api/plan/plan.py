@@ -82,8 +82,8 @@ def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> l
     Predictions assume the same share of the peak for all micro-batches, but a GPU reaches less with small ones, which
     therefore appear to beat the largest.
 
-    To choose: of the settings that fit and are at most TOLERATED_SLOWDOWN slower than the fastest one, the simplest; the one with
-    the least memory if none fits.
+    To choose: of the settings that fit and are at most TOLERATED_SLOWDOWN slower than the fastest one, the simplest;
+    the one with the least memory if none fits.
     """
     shape = shape_of(plain, counts, cluster)
     options = settings(cluster, shape.local, can_recompute=bool(recomputation_keys(plain)))

@@ -1,4 +1,6 @@
-"""Compare methods with equal search budgets and fresh seeds on generated scenes; the same command continues after a kill.
+"""Compare methods with equal search budgets and fresh seeds on generated scenes.
+
+The same command continues after a kill.
 
 clipzoo lab                                     the lab of conf/lab/default.yaml, in the folder lab/default
 clipzoo lab my_lab.yaml --output lab/mine       a lab of your own

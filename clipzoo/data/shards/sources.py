@@ -114,7 +114,7 @@ def _check_count(pattern: str) -> None:
         # Innermost braces first: each becomes a character that represents its count.
         text, found = _BRACES.subn(marked, text)
     if product(text) > MOST_SHARDS:
-        raise ConfigError(f"data.shards: {pattern} represents more than {MOST_SHARDS:,} shards: give a folder")
+        raise ConfigError(f"data.shards: {pattern} matches more than {MOST_SHARDS:,} shards: give a folder")
 
 
 def _local(path: str) -> list[str]:
