@@ -199,9 +199,9 @@ class Inspection:
     """Looking inside a training. None of it changes an ordinary step.
 
     profile: first and last step of a profile, number_of from 1; None for none.
-    on_spike: response to a spike, a step whose loss or gradient norm is far above those of the steps before: "report"
-    lists its samples; "stop" ends the run before the update; "skip" leaves the batch out; "rewind" also goes back to the weights
-    of the last checkpoint at a multiple of save_every. None judges no step.
+    on_spike: response to a spike, a step whose loss or gradient norm is far above those of the steps before:
+    "report" lists its samples; "stop" ends the run before the update; "skip" leaves the batch out; "rewind" also
+    goes back to the weights of the last checkpoint at a multiple of save_every. None judges no step.
     spike_window: number of steps by which a step is judged; the first ones are not judged.
     spike_threshold: a value above median + spike_threshold * median absolute deviation is a spike.
     slow_rank_threshold, slow_rank_seconds: a rank is reported that is slower than the median of the ranks by this
