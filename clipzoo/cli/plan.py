@@ -4,7 +4,7 @@ clipzoo plan encoder=vit_b16 head=clip trainer.global_batch=16384 --gpus 64
 clipzoo plan experiment=kme/cc12m_kme --gpus 8 --gpu A100 --samples 10000000
 clipzoo plan encoder=vit_b16 head=clip trainer.global_batch=4096 --gpus 32 --per-node 4 --memory 96 --between 25
 
-Takes the overrides of a training. Parameters, operations, activations and bytes are number_of without weights, data or
+Takes the overrides of a training. Parameters, operations, activations and bytes are counted without weights, data or
 GPUs; times are predictions: counts divided by the GPU's data sheet and the share of its peak that a training reaches.
 """
 

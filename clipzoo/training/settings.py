@@ -198,7 +198,7 @@ class Saving:
 class Inspection:
     """Looking inside a training. None of it changes an ordinary step.
 
-    profile: first and last step of a profile, number_of from 1; None for none.
+    profile: first and last step of a profile, counted from 1; None for none.
     on_spike: response to a spike, a step whose loss or gradient norm is far above those of the steps before:
     "report" lists its samples; "stop" ends the run before the update; "skip" leaves the batch out; "rewind" also
     goes back to the weights of the last checkpoint at a multiple of save_every. None judges no step.
