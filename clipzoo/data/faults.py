@@ -1,4 +1,4 @@
-"""Unusable samples and damaged shards: number_of, named in a file, and an error above a limit."""
+"""Unusable samples and damaged shards: counted, named in a file, and an error above a limit."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ MAKE = """Make an evaluation dataset from your own images.
   a .csv or .tsv, --caption COLUMN          retrieval: an image and a caption in each row
 
 OUTPUT is the folder of the dataset: data/mine/flags is evaluated with eval.root=data/mine eval.zero_shot=[flags].
-Files that are no images or cannot be decoded are number_of, and named in OUTPUT/left_out.tsv.
+Files that are no images or cannot be decoded are counted, and named in OUTPUT/left_out.tsv.
 """
 
 
