@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 import re
+import shlex
 import sys
 import tempfile
 import traceback
@@ -25,7 +26,27 @@ _SECRETS = (
     ),
 )
 """Secrets in URLs, after the group that remains: a password, a user without one, the value of a query parameter."""
+CHECKOUT = Path(__file__).parents[1]
+"""Folder of pyproject.toml, unless the package is installed from a wheel."""
 T = TypeVar("T")
+
+
+def number_of(count: int, noun: str, plural: str = "s") -> str:
+    """Return "1 shard", "2 shards", "1,000 shards". plural: letters that the noun takes unless the count is 1."""
+    return f"{count:,} {noun}{plural if count != 1 else ''}"
+
+
+def installation(extra: str, checkout: Path = CHECKOUT) -> str:
+    """Return the command that installs an extra: of the checkout, or the packages that a wheel's metadata name.
+
+    No package index has clipzoo, so that `pip install 'clipzoo[EXTRA]'` finds nothing.
+    """
+    if (checkout / "pyproject.toml").exists():
+        return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    from importlib import metadata
+
+    marked = (re.fullmatch(r"(.+?) *; *extra == ['\"](.+)['\"]", line) for line in metadata.requires("clipzoo") or ())
+    return f"pip install {shlex.join(match[1] for match in marked if match and match[2] == extra)}"
 
 
 def masked(value: T) -> T:

@@ -1,4 +1,4 @@
-"""Do ranks and micro-batches change a gradient? Every legal pair of head and objective, as a Markdown table.
+"""Do ranks and micro-batches change a gradient? Every compatible pair of head and objective, as a Markdown table.
 
 python scripts/gradient_parity.py                       1, 2 and 4 ranks, each whole and in micro-batches of a quarter
 python scripts/gradient_parity.py --ranks 2 --heads clip kme

@@ -62,6 +62,8 @@ def test_every_block_of_the_page_runs(tmp_path):
     record = json.loads((tmp_path / "runs/birds/results.json").read_text())
     assert (record["training"]["steps"], record["ended_before"]) == (20, [10])
     assert {"zero_shot/species/top1", "linear_probe/species/before/top1"} <= set(record["metrics"])
-    assert "goes on, with the schedules of the whole length; earlier results: runs/birds/ended_at_step_00000010" in made
+    assert (
+        "continues, with the schedules of the whole length; earlier results: runs/birds/ended_at_step_00000010" in made
+    )
     assert (tmp_path / "runs/tuned/init.csv").exists()
     assert len(re.findall(r"^-?\d+\.\d\d pictures/test/", output[-1], re.MULTILINE)) == 3

@@ -7,7 +7,7 @@ import copy
 import torch
 
 from clipzoo.api.loading import LoadedModel
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 
 
 def interpolate(first: LoadedModel, second: LoadedModel, mix: float) -> LoadedModel:
@@ -22,7 +22,9 @@ def interpolate(first: LoadedModel, second: LoadedModel, mix: float) -> LoadedMo
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (start, end)]
     if shapes[0] != shapes[1]:
         names = sorted(name for name in {*start, *end} if shapes[0].get(name) != shapes[1].get(name))
-        raise ConfigError(f"models cannot be mixed: {len(names)} tensors have other shapes, the first is {names[0]}")
+        raise ConfigError(
+            f"models cannot be mixed: {number_of(len(names), 'tensor')} have other shapes, the first is {names[0]}"
+        )
     mixed = copy.deepcopy(second)
     with torch.no_grad():
         for name, value in mixed.state_dict().items():

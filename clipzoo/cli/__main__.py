@@ -21,7 +21,7 @@ OVERRIDE_COMMANDS = {
     "train": ("clipzoo.cli.train", "train a model, or resume its run"),
     "evaluate": ("clipzoo.cli.evaluate", "evaluate a run, a checkpoint or an open_clip model"),
     "launch": ("clipzoo.cli.launch", "list, submit, run or tabulate the points of a sweep"),
-    "plan": ("clipzoo.cli.plan", "predict memory, traffic and time of a training on GPUs that are not here"),
+    "plan": ("clipzoo.cli.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
     "studies": ("clipzoo.studies.__main__", "run the papers' small experiments"),
 }
 """Commands that take Hydra overrides: the module whose `main(arguments)` parses them, and a summary."""
@@ -53,7 +53,7 @@ def main(*command: str) -> int:
     arguments = [*command, *sys.argv[1:]]
     if arguments and arguments[0] in RESUMABLE:
         handle_until_the_run_begins()
-    # As for `python train.py`: the user's own classes may stand in the working directory.
+    # As for `clipzoo train`: the user's own classes may stand in the working directory.
     if (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)
     with exit_on_error():

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from clipzoo.cli.report import comparison_folder, is_run, write_comparison
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.runs.places.remote import local_copy
 
 
@@ -36,7 +36,9 @@ def run(options: argparse.Namespace) -> None:
     runs = [run for folder in folders for run in ([folder] if is_run(folder) else _runs(folder))]
     if len(runs) < 2:
         given = " ".join(options.folders)
-        raise ConfigError(f"{given} holds {len(runs)} runs: give two or more, clipzoo compare runs/a runs/b")
+        raise ConfigError(
+            f"{given} holds {number_of(len(runs), 'run')}: give two or more, clipzoo compare runs/a runs/b"
+        )
     default = folders[0] / "comparison" if len(folders) == 1 else comparison_folder(folders)
     write_comparison(runs, [], options.output or default, options.note, options.scaling)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 INTRODUCTION = """# Configuration
 
 Every key of a training, by group: `clipzoo train GROUP=OPTION KEY=VALUE ...`. On the terminal: `clipzoo config`, and
-`clipzoo config WORD` for the keys in which a word stands. A default `${a.b}` is the value of the key `a.b`,
+`clipzoo config WORD` for the keys that contain a word. A default `${a.b}` is the value of the key `a.b`,
 `from_model:x` is found in the model, and a key without a default must be given.
 
 This page is written by `clipzoo config --markdown > docs/configuration.md`.
@@ -34,7 +34,7 @@ This page is written by `clipzoo config --markdown > docs/configuration.md`.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="WORD", help="list only what holds all of these words")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="list only entries that contain all of these words")
     parser.add_argument("--markdown", action="store_true", help="print the page of the documentation")
     parser.set_defaults(run=run)
 

@@ -1,4 +1,4 @@
-"""Plan a training on GPUs that are not here: memory, traffic, predicted time of a step, and the setting to choose.
+"""Plan a training on hardware you do not have at hand: memory, traffic, time of a step, setting to choose.
 
 clipzoo plan encoder=vit_b16 head=clip trainer.global_batch=16384 --gpus 64
 clipzoo plan experiment=kme/cc12m_kme --gpus 8 --gpu A100 --samples 10000000
@@ -19,7 +19,7 @@ from clipzoo.config.compose import compose
 from clipzoo.config.from_model import filled
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.vocabulary import Count, Positive, Range
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 
 if TYPE_CHECKING:
     from clipzoo.api.plan.cluster import Cluster
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
     best, *others = predictions(plain, counts, cluster)
     print(
         f"{counts.encoder + counts.others:,} parameters, {counts.step_flops / 1e9:.0f} GFLOP a pair; {cluster.gpus} "
-        f"{options.gpu}, {cluster.nodes} nodes; {shape.local} of {shape.batch} pairs a GPU"
+        f"{options.gpu}, {number_of(cluster.nodes, 'node')}; {shape.local} of {number_of(shape.batch, 'pair')} a GPU"
     )
     print(f"\nas configured: {_setting(given, shape.ranks, shape.local)}")
     print(_details(given, cluster))

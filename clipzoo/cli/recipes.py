@@ -28,9 +28,9 @@ OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 class Launch:
     """Description of a training on several nodes.
 
-    nodes, min_nodes: the training starts with `nodes` and goes on with at least `min_nodes`. gpus: ranks of a node, one
-    GPU each unless on_cpu. host: first node, for torchrun. gpu: name of the GPU, for SkyPilot. image: container with
-    clipzoo. volume: claim that is mounted at /runs. variables: of the environment.
+    nodes, min_nodes: the training starts with `nodes` and continues with at least `min_nodes`. gpus: ranks of a
+    node, one GPU each unless on_cpu. host: first node, for torchrun. gpu: name of the GPU, for SkyPilot. image:
+    container with clipzoo. volume: claim that is mounted at /runs. variables: of the environment.
     """
 
     name: str

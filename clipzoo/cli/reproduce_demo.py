@@ -22,6 +22,7 @@ from typing import Any
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
+from clipzoo.errors import number_of
 from clipzoo.report.paper_tables.experiments import experiments
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.names import run_folder
@@ -169,7 +170,10 @@ class _Progress:
         minutes, gained = (now - self._start) / 60, done - self._before
         left = f", about {minutes * (len(self._jobs) - done) / gained:.0f} min left" if gained > 0.02 else ""
         shares = ", ".join(f"{job.name} {job.progress():.0%}" for job in running)
-        _print(f"{done / len(self._jobs):.0%} of {len(self._jobs)} rows after {minutes:.0f} min{left} ({shares})")
+        _print(
+            f"{done / len(self._jobs):.0%} of {number_of(len(self._jobs), 'row')} after {minutes:.0f} min{left} "
+            f"({shares})"
+        )
 
 
 def _stop(running: Sequence[Job]) -> None:

@@ -28,7 +28,7 @@ from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.config.trust import trusted_names
 from clipzoo.distributed import environment, submitit
 from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
-from clipzoo.errors import ConfigError, first_line, masked
+from clipzoo.errors import ConfigError, first_line, masked, number_of
 from clipzoo.runs import record, sweep
 from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, has_ended
 from clipzoo.runs.extension import length_hint
@@ -228,10 +228,11 @@ def begin(
 
     kept = claim(lock, plain, dataset.fingerprint, given)
     if kept is not None:
-        environment.say(f"{lock.folder} goes on, with the schedules of the whole length; earlier results: {kept}")
+        environment.say(f"{lock.folder} continues, with the schedules of the whole length; earlier results: {kept}")
     report_initial_weights(rows, lock.folder)
     environment.say(
-        f"{lock.folder}: {dataset.samples} samples, {plain['trainer']['global_batch']} per step, {world.size} ranks, "
+        f"{lock.folder}: {number_of(dataset.samples, 'sample')}, {plain['trainer']['global_batch']} per step, "
+        f"{number_of(world.size, 'rank')}, "
         f"{precision} on {described(world.device, plain['data'].get('workers'))}{export_note(plain)}"
     )
     if (captions := dataset.captions()).pairs:

@@ -20,7 +20,7 @@ from clipzoo import io
 from clipzoo.config.compose import compose
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.stop_signals import EXIT_CODE
-from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.errors import ConfigError, TrainingError, number_of
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.search.objective import measured, require_metrics, results_of
 from clipzoo.runs.search.settings import Search, chosen_search
@@ -205,6 +205,6 @@ def _require_results(trials: Sequence[Trial]) -> None:
     if failed:
         more = f" and {len(failed) - MOST_NAMES} more" if len(failed) > MOST_NAMES else ""
         raise TrainingError(
-            f"{len(failed)} of {len(trials)} trials of the search have failed, see their messages above: "
+            f"{len(failed)} of {number_of(len(trials), 'trial')} of the search have failed, see their messages above: "
             f"{', '.join(failed[:MOST_NAMES])}{more}"
         )

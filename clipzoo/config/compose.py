@@ -41,7 +41,7 @@ PARTS = {
     "studies": (),
 }  # fmt: skip
 """Groups without which a configuration cannot be used."""
-COMMANDS = {"lab": "clipzoo lab", "study": "python -m clipzoo.studies"}
+COMMANDS = {"lab": "clipzoo lab", "study": "clipzoo studies"}
 """Groups that only these commands read."""
 SEARCH = "search"
 NOT_SETTINGS = ("hydra", "about", "trust", SEARCH)

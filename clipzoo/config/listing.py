@@ -125,7 +125,9 @@ def _default(values: Sequence[Any], argument: Argument) -> str:
     """The values of the options; where one has none, the default of the constructor."""
     code = "" if argument.default is None else literal(argument.default)
     shown = list(dict.fromkeys(code if value is _MISSING else _shown(value) for value in values))
-    return ", ".join(shown) if len(shown) <= MOST_VALUES else "by option"
+    if len(shown) > MOST_VALUES:
+        return "by option"
+    return ", ".join(value or "must be given" for value in shown) if len(shown) > 1 else "".join(shown)
 
 
 def _shown(value: Any) -> str:

@@ -18,8 +18,8 @@ _COMMENT = re.compile(r"(?:^|\s)# ?(.*)$")
 def summary(target: str) -> str:
     """Return the first sentence of the docstring of a class; empty without one."""
     text = next(iter(_paragraphs(class_docstring(target))), "")
-    # No sentence ends inside brackets: "(eq. 3)", "(Hu et al. 2024)".
-    parts = (text[: end.start()] for end in re.finditer(r"\.(?= |$)", text))
+    # No sentence ends inside brackets, "(eq. 3)", or at the dot of a product, "unit(x P) . unit(y Q)".
+    parts = (text[: end.start()] for end in re.finditer(r"(?<! )\.(?= |$)", text))
     return next((part for part in parts if part.count("(") == part.count(")")), text)
 
 

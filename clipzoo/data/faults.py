@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clipzoo import io
-from clipzoo.errors import ConfigError, masked
+from clipzoo.errors import ConfigError, masked, number_of
 
 _NAMED_PER_KIND = 10_000
 _FIRST_SAMPLES = 1000
@@ -80,7 +80,8 @@ class FaultLog:
             kinds = ", ".join(f"{kind} {count}" for kind, count in self.counts.most_common())
             all_faults = f" {self._path} lists all." if self._path else ""
             raise ConfigError(
-                f"{self._bad} of {self._seen} samples seen could not be used, more than data.max_bad_fraction "
+                f"{self._bad} of {number_of(self._seen, 'sample')} seen could not be used, more than "
+                "data.max_bad_fraction "
                 f"{self._limit} allows ({kinds}). First: {'; '.join(self._examples)}.{all_faults} Repair the shards, "
                 "or raise data.max_bad_fraction."
             )

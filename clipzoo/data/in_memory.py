@@ -13,7 +13,7 @@ from torch import Tensor
 from clipzoo.data.plan.plan import Plan
 from clipzoo.data.rank_batches import rank_rows
 from clipzoo.data.shards.captions import CaptionCounts
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Batch, World
 
 
@@ -26,7 +26,7 @@ class InMemoryDataset:
 
     def __init__(self, image: Tensor, text: Tensor) -> None:
         if len(image) != len(text):
-            raise ConfigError(f"{len(image)} images cannot be paired with {len(text)} texts")
+            raise ConfigError(f"{number_of(len(image), 'image')} cannot be paired with {number_of(len(text), 'text')}")
         self._image, self._text = image, text
         self.samples = len(image)
 

@@ -13,7 +13,7 @@ from clipzoo.data.faults import Fault
 from clipzoo.data.plan.plan import Plan
 from clipzoo.data.samples import SampleReader
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Batch, World
 
 StoredKeys = Callable[[Tensor], Tensor]
@@ -76,6 +76,8 @@ class RankBatches(Dataset[LoadedBatch]):
 def rank_rows(global_batch: int, world: World) -> slice:
     """Return this rank's rows of a global batch. Raises ConfigError if it cannot be divided evenly among the ranks."""
     if global_batch % world.size:
-        raise ConfigError(f"trainer.global_batch {global_batch} cannot be divided among {world.size} ranks")
+        raise ConfigError(
+            f"trainer.global_batch {global_batch} cannot be divided among {number_of(world.size, 'rank')}"
+        )
     size = global_batch // world.size
     return slice(world.rank * size, (world.rank + 1) * size)

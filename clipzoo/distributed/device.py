@@ -10,7 +10,7 @@ import torch
 
 from clipzoo.distributed import environment
 from clipzoo.distributed.cores import cores_of_rank, loader_workers
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which a user or a launcher sets the number of threads."""
@@ -30,7 +30,8 @@ def choose_device(name: str, key: str) -> torch.device:
     local_rank, count = environment.read().local_rank, torch.cuda.device_count()
     if local_rank >= count:
         raise ConfigError(
-            f"LOCAL_RANK={local_rank}, but torch sees {count} CUDA device(s), one for each process of a node: start "
+            f"LOCAL_RANK={local_rank}, but torch sees {number_of(count, 'CUDA device')}; there must be one for each "
+            "process of a node: start "
             f"fewer (torchrun --nproc-per-node {count}), or use {key}=cpu"
         )
     device = torch.device("cuda", local_rank)
@@ -53,15 +54,11 @@ def described(device: torch.device, workers: Literal["auto"] | int | None) -> st
     workers: `data.workers`; None for a dataset without this key.
     """
     on_gpu = device.type == "cuda"
-    threads = _counted(torch.get_num_threads(), "thread")
+    threads = number_of(torch.get_num_threads(), "thread")
     name = torch.cuda.get_device_name(device) if on_gpu else f"the CPU with {threads}"
     if workers is None:
         return name
-    return f"{name}, {_counted(loader_workers(on_gpu, workers), 'loader process', 'es')} per rank"
-
-
-def _counted(count: int, noun: str, plural: str = "s") -> str:
-    return f"{count} {noun}{plural if count != 1 else ''}"
+    return f"{name}, {number_of(loader_workers(on_gpu, workers), 'loader process', 'es')} per rank"
 
 
 def is_fast_in_bf16(device: torch.device) -> bool:

@@ -26,7 +26,7 @@ FINISHED, LEFT = "clipzoo/finished", "clipzoo/spares that have left"
 """Keys in the store of the ranks."""
 PERIOD = 0.5
 """Seconds between two questions of a spare to the store."""
-FAREWELL = 30.0
+SHUTDOWN_TIMEOUT_SECONDS = 30.0
 """Seconds that the first rank waits for the spares to read that the run has finished."""
 
 
@@ -85,6 +85,6 @@ class Spares:
         if self._store is None:
             return
         self._store.set(FINISHED, "")
-        end = time.monotonic() + FAREWELL
+        end = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
         while self._store.add(LEFT, 0) < self.count and time.monotonic() < end:
             time.sleep(PERIOD)

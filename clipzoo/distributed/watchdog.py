@@ -32,7 +32,7 @@ MISSED_IN_DIAGNOSIS = 6
 """Periods without a heartbeat after which a rank counts as lost once a collective has failed."""
 SILENT_PERIODS = 20
 """Periods without an answer to a call after which the store counts as lost."""
-GONE = "is gone: killed (out of memory?), or its machine is lost"
+LOST_RANK_MESSAGE = "is gone: killed (out of memory?), or its machine is lost"
 FAILED = 1
 """Exit codes."""
 
@@ -106,7 +106,7 @@ class Watchdog:
             self._board.report(code, text)
             self._exit_with_failure(self._board)
         except STORE_ERRORS:
-            self._exit_without_store(GONE)
+            self._exit_without_store(LOST_RANK_MESSAGE)
 
     def _fail(self, error: BaseException, board: MessageBoard) -> NoReturn:
         """End because of `error`: this rank's own, or the sign that another rank is lost."""
@@ -119,7 +119,7 @@ class Watchdog:
                 board.report(FAILED, f"clipzoo: {unexpected(error, self._folder)}")
             self._exit_with_failure(board)
         except STORE_ERRORS:
-            self._exit_without_store(GONE)
+            self._exit_without_store(LOST_RANK_MESSAGE)
 
     def _run_alone(self) -> None:
         """Check for hanging steps in a single process, in the watchdog's thread."""
@@ -157,7 +157,7 @@ class Watchdog:
         except STORE_ERRORS:
             # The rank that serves the store may have finished a moment before this one.
             if not self._stopped.wait(3 * PERIOD):
-                self._exit_without_store(GONE)
+                self._exit_without_store(LOST_RANK_MESSAGE)
 
     def _check_store(self, *boards: MessageBoard) -> None:
         """End this process when the store leaves a call unanswered: the rank that serves it is stopped or cut off."""
@@ -202,7 +202,7 @@ class Watchdog:
     def _lost_ranks(self, board: MessageBoard) -> list[int]:
         """Return the ranks whose heartbeat has ended.
 
-        A living rank shows two new heartbeats: a single one may have been on its way. The search goes on as long as
+        A living rank shows two new heartbeats: a single one may have been on its way. The search continues as long as
         new heartbeats arrive: on a busy machine they are late, and only those of lost ranks never come.
         """
         counts = dict.fromkeys(set(range(self.world.size)) - {self.world.rank}, 0)

@@ -19,7 +19,7 @@ from clipzoo.distributed import environment
 from clipzoo.distributed.collectives import STORE_ERRORS, CollectiveCounter, Exchange, Gather
 from clipzoo.distributed.device import choose_device
 from clipzoo.distributed.rendezvous import Rendezvous
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 
 T = TypeVar("T")
 JOIN_GRACE = 10.0
@@ -243,6 +243,6 @@ def _deadline(timeout: float, launch: environment.Environment) -> Iterator[None]
 
 def _not_joined(launch: environment.Environment, timeout: float) -> str:
     return (
-        f"rank {launch.rank} did not meet all of {launch.world_size} ranks at {launch.address} within "
+        f"rank {launch.rank} did not meet all of {number_of(launch.world_size, 'rank')} at {launch.address} within "
         f"trainer.timeout={timeout:g} seconds"
     )

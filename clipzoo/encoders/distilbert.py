@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.huggingface import pretrained_model
 from clipzoo.encoders.text import end_positions
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, installation
 from clipzoo.io.hub import from_hub
 from clipzoo.types import Features, NonNegativeCount, Part, Range, as_captions
 
@@ -93,5 +93,5 @@ def _transformers(key: str) -> Any:
     try:
         import transformers
     except ImportError:
-        raise ConfigError(f"{key} is DistilBERT, which needs transformers: pip install 'clipzoo[hf]'") from None
+        raise ConfigError(f"{key} is DistilBERT, which needs transformers: {installation('hf')}") from None
     return transformers

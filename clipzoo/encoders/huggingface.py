@@ -13,7 +13,7 @@ from clipzoo.config.trust import values_of
 from clipzoo.encoders.base import TextTower, on_meta, require_as_large
 from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer, require_transformers
 from clipzoo.encoders.text import end_positions
-from clipzoo.errors import ConfigError, nearest, one_message
+from clipzoo.errors import ConfigError, nearest, number_of, one_message
 from clipzoo.io import read_json
 from clipzoo.io.hub import from_hub
 from clipzoo.io.weights import read_tensors
@@ -64,7 +64,9 @@ class HuggingFaceText(TextTower):
         self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
         limit = _positions(self.trunk)
         if context_length is not None and limit is not None and context_length > limit:
-            raise ConfigError(f"encoder.context_length={context_length}: {name} has positions for {limit} tokens")
+            raise ConfigError(
+                f"encoder.context_length={context_length}: {name} has positions for {number_of(limit, 'token')}"
+            )
         self.context_length = context_length or min(limit or LONGEST, LONGEST)
         self.pooling = _pooling(config) if pooling == "auto" else pooling
         self.tokenizer = _tokenizer(name, tokenizer, self.context_length)
@@ -96,7 +98,7 @@ class HuggingFaceText(TextTower):
         end, ids = (49407, 49408) if tokenizer is None else (tokenizer.end_token, getattr(tokenizer, "vocabulary", 0))
         if ids > self.vocabulary:
             raise ConfigError(
-                f"the tokenizer has {ids} tokens, {self.name} embeds {self.vocabulary}: give another "
+                f"the tokenizer has {number_of(ids, 'token')}, {self.name} embeds {self.vocabulary}: give another "
                 f"encoder.text.tokenizer, or encoder.text.options={{vocab_size: {ids}}}"
             )
         return end

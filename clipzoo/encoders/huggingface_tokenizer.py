@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, installation
 from clipzoo.io.hub import from_hub
 from clipzoo.types import Part, Range, as_captions
 
@@ -119,5 +119,5 @@ def require_transformers(what: str) -> Any:
     try:
         import transformers
     except ImportError:
-        raise ConfigError(f"{what} needs transformers: pip install 'clipzoo[hf]'") from None
+        raise ConfigError(f"{what} needs transformers: {installation('hf')}") from None
     return transformers

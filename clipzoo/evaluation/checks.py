@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 
 
 def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None:
@@ -24,14 +24,18 @@ def check_classes(labels: Tensor, class_names: Sequence[str], where: str) -> Non
     empty = (torch.bincount(labels, minlength=len(class_names)) == 0).nonzero().flatten().tolist()
     if empty:
         shown = ", ".join(repr(class_names[index]) for index in empty[:5])
-        raise ConfigError(f"{where}: {len(empty)} of {len(class_names)} classes have no sample ({shown})")
+        raise ConfigError(
+            f"{where}: {len(empty)} of {number_of(len(class_names), 'class', 'es')} have no sample ({shown})"
+        )
 
 
 def check_finite(features: Tensor, where: str) -> None:
     """Raise ConfigError if a feature is NaN or infinite."""
     broken = (~torch.isfinite(features)).any(dim=1).nonzero().flatten()
     if len(broken):
-        raise ConfigError(f"{where}: {len(broken)} of {len(features)} images have features that are NaN or infinite")
+        raise ConfigError(
+            f"{where}: {len(broken)} of {number_of(len(features), 'image')} have features that are NaN or infinite"
+        )
 
 
 def check_captions(caption_image: Tensor, images: int, captions: int, name: str) -> None:
@@ -40,14 +44,18 @@ def check_captions(caption_image: Tensor, images: int, captions: int, name: str)
     caption_image: [captions], index of each caption's image. images, captions: their numbers. name: of the dataset.
     """
     if len(caption_image) != captions:
-        raise ConfigError(f"{name}: {captions} captions, but {len(caption_image)} entries in caption_image")
+        raise ConfigError(
+            f"{name}: {number_of(captions, 'caption')}, but {len(caption_image)} entries in caption_image"
+        )
     if captions == 0 or caption_image.min() < 0 or caption_image.max() >= images:
         shown = caption_image.tolist()[:5]
-        raise ConfigError(f"{name}: captions belong to images {shown}..., but there are {images} images")
+        raise ConfigError(
+            f"{name}: captions belong to images {shown}..., but the dataset has {number_of(images, 'image')}"
+        )
     without = (torch.bincount(caption_image, minlength=images) == 0).nonzero().flatten().tolist()
     if without:
         raise ConfigError(
-            f"{name}: {len(without)} of {images} images have no caption (the first is number {without[0]})"
+            f"{name}: {len(without)} of {number_of(images, 'image')} have no caption (the first is number {without[0]})"
         )
 
 

@@ -19,6 +19,7 @@ from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
 from clipzoo.data.workers import iterate
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
+from clipzoo.errors import number_of
 from clipzoo.evaluation.datasets.dataset import LabelledImages
 from clipzoo.evaluation.draws import embed_draws
 from clipzoo.evaluation.ranking import exact_products
@@ -153,7 +154,10 @@ def _with_progress(batches: Iterator[list[Embedding]], total: int, name: str) ->
         if now - printed > SECONDS_BETWEEN_LINES:
             printed, rate = now, done / (now - begin)
             remaining = (total - done) / rate
-            say(f"evaluation: {name}, {done} of {total} images, {rate:.0f} images/s, {remaining:.0f} s remaining")
+            say(
+                f"evaluation: {name}, {done} of {number_of(total, 'image')}, {rate:.0f} images/s, {remaining:.0f} s "
+                "remaining"
+            )
         yield batch
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.heads.vector import projection
 from clipzoo.types import Features
 
@@ -38,7 +38,9 @@ class TokenPoints(nn.Module):
             )
         tokens = features.tokens[:, : self._first]
         if self._first is not None and tokens.shape[1] < self._first:
-            raise ConfigError(f"{self._key} is {self._first}, but the encoder has {tokens.shape[1]} tokens: lower it")
+            raise ConfigError(
+                f"{self._key} is {self._first}, but the encoder has {number_of(tokens.shape[1], 'token')}: lower it"
+            )
         if features.mask is None or self._padding:
             return tokens, torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         return tokens, features.mask[:, : self._first]

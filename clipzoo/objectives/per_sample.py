@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.objectives.base import Objective, Share
 from clipzoo.objectives.sample_rows import SampleRows, SharedRows
 from clipzoo.types import Batch, World
@@ -107,7 +107,9 @@ class PerSampleObjective(Objective):
             raise ConfigError("this objective has per-sample state: call allocate(samples) before training")
         if ordered[0] < 0 or ordered[-1] >= self.samples:
             wrong = int(ordered[0] if ordered[0] < 0 else ordered[-1])
-            raise ConfigError(f"sample id {wrong} is outside the {self.samples} samples of the dataset (data.shards)")
+            raise ConfigError(
+                f"sample id {wrong} is outside the {number_of(self.samples, 'sample')} of the dataset (data.shards)"
+            )
         repeated = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
         raise ConfigError(
             f"sample {repeated} is twice in one global batch of {len(ordered)}, and its state cannot be updated twice "

@@ -31,7 +31,7 @@ from clipzoo.report.table import Cell, Table, text_table
 from clipzoo.runs.record import revision
 
 LEAD = (
-    "Our runs beside the numbers that the papers print. A run stands for a row only if its configuration is that of "
+    "Our runs beside the numbers that the papers print. A run represents a row only if its configuration is that of "
     "the row's experiment, apart from seeds and paths; any other run is shown as a variant, with its differences."
 )
 SMALL = (
@@ -282,4 +282,4 @@ def _runs(runs: Sequence[Run], unfinished: Sequence[Path], damage: DamageLog) ->
         rows.append([run.folder.name, run.row or "", str(run.seed), run.scale if run.row else "", state, code])
     rows += [[folder.name, "", "", "", "unfinished", ""] for folder in unfinished]
     rows += [[str(fault.path), "", "", "", f"damaged: {fault.fault}", ""] for fault in damage.faults]
-    return text_table(["run", "row", "seed", "scale", "stands for the row", "revision"], rows, left=6)
+    return text_table(["run", "row", "seed", "scale", "represents the row", "revision"], rows, left=6)

@@ -114,7 +114,7 @@ def claim(
 
     given: the configuration before the values that are found in the model were filled in; None if there are none.
 
-    Returns the folder to which the results of a finished run that goes on were copied, None for other runs.
+    Returns the folder to which the results of a finished run that continues were copied, None for other runs.
 
     Raises ConfigError if another process holds the lock, or if the directory has a run of another configuration.
     """

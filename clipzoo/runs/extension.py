@@ -1,4 +1,4 @@
-"""A finished run that goes on to more epochs or steps. Its results until then are kept beside it. Needs no torch.
+"""A finished run that continues to more epochs or steps. Its results until then are kept beside it. Needs no torch.
 
     runs/x/ended_at_step_00001000/      config.yaml, results.json, report, evaluation and checkpoint of the shorter run
 
@@ -45,9 +45,9 @@ def refusal(folder: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -
     """
     if "CLIPZOO_SWEEP" in os.environ:
         return "the points of a sweep would share its directory: give no name=..."
-    # Without results.json, a command that goes on was interrupted after it had kept them.
+    # Without results.json, a command that continues was interrupted after it had kept them.
     if not (folder / FILE).exists() and kept_results(folder, stored) is None:
-        return "only a finished run goes on: finish it with its own length first, or give another name=..."
+        return "only a finished run continues: finish it with its own length first, or give another name=..."
     length = {key: stored["trainer"].get(key) for key in ("epochs", "steps")}
     shorter = {**plain, "trainer": {**plain["trainer"], **length}}
     if folder.name.endswith((f"-{digest(stored)}", f"-{digest(shorter)}")):
@@ -112,7 +112,7 @@ def kept_results(folder: Path, plain: Mapping[str, Any]) -> Path | None:
 
 def length_hint(plain: Mapping[str, Any]) -> str:
     """Hint shown when a finished run is requested; empty for a run without a name, which a new length renames."""
-    return "\nIt goes on with a larger trainer.epochs or trainer.steps." if plain["name"] else ""
+    return "\nIt continues with a larger trainer.epochs or trainer.steps." if plain["name"] else ""
 
 
 def _is_more(before: object, now: object) -> bool:

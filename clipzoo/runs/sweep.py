@@ -1,4 +1,4 @@
-"""Points of a sweep: the runs that one command line stands for."""
+"""Points of a sweep: the runs that one command line represents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clipzoo.config.compose import compose
 from clipzoo.config.groups import option_file
 from clipzoo.config.overrides import alternatives, read, require_values
 from clipzoo.config.suggestions import unknown_option
-from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.errors import ConfigError, TrainingError, number_of
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.names import run_folder
 
@@ -70,7 +70,7 @@ def require_results(overrides: Sequence[str]) -> None:
     if failed:
         more = f" and {len(failed) - MOST_NAMES} more" if len(failed) > MOST_NAMES else ""
         raise TrainingError(
-            f"{len(failed)} of {len(folders)} points of the sweep have failed, see their messages above: "
+            f"{len(failed)} of {number_of(len(folders), 'point')} of the sweep have failed, see their messages above: "
             f"{', '.join(failed[:MOST_NAMES])}{more}. The same command trains only these again"
         )
 

@@ -1,9 +1,9 @@
 """Run the papers' small experiments.
 
-python -m clipzoo.studies                                     all studies, then the page docs/studies/README.md
-python -m clipzoo.studies study=half_disc                     one study
-python -m clipzoo.studies study=half_disc study.draws=5       change a setting
-python -m clipzoo.studies folder=studies jobs=1               write to another folder, one study at a time
+clipzoo studies                                     all studies, then the page docs/studies/README.md
+clipzoo studies study=half_disc                     one study
+clipzoo studies study=half_disc study.draws=5       change a setting
+clipzoo studies folder=studies jobs=1               write to another folder, one study at a time
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def run_all(plain: dict[str, Any]) -> bool:
         if code in (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
             return False
         if code == 2:
-            write_failure(folder / name, f"it did not start: python -m clipzoo.studies study={name} shows the reason")
+            write_failure(folder / name, f"it did not start: clipzoo studies study={name} shows the reason")
         elif code not in (0, 1):
             # The process ended without recording its failure.
             write_failure(folder / name, f"its process ended with code {code}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, installation
 
 Split = tuple[Tensor, Tensor]
 """Images [n, 1, 28, 28] in [0, 1] and labels [n] int64."""
@@ -30,7 +30,7 @@ def _from_scikit_learn(test_share: float, seed: int) -> tuple[Split, Split]:
         from sklearn.datasets import load_digits as bundled
     except ImportError:
         raise ConfigError(
-            "scikit-learn is not installed: pip install 'clipzoo[studies]', or set study.mnist=FOLDER"
+            f"scikit-learn is not installed: {installation('studies')}, or set study.mnist=FOLDER"
         ) from None
     digits = bundled()
     small = torch.from_numpy(digits.images).float()[:, None] / 16

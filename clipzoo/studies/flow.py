@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, Positive, Range, Seed
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, installation
 from clipzoo.types import Part
 
 START = (0.75, 0.75)
@@ -86,7 +86,7 @@ class Flows(Part):
         try:
             from scipy.integrate import solve_ivp
         except ImportError:
-            raise ConfigError("this study needs scipy's ODE solver: pip install 'clipzoo[studies]'") from None
+            raise ConfigError(f"this study needs scipy's ODE solver: {installation('studies')}") from None
         count = len(coefficients)
         times = np.linspace(0.0, self.duration, self.observations + 1)[1:]
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from clipzoo.distributed import environment
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Count, Part, checked
 
 
@@ -33,7 +33,8 @@ class FullySharding(Part):
         ranks = by_name[self.shard_group]() if isinstance(self.shard_group, str) else self.shard_group
         if ranks < 2 or world.size % ranks:
             raise ConfigError(
-                f"trainer.fsdp.shard_group={self.shard_group} is {ranks} of {world.size} ranks: give a divisor of "
+                f"trainer.fsdp.shard_group={self.shard_group} is {ranks} of {number_of(world.size, 'rank')}: give a "
+                "divisor of "
                 f"{world.size} that is at least 2, or trainer.parallel=ddp"
             )
         return ranks

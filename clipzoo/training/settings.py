@@ -12,7 +12,7 @@ import torch
 from clipzoo.distributed.device import bf16_slowdown, is_fast_in_bf16
 from clipzoo.distributed.parallel.base import Parallel, Replicated
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.heads.similarity.tiled import automatic_tile
 from clipzoo.model import Model
 from clipzoo.training.checkpoints import checkpoint
@@ -52,10 +52,13 @@ class Length:
     def check(self, samples: int, world: World) -> None:
         """Raise ConfigError if ranks cannot share a batch or the training has no step."""
         if self.global_batch % world.size:
-            raise ConfigError(f"trainer.global_batch={self.global_batch} cannot be divided among {world.size} ranks")
+            raise ConfigError(
+                f"trainer.global_batch={self.global_batch} cannot be divided among {number_of(world.size, 'rank')}"
+            )
         if self.total_steps(samples) < 1:
             raise ConfigError(
-                f"trainer.epochs={self.epochs} of {samples} samples is no whole step of {self.global_batch}: "
+                f"trainer.epochs={self.epochs} of {number_of(samples, 'sample')} is no whole step of "
+                f"{self.global_batch}: "
                 "raise trainer.epochs or lower trainer.global_batch"
             )
 
@@ -193,12 +196,12 @@ class Saving:
 @checked
 @dataclass(frozen=True)
 class Inspection:
-    """Looking inside a training. None of it changes a step that is no spike.
+    """Looking inside a training. None of it changes an ordinary step.
 
     profile: first and last step of a profile, counted from 1; None for none.
-    on_spike: what follows a step whose loss or gradient norm is far above those of the steps before: "report" lists its
-    samples; "stop" ends the run before the update; "skip" leaves the batch out; "rewind" also goes back to the weights
-    of the last checkpoint at a multiple of save_every. None judges no step.
+    on_spike: response to a spike, a step whose loss or gradient norm is far above those of the steps before:
+    "report" lists its samples; "stop" ends the run before the update; "skip" leaves the batch out; "rewind" also
+    goes back to the weights of the last checkpoint at a multiple of save_every. None judges no step.
     spike_window: number of steps by which a step is judged; the first ones are not judged.
     spike_threshold: a value above median + spike_threshold * median absolute deviation is a spike.
     slow_rank_threshold, slow_rank_seconds: a rank is reported that is slower than the median of the ranks by this
@@ -216,6 +219,7 @@ class Inspection:
         """Raise ConfigError if the training does not have the steps to profile."""
         if self.profile is not None and self.profile[1] > total_steps:
             raise ConfigError(
-                f"trainer.profile=[{self.profile[0]},{self.profile[1]}]: the training has {total_steps} steps; give "
+                f"trainer.profile=[{self.profile[0]},{self.profile[1]}]: the training has "
+                f"{number_of(total_steps, 'step')}; give "
                 "the first and the last step to profile, such as trainer.profile=[10,20]"
             )

@@ -46,11 +46,11 @@ from clipzoo.types import Count, Epochs, Part, Positive, Range, Seconds, SpikePo
 class Trainer(Part):
     """Trains the parts of a run to the end, from the newest checkpoint if there is one.
 
+    Arguments that are not listed here are those of Computation, Saving and Inspection.
+
     global_batch: samples of a step, over all ranks. epochs or steps: the length; the other is null.
     device: "auto", "cpu" or "cuda". timeout: seconds without a step, a batch or an answer of other ranks
     after which the run ends.
-    save_in_background, checkpoint_format: see Saving.in_background and Saving.format. The other arguments: see
-    Computation, Saving and Inspection.
     """
 
     relations = {

@@ -209,7 +209,7 @@ class Absurd(AdamW):
 
 def test_weights_that_are_not_finite_are_not_saved_and_the_earlier_checkpoint_is_used(tmp_path):
     expected = train(model(), steps=3, folder=tmp_path, save_every=1).model.state_dict()
-    # The same length and seed, so that the training goes on from step 3 with an absurd learning rate.
+    # The same length and seed, so that the training continues from step 3 with an absurd learning rate.
     with pytest.raises(TrainingError, match=r"model encoder\.\S+ and \d+ more tensors held NaN or infinite values .*4"):
         train(model(), steps=6, folder=tmp_path, save_every=1, optimizer=Absurd(**vars(adam(1e-3))))
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*.pt"))

@@ -49,7 +49,7 @@ def test_the_page_is_beside_runs_of_one_folder_and_else_in_the_working_directory
 
 def test_one_run_and_a_missing_folder_are_one_clear_message(tmp_path, monkeypatch, capsys):
     (tmp_path / "metrics.jsonl").touch()
-    for given, message in ((tmp_path, "holds 1 runs: give two or more"), (tmp_path / "no", "there is no folder")):
+    for given, message in ((tmp_path, "holds 1 run: give two or more"), (tmp_path / "no", "there is no folder")):
         with pytest.raises(SystemExit) as end:
             compare(monkeypatch, given)
         assert end.value.code == 2 and message in capsys.readouterr().err

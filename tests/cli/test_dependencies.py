@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import sys
 import tomllib
 
 import pytest
 
+from clipzoo.errors import installation
 from tests.support.paths import ROOT
 
 MODULES = {
@@ -59,3 +61,26 @@ def test_every_third_party_import_is_a_declared_dependency():
 
 def test_every_declared_dependency_is_imported():
     assert declared(extras=True) - imported() - LOADED_BY_NAME == set()
+
+
+def test_a_missing_extra_is_installed_from_the_checkout_or_by_the_names_of_its_packages(tmp_path):
+    assert shlex.split(installation("hf")) == ["pip", "install", "-e", f"{ROOT}[hf]"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in extras:
+        packages = shlex.split(installation(name, checkout=tmp_path))[2:]
+        assert sorted(map(project, packages)) == sorted(map(project, extras[name])), name
+
+
+def project(requirement: str) -> str:
+    """Return the normalised name of a requirement."""
+    return re.split(r"[<>=~]", requirement)[0].lower().replace("_", "-")
+
+
+def test_no_page_or_message_installs_clipzoo_by_name_from_an_index():
+    places = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs", "conf", "clipzoo", "scripts", "slurm")]
+    files = [file for place in places for file in ([place] if place.is_file() else place.rglob("*")) if file.is_file()]
+    texts = {
+        file: file.read_text() for file in files if file.suffix in (".py", ".md", ".yaml", ".j2", ".sh", ".sbatch")
+    }
+    wrong = [file for file, text in texts.items() if re.search(r"pip install '?clipzoo\b(?!\[EXTRA\])", text)]
+    assert wrong == []

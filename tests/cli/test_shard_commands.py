@@ -115,7 +115,7 @@ def test_held_out_shards_are_written_beside_and_never_overwritten(tmp_path, caps
     pictures(tmp_path / "in", 20)
     command = ["shards", "make", str(tmp_path / "in"), str(tmp_path / "out"), "--hold-out", "20%", "--processes", "1"]
     run_command(command)
-    assert "4 samples in 1 shards" in capsys.readouterr().out
+    assert "4 samples in 1 shard" in capsys.readouterr().out
     held_out, train = captions_of(tmp_path / "out" / "held_out"), captions_of(tmp_path / "out")
     assert len(held_out) == 4 and sorted(held_out + train) == list(range(20))
     for shard in (tmp_path / "out").glob("*.tar"):

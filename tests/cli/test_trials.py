@@ -104,7 +104,7 @@ def test_a_search_killed_ten_times_draws_the_same_trials_with_the_same_results(t
     plain, killed = (lines_of(tiny_shards, tmp_path / name, *changes) for name in ("plain", "killed"))
     start = time.monotonic()
     run_script("train.py", "-m", *plain, log=tmp_path / "log", seconds=SECONDS)
-    # Together shorter than an undisturbed search: every kill meets one that goes on.
+    # Together shorter than an undisturbed search: every kill meets one that continues.
     draw, longest = random.Random(0), (time.monotonic() - start) / 10
     for kill in range(10):
         process = start_script("train.py", "-m", *killed, log=tmp_path / f"killed{kill}")

@@ -122,7 +122,7 @@ def check_model(nodes: str) -> None:
 def test_an_experiments_model_is_built_on_the_meta_device(name):
     plain = composed(name)
     if "distilbert" in plain["encoder"]["text_tower"]["_target_"] and not HF:
-        pytest.skip("needs pip install 'clipzoo[hf]'")
+        pytest.skip("needs pip install -e '.[hf]'")
     check_model(json.dumps({"encoder": plain["encoder"], "head": plain["head"]}))
 
 

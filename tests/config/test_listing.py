@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -59,6 +60,18 @@ def test_a_summary_is_the_first_sentence_with_its_brackets(listed):
     summaries = {section.title: section.summary for section in listed}
     assert summaries["optim=muon"].startswith("torch's Muon (Jordan et al. 2024")
     assert [text for text in summaries.values() if text.count("(") != text.count(")")] == []
+    assert summaries["head=clip, head=cosine"] == "logits = exp(log_scale) * unit(x P) . unit(y Q)"
+
+
+def test_a_default_that_only_some_options_have_says_so(listed):
+    defaults = {entry.default for section in listed for entry in section.entries if entry.key == "encoder.name"}
+    assert "must be given, null" in defaults
+    assert [entry.key for section in listed for entry in section.entries if entry.default.startswith(",")] == []
+
+
+def test_no_meaning_refers_to_a_class_of_the_code(listed):
+    meanings = [entry.meaning for section in listed for entry in section.entries]
+    assert [meaning for meaning in meanings if re.search(r"\bsee [A-Z]\w+\.?\w*", meaning)] == []
 
 
 def test_docstrings_and_comments_are_read_by_argument(tmp_path):

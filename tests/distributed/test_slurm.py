@@ -233,7 +233,7 @@ def test_evaluation_as_a_job_writes_the_metrics_of_one_process(slurm, alone, tmp
     assert metrics == pytest.approx(evaluate([f"run={tmp_path / 'process'}", *settings]))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="pip install 'clipzoo[slurm]'")
+@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="pip install -e '.[slurm]'")
 def test_hydra_multirun_through_submitit_joins_the_ranks_of_each_point(slurm, tiny_shards, alone, tmp_path):
     launcher = ["nodes=2", "tasks_per_node=1", "gpus_per_node=null", "cpus_per_task=1", "timeout_min=30"]
     settings = overrides(tiny_shards, tmp_path, f"trainer.steps={STEPS}", "seed=0,1", "hydra/launcher=slurm")

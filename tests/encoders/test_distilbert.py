@@ -9,7 +9,7 @@ import torch
 
 from clipzoo.encoders.distilbert import DistilBertTokenizer, DistilBertTower
 
-pytest.importorskip("transformers", reason="pip install 'clipzoo[hf]'")
+pytest.importorskip("transformers", reason="pip install -e '.[hf]'")
 
 WORDS = [
     "[PAD]",

@@ -10,7 +10,7 @@ from clipzoo.encoders.image import TimmTower
 from clipzoo.encoders.towers import Towers
 from clipzoo.errors import ConfigError
 
-pytest.importorskip("transformers", reason="pip install 'clipzoo[hf]'")
+pytest.importorskip("transformers", reason="pip install -e '.[hf]'")
 
 from clipzoo.encoders.huggingface import HuggingFaceText  # noqa: E402
 
@@ -100,7 +100,7 @@ def test_a_kind_of_model_needs_a_tokenizer():
 def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused():
     with torch.device("meta"):
         tower = HuggingFaceText("bert", {**SMALL, "vocab_size": 100}, tokenizer="clip")
-    with pytest.raises(ConfigError, match="the tokenizer has 49408 tokens, bert embeds 100"):
+    with pytest.raises(ConfigError, match="the tokenizer has 49,408 tokens, bert embeds 100"):
         tower.find_end_token(None)
 
 

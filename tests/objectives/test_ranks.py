@@ -38,7 +38,7 @@ Found = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def pairs() -> dict[str, tuple[Plain, Plain]]:
-    """The configurations of every legal pair of HEADS and OBJECTIVES, by name."""
+    """The configurations of every compatible pair of HEADS and OBJECTIVES, by name."""
     heads = {name: head_config(name) for name in HEADS}
     objectives = {name: composed(*_overrides(name)) for name in OBJECTIVES}
     return {

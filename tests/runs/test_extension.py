@@ -1,4 +1,4 @@
-"""A finished run that goes on: what is kept, what is refused, and what an interruption leaves."""
+"""A finished run that continues: what is kept, what is refused, and what an interruption leaves."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_only_a_larger_length_and_nothing_else_goes_on(run, changes):
 
 def test_an_unfinished_run_does_not_go_on(run):
     (run / "results.json").unlink()
-    with pytest.raises(ConfigError, match="epochs 50.0 -> 80.0.*only a finished run goes on: finish it"):
+    with pytest.raises(ConfigError, match="epochs 50.0 -> 80.0.*only a finished run continues: finish it"):
         directory.check_configuration(run, configuration(epochs=80.0))
 
 

@@ -37,5 +37,5 @@ def test_the_first_tutorial_runs(tmp_path):
     notebook = execute(source, tmp_path / "folder")
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output.get("text", "") for output in outputs)
-    assert "256 samples in 1 shards" in printed and "runs/first is finished after 2 steps" in printed
+    assert "256 samples in 1 shard" in printed and "runs/first is finished after 2 steps" in printed
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 4

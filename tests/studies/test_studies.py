@@ -153,7 +153,7 @@ def test_the_mixture_worlds_pmi_has_the_least_loss() -> None:
     pmi = here.pmi.clamp_min(-50.0)
     assert float(here.joint.sum()) == pytest.approx(1.0)
     assert population_loss(pmi, here) == pytest.approx(-here.information, abs=1e-9)
-    # A constant in the scores changes nothing; e^-50 stands for no density.
+    # A constant in the scores changes nothing; e^-50 represents no density.
     assert largest_error_of_exp(pmi + 3, here.pmi) == pytest.approx(0.0, abs=1e-9)
     other = pmi + 0.1 * torch.randn(pmi.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert population_loss(other, here) > -here.information

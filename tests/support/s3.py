@@ -124,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def s3_server() -> Iterator[S3Proxy]:
     """Run an empty S3 server with the bucket BUCKET behind a proxy without faults."""
-    pytest.importorskip("s3fs", reason="pip install 'clipzoo[s3]'")
+    pytest.importorskip("s3fs", reason="pip install -e '.[s3]'")
     pytest.importorskip("moto.server", reason="pip install 'moto[s3,server]'")
     from moto.server import ThreadedMotoServer
 

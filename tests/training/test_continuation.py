@@ -1,4 +1,4 @@
-"""A finished run goes on to more steps: its data and state continue, its schedules are those of the whole length."""
+"""A finished run continues to more steps: its data and state continue, its schedules are those of the whole length."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def test_a_finished_run_goes_on_with_the_schedule_of_the_whole_length(undisturbe
     shutil.copytree(kept, tmp_path / "kept" / "run")
     assert all((value == before[name]).all() for name, value in weights(tmp_path / "kept").items())
     again = train(tiny_shards, tmp_path, f"trainer.steps={LONGER}")
-    assert f"is finished after {LONGER} steps" in again and "goes on with a larger trainer.epochs" in again
+    assert f"is finished after {LONGER} steps" in again and "continues with a larger trainer.epochs" in again
     shorter = train(tiny_shards, tmp_path, expected_code=2)
     assert f"(trainer.steps 15 -> 9): the run went on, its results of this length are in {kept}" in shorter

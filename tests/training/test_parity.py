@@ -1,4 +1,4 @@
-"""Ranks and micro-batches change no gradient, for every legal pair of head and objective."""
+"""Ranks and micro-batches change no gradient, for every compatible pair of head and objective."""
 
 from __future__ import annotations
 

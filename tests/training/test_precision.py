@@ -50,10 +50,10 @@ def test_a_slow_cpu_trains_in_float32_and_so_does_the_resumed_run_on_a_fast_one(
     changes = ["trainer.precision=auto", "data.workers=auto"]
     (process,) = start(tiny_shards, tmp_path, *changes, fault="killed:5:0", **SLOW_IN_BF16)
     lines = log_of_end(process, -signal.SIGKILL).splitlines()
-    assert "100 samples, 16 per step, 1 ranks, float32 on the CPU with " in lines[0]
+    assert "100 samples, 16 per step, 1 rank, float32 on the CPU with " in lines[0]
     assert " loader process" in lines[0]
     (process,) = start(tiny_shards, tmp_path, *changes)
-    assert "1 ranks, float32 on the CPU" in log_of_end(process, 0)
+    assert "1 rank, float32 on the CPU" in log_of_end(process, 0)
     assert RunRecord.read(tmp_path / "run").training["precision"] == "float32"
 
 

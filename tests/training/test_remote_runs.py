@@ -141,7 +141,7 @@ def test_an_outage_within_the_bound_does_not_stop_the_run_and_a_longer_one_ends_
     assert len(lines) == 1 and "upload_patience=25" in lines[0] and "saved after step" in lines[0]
     assert "Traceback" not in log
     server.outage = False
-    # The same command goes on with the local copy, which is newer than the store's.
+    # The same command continues with the local copy, which is newer than the store's.
     steps = int(lines[0].rpartition("saved after step ")[2].split()[0])
     resumed = start(
         server, tiny_shards, tmp_path, "upload_patience=30", "trainer.steps=1000", fault=f"raises:{steps + 1}:0"

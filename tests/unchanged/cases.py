@@ -41,7 +41,7 @@ MODES["resume"] = ((), 1, True)
 
 
 def pairs(checkout: Path, part: str) -> Iterator[Case]:
-    """Every head with every objective of the checkout's conf/ in one mode; illegal pairs too."""
+    """Every head with every objective of the checkout's conf/ in one mode; ilcompatible pairs too."""
     overrides, ranks, resumed = MODES[part]
     for head in _options(checkout, "head"):
         for objective in _options(checkout, "objective"):

@@ -15,7 +15,7 @@ import torch
 
 from clipzoo.api.build import RunParts, part
 from clipzoo.distributed.environment import say
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.io.weights import is_checkpoint, run_of, step_of
 from clipzoo.runs import extension
 from clipzoo.runs.directory import config_of
@@ -64,7 +64,8 @@ def copy_checkpoint(
     path = checkpoint.newest(run / "checkpoints", at_most=equal if chosen is None else chosen)
     if path is None or (chosen is not None and step_of(path) != chosen):
         raise ConfigError(
-            f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most {equal} steps, up to "
+            f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most "
+            f"{number_of(equal, 'step')}, up to "
             "which the learning rates of the two runs are equal: train that run with a larger trainer.keep"
         )
     extension.copy_start(run, path, folder)

@@ -19,7 +19,7 @@ from clipzoo.api.open_clip.settings import with_plain_towers
 from clipzoo.config.from_model import is_open
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights.matching import HINTS, Row, common_prefix, fill_tower, shown
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.io.weights import RANDOM, REGISTRIES
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
@@ -135,7 +135,11 @@ def summary(rows: Sequence[Row]) -> str:
         if counts:
             parts.append(f"{part}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
     left_out = sum(row.outcome == "left out" for row in rows)
-    return "initial weights: " + "; ".join(parts) + (f"; {left_out} tensors of the source left out" if left_out else "")
+    return (
+        "initial weights: "
+        + "; ".join(parts)
+        + (f"; {number_of(left_out, 'tensor')} of the source left out" if left_out else "")
+    )
 
 
 def write_table(rows: Sequence[Row], folder: Path) -> None:

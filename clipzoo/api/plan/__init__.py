@@ -1,1 +1,1 @@
-"""Predict memory, traffic and time of a training step on machines that are not here."""
+"""Predict memory, traffic and time of a training step on hardware you do not have at hand."""

@@ -15,7 +15,7 @@ from clipzoo.api.plan.traffic import Transfer, transfers
 
 OPTIMIZER_TRAFFIC = 28
 """Bytes of a GPU's memory that an optimizer's step reads and writes for a parameter: AdamW in float32."""
-SLOWER = 0.03
+TOLERATED_SLOWDOWN = 0.03
 """Share by which a simpler setting may be slower than the fastest one."""
 
 
@@ -82,15 +82,15 @@ def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> l
     Predictions assume the same share of the peak for all micro-batches, but a GPU reaches less with small ones, which
     therefore appear to beat the largest.
 
-    To choose: of the settings that fit and are at most SLOWER slower than the fastest one, the simplest; the one with
-    the least memory if none fits.
+    To choose: of the settings that fit and are at most TOLERATED_SLOWDOWN slower than the fastest one, the simplest;
+    the one with the least memory if none fits.
     """
     shape = shape_of(plain, counts, cluster)
     options = settings(cluster, shape.local, can_recompute=bool(recomputation_keys(plain)))
     made = [predict(plain, counts, cluster, setting) for setting in options]
     fitting = [item for item in made if item.fits(cluster)]
     if fitting:
-        limit = (1 + SLOWER) * min(item.step for item in fitting)
+        limit = (1 + TOLERATED_SLOWDOWN) * min(item.step for item in fitting)
         best = next(item for item in fitting if item.step <= limit)
     else:
         best = min(made, key=lambda item: item.memory.total)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clipzoo.api.plan.cluster import Cluster
+from clipzoo.errors import number_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Setting:
     def name(self, ranks: int) -> str:
         if self.shards == 1:
             return "ddp"
-        return "fsdp" if self.shards == ranks else f"hybrid, {self.shards} ranks a copy"
+        return "fsdp" if self.shards == ranks else f"hybrid, {number_of(self.shards, 'rank')} a copy"
 
     def overrides(self, ranks: int, local: int, recomputation_keys: list[str], recomputed_now: bool) -> list[str]:
         """Return the overrides of a training with this setting. recomputed_now: of the configuration."""

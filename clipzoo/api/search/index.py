@@ -27,7 +27,7 @@ from clipzoo.api.published import read_weights
 from clipzoo.api.search.candidates import Candidates
 from clipzoo.api.search.gallery import Gallery, read_gallery
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation.cache import model_key
 from clipzoo.evaluation.ranking import exact_products
 from clipzoo.types import Embedding, PointSet, as_captions, concatenate
@@ -149,7 +149,7 @@ def build_index(
     own = [number for number in range(world.rank, len(paths), world.size) if not paths[number].exists()]
     for done, number in enumerate(own, start=1):
         save_weights(_tensors(_embedded(model, gallery, number)), paths[number])
-        report(f"{done} of {len(own)} blocks of {BLOCK} images")
+        report(f"{done} of {len(own)} blocks of {number_of(BLOCK, 'image')}")
     world.barrier()
     return SearchIndex(folder, model) if world.is_first else None
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from clipzoo.cli.arguments import add_batch, number_in
 from clipzoo.cli.progress import Progress
 from clipzoo.config.vocabulary import Count, Processes
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 
 if TYPE_CHECKING:
     from clipzoo.evaluation.datasets.own_dataset import Made
@@ -93,7 +93,7 @@ def description(made: Made, batch: int) -> str:
     from clipzoo.data.shards.captions import described
 
     name = made.folder.name
-    content = f"{made.classes} classes" if made.classes else f"{made.captions} captions"
+    content = number_of(made.classes, "class", "es") if made.classes else number_of(made.captions, "caption")
     images = ", ".join(f"{split} {count}" for split, count in made.samples.items())
     lines = [f"{made.folder}: {content}; images: {images}", *summary(made.left_out, made.folder)]
     if made.captions:
@@ -140,7 +140,7 @@ def write_prompts(options: argparse.Namespace) -> None:
     if not isinstance(dataset, ClassificationDataset):
         raise ConfigError(f"{options.dataset} has captions and no classes: train on it with data.shards")
     count = write_class_prompts(dataset, options.split, options.output, options.samples)
-    print(f"wrote {count} samples: train with data.shards={options.output} data.caption_key={CAPTION_KEY}")
+    print(f"wrote {number_of(count, 'sample')}: train with data.shards={options.output} data.caption_key={CAPTION_KEY}")
 
 
 def _prompts_arguments(parser: argparse.ArgumentParser) -> None:

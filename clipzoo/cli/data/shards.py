@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 from clipzoo.cli.arguments import add_batch, number_in
 from clipzoo.cli.progress import Progress
 from clipzoo.config.vocabulary import Count, Gigabytes, Processes, Range, Seed
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 
 if TYPE_CHECKING:
     from clipzoo.data.left_out import LeftOut
@@ -105,16 +105,16 @@ def _report(written: Mapping[Path, Written], others: list[LeftOut], options: arg
         where = "" if options.source.is_dir() else f" Paths are relative to {folder}/."
         kinds = left_out.counted(Counter(entry.kind for entry in unused))
         raise ConfigError(
-            f"none of {len(unused):,} images can be used ({kinds}). First: {first.path}: {first.reason}."
+            f"none of {number_of(len(unused), 'image')} can be used ({kinds}). First: {first.path}: {first.reason}."
             f"{where} {options.output / left_out.FILE} names all."
         )
     for folder, part in written.items():
-        print(f"{part.samples:,} samples in {part.shards:,} shards in {folder}")
+        print(f"{number_of(part.samples, 'sample')} in {number_of(part.shards, 'shard')} in {folder}")
         print(f"  {described(part.captions.figures(options.batch))}")
     print("".join(f"{line}\n" for line in left_out.summary([*unused, *others], options.output)), end="")
     if joined := sum(part.joined for part in written.values()):
         print(
-            f"{joined:,} captions were joined from several lines: --caption-line 1 takes the first line, "
+            f"{number_of(joined, 'caption')} joined from several lines: --caption-line 1 takes the first line, "
             "--caption-line all makes each line a caption"
         )
 
@@ -125,10 +125,13 @@ def index(options: argparse.Namespace) -> None:
     start = time.perf_counter()
     index = _load_index(options, ShardCache(options.cache_folder, options.cache_gigabytes))
     seconds = time.perf_counter() - start
-    print(f"{index.samples:,} samples in {len(index.shards)} shards, {seconds:.1f} s: {index.data}")
+    print(
+        f"{number_of(index.samples, 'sample')} in {number_of(len(index.shards), 'shard')}, "
+        f"{seconds:.1f} s: {index.data}"
+    )
     for shard in index.shards:
         if shard.flaw or not shard.count:
-            print(f"  {shard.name}: {shard.count} samples, {shard.flaw or 'none'}")
+            print(f"  {shard.name}: {number_of(shard.count, 'sample')}, {shard.flaw or 'none'}")
 
 
 def inspect(options: argparse.Namespace) -> None:

@@ -1,4 +1,6 @@
-"""Compare methods with equal search budgets and fresh seeds on generated scenes; the same command goes on after a kill.
+"""Compare methods with equal search budgets and fresh seeds on generated scenes.
+
+The same command continues after a kill.
 
 clipzoo lab                                     the lab of conf/lab/default.yaml, in the folder lab/default
 clipzoo lab my_lab.yaml --output lab/mine       a lab of your own
@@ -24,13 +26,15 @@ from clipzoo.config.vocabulary import Count
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("lab", nargs="?", default="default", help="name in conf/lab, or a YAML file")
     parser.add_argument("--output", type=Path, help="folder of the lab (default: lab/NAME)")
-    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="these methods alone")
-    parser.add_argument("--comparisons", nargs="+", default=[], metavar="WORLD-TOWER", help="these comparisons alone")
+    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="only these methods")
+    parser.add_argument("--comparisons", nargs="+", default=[], metavar="WORLD-TOWER", help="only these comparisons")
     parser.add_argument("--seeds", type=number_in(Count), help="fresh seeds of every winner")
     parser.add_argument(
         "--trust", nargs="+", default=[], metavar="PACKAGE", help="packages of the methods' own classes"
     )
-    parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="options of your own, as of clipzoo train")
+    parser.add_argument(
+        "--config-dir", type=Path, metavar="FOLDER", help="folder of custom config options, as for clipzoo train"
+    )
     parser.add_argument("--report", action="store_true", help="train nothing; write the page of what is trained so far")
     parser.add_argument(
         "--page", type=Path, help="file of the Markdown page (default: lab.md in the folder of the lab)"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import number_in
 from clipzoo.config.vocabulary import Count, Range
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, installation
 from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--port", type=number_in(Annotated[int, Range(at_least=0, at_most=65535)]), default=PORT,
-        help="of the page; 0 for a free one (default: %(default)s)",
+        help="port of the page; 0 for a free one (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--static", type=Path, metavar="DIR", help="write a page that needs no server, and end")
     parser.add_argument(
@@ -70,8 +70,8 @@ def explore(options: argparse.Namespace) -> None:
             from clipzoo.cli.models.explorer_server import listener, server
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"the page needs {error.name}: pip install 'clipzoo[explore]', or write a page that needs no server "
-                "with --static DIR"
+                f"the page needs {error.name}: {installation('explore')}, or write a page that needs no server with "
+                "--static DIR"
             ) from None
         with listener(options.port) as listening, suppress(KeyboardInterrupt):
             print(f"http://127.0.0.1:{listening.getsockname()[1]} (on this machine only; Ctrl-C ends it)", flush=True)

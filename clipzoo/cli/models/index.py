@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from clipzoo.errors import number_of
+
 TIMEOUT = 600.0
 
 
@@ -33,5 +35,7 @@ def index(options: argparse.Namespace) -> None:
     model = load(options.model, trust=options.trust)
     built = build_index(model, options.model, options.images, options.output, world, report=say)
     if built is not None:
-        say(f'{len(built)} images in {options.output}: clipzoo search "a caption" --index {options.output}')
+        say(
+            f'{number_of(len(built), "image")} in {options.output}: clipzoo search "a caption" --index {options.output}'
+        )
     world.leave()

@@ -103,7 +103,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _upper_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey -> 8-bit grey. A grey value that stands for transparency becomes white."""
+    """16-bit grey -> 8-bit grey. A grey value that represents transparency becomes white."""
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise BadSampleError("undecodable_image", f"values {values.min()} to {values.max()} exceed 16 bits")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from clipzoo.data.plan.mixture import Mixture
 from clipzoo.data.plan.randomness import generator
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 
 Ids = NDArray[np.int64]
 
@@ -90,7 +90,8 @@ class Stream:
         self._most = min(rows, global_batch)
         if order.samples < self._most:
             raise ConfigError(
-                f"a batch takes up to {self._most} samples of a source that has only {order.samples}, so it would "
+                f"a batch takes up to {number_of(self._most, 'sample')} of a source that has only {order.samples}, "
+                "so it would "
                 "repeat a sample: lower trainer.global_batch, or add shards to data.shards"
             )
         self._small: tuple[int, Ids] | None = None

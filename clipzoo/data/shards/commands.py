@@ -13,7 +13,7 @@ from typing import IO
 
 from clipzoo.errors import TrainingError
 
-SILENCE = 300.0
+SILENCE_TIMEOUT_SECONDS = 300.0
 """Seconds without output after which a command counts as hanging."""
 _SCRIPT = """
 exec 3<&0 </dev/null
@@ -29,7 +29,7 @@ def copy_output(command: str, target: IO[bytes]) -> None:
 
     Raises:
         OSError: the command failed.
-        TrainingError: it writes nothing for SILENCE seconds.
+        TrainingError: it writes nothing for SILENCE_TIMEOUT_SECONDS seconds.
     """
     shell = shutil.which("bash")
     # With pipefail, a pipeline fails when any of its commands fails.
@@ -41,7 +41,7 @@ def copy_output(command: str, target: IO[bytes]) -> None:
         )  # fmt: skip
         try:
             _copy(command, process, target)
-            code = process.wait(SILENCE)
+            code = process.wait(SILENCE_TIMEOUT_SECONDS)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -57,8 +57,8 @@ def _copy(command: str, process: subprocess.Popen[bytes], target: IO[bytes]) -> 
     output = process.stdout.fileno()
     poll = select.poll()
     poll.register(output)
-    while poll.poll(SILENCE * 1000):
+    while poll.poll(SILENCE_TIMEOUT_SECONDS * 1000):
         if not (content := os.read(output, 1 << 20)):
             return
         target.write(content)
-    raise TrainingError(f"data.shards: {command!r} has written nothing for {SILENCE:g} seconds")
+    raise TrainingError(f"data.shards: {command!r} has written nothing for {SILENCE_TIMEOUT_SECONDS:g} seconds")

@@ -16,7 +16,7 @@ from clipzoo.data.shards.index import Shard, ShardIndex
 from clipzoo.data.shards.locations import is_remote
 from clipzoo.data.shards.scan import ROLES
 from clipzoo.data.shards.tar import UNTERMINATED
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -50,7 +50,8 @@ def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list
         shown = "; ".join(f"{fault.shard}: {fault.reason}" for fault in faults[:_SHOWN])
         raise ConfigError(
             f"data.shards lacks about {fraction:.2%} of its samples, more than data.max_bad_fraction "
-            f"{max_bad_fraction}: {len(faults)} shards are damaged. {shown}. Download them again, remove them from "
+            f"{max_bad_fraction}: {number_of(len(faults), 'damaged shard')}. {shown}. Download them again, remove "
+            "them from "
             "data.shards, or raise data.max_bad_fraction."
         )
     for fault in faults[: _SHOWN * 3]:

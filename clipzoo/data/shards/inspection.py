@@ -19,6 +19,7 @@ from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.captions import CaptionCounts, described
 from clipzoo.data.shards.index import ShardIndex
 from clipzoo.data.shards.reader import ShardReader
+from clipzoo.errors import number_of
 from clipzoo.io import save_figure
 from clipzoo.io.line_breaks import wrap
 
@@ -132,7 +133,8 @@ def describe(index: ShardIndex, statistics: SampleStatistics, batch: int) -> str
     counts = [int(count) for count in index.counts]
     samples = len(statistics.words) + statistics.bad.total()
     lines = [
-        f"{index.samples:,} samples in {len(counts)} shards, {size / 1e9:.2f} GB; {index.locations[0]} ...",
+        f"{number_of(index.samples, 'sample')} in {number_of(len(counts), 'shard')}, {size / 1e9:.2f} GB; "
+        f"{index.locations[0]} ...",
         f"samples per shard  {_quantiles(counts)}",
         f"image width        {_quantiles(statistics.widths)}",
         f"image height       {_quantiles(statistics.heights)}",

@@ -14,7 +14,7 @@ from clipzoo.data.faults import BadSampleError
 from clipzoo.data.left_out import NO_IMAGE_FILE, LeftOut
 from clipzoo.data.shards.captions import digest, has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
-from clipzoo.errors import ConfigError, first_line
+from clipzoo.errors import ConfigError, first_line, number_of
 from clipzoo.io.tables import read_table
 
 ALL_LINES = "all"
@@ -99,7 +99,7 @@ def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[li
         images = sum(_is_image(path) for path in files)
         others = f"; it holds {len(files) - images} other files" if len(files) > images else ""
         raise ConfigError(
-            f"{folder}: none of {images} images has a caption beside it (the same name with .txt){others}"
+            f"{folder}: none of {number_of(images, 'image')} has a caption beside it (the same name with .txt){others}"
         )
     return pairs, left_out
 

@@ -80,7 +80,7 @@ def _expand(pattern: str) -> list[str]:
     if pattern.lower().endswith(TABLES):
         raise ConfigError(
             f"data.shards={pattern} is a table, not shards: make them with clipzoo shards make {pattern} shards/ "
-            "(in a checkout scripts/make_shards.py), then give data.shards=shards"
+            "then give data.shards=shards"
         )
     # Without this test, braceexpand would refuse a lone closing brace, as in a shell command.
     _check_count(pattern)
@@ -111,10 +111,10 @@ def _check_count(pattern: str) -> None:
 
     text, found = "".join(character for character in pattern if ord(character) < _MARKS), 1
     while found:
-        # Innermost braces first: each becomes a character that stands for its count.
+        # Innermost braces first: each becomes a character that represents its count.
         text, found = _BRACES.subn(marked, text)
     if product(text) > MOST_SHARDS:
-        raise ConfigError(f"data.shards: {pattern} stands for more than {MOST_SHARDS:,} shards: give a folder")
+        raise ConfigError(f"data.shards: {pattern} matches more than {MOST_SHARDS:,} shards: give a folder")
 
 
 def _local(path: str) -> list[str]:

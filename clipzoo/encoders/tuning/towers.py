@@ -9,7 +9,7 @@ from torch import nn
 
 from clipzoo.encoders.base import Tower, longest_list
 from clipzoo.encoders.tuning.lora import add_adapters
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Count, Layers, Part, Positive, Range, Weight, checked
 
 LayerDecay = Annotated[float, Range(above=0, at_most=1)]
@@ -75,7 +75,7 @@ class LastLayers(TowerTuning):
     def apply(self, tower: nn.Module, key: str) -> None:
         blocks = len(blocks_of(tower))
         if self.layers > blocks:
-            raise ConfigError(f"{key}.layers={self.layers}: {type(tower).__name__} has {blocks} layers")
+            raise ConfigError(f"{key}.layers={self.layers}: {type(tower).__name__} has {number_of(blocks, 'layer')}")
         for parameter, index in layer_indices(tower).items():
             parameter.requires_grad_(index > blocks - self.layers)
 

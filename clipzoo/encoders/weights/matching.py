@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights.resizing import resized
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 
 Outcome = Literal["loaded", "resized", "kept", "left out"]
 HINTS = {"image": ("image", "visual", "vision"), "text": ("text",)}
@@ -112,7 +112,7 @@ def _require_all(
         raise ConfigError(f"{key} holds no weights of {kind}: it has {shown(list(source))}, not {shown(needed)}")
     faults = []
     if lacking:
-        faults.append(f"it lacks {len(lacking)} of {len(needed)} tensors ({shown(lacking)})")
+        faults.append(f"it lacks {len(lacking)} of {number_of(len(needed), 'tensor')} ({shown(lacking)})")
     if wrong:
         faults.append(f"{len(wrong)} have another shape ({shown(wrong)})")
     if faults:

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 import yaml
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, Metric, RetrievalDataset
 
 
@@ -91,6 +91,6 @@ def _check_pairs(dataset: RetrievalDataset, benchmark: Benchmark) -> None:
     expected = benchmark["images"]
     if expected is not None and (images != expected or captions != expected * benchmark["captions"]):
         raise ConfigError(
-            f"{dataset.name} has {images} images with {captions} captions, "
+            f"{dataset.name} has {number_of(images, 'image')} with {number_of(captions, 'caption')}, "
             f"not {expected} with {expected * benchmark['captions']}"
         )

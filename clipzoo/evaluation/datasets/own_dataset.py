@@ -14,7 +14,7 @@ from clipzoo.data.faults import BadSampleError
 from clipzoo.data.images.decoding import MAX_PIXELS, read_header
 from clipzoo.data.left_out import LeftOut, write_left_out
 from clipzoo.data.shards.captions import CaptionCounts
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation.datasets.catalogue import catalogue
 from clipzoo.evaluation.datasets.dataset import Metric
 from clipzoo.evaluation.datasets.images import EXTENSIONS
@@ -94,7 +94,7 @@ def make_classification(
         class_names=names,
         templates=templates,
         metric=metric,
-        recipe=f"own images; {len(left_out)} files left out",
+        recipe=f"own images; {number_of(len(left_out), 'file')} left out",
         splits={split: _labelled(part, labels) for split, part in splits.items()},
     )
     probed = {image.class_name for image in splits.get("train", ())} == set(names)
@@ -119,7 +119,7 @@ def make_retrieval(
     if not images:
         raise ConfigError(f"{folder.name} has no image" + _summary(left_out))
     examples = ((_encoded(image.path), image.captions) for image in images)
-    write_retrieval(folder, recipe=f"own images; {len(left_out)} files left out", examples=examples)
+    write_retrieval(folder, recipe=f"own images; {number_of(len(left_out), 'file')} left out", examples=examples)
     captions = sum(len(image.captions) for image in images)
     # A caption that repeats within one image is the same pair.
     repetition = CaptionCounts.of_captions(caption for image in images for caption in dict.fromkeys(image.captions))
@@ -173,7 +173,7 @@ def _encoded(path: Path) -> bytes:
 def _summary(left_out: Sequence[LeftOut]) -> str:
     """Return the first files that are left out, for a message."""
     shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in left_out[:3])
-    return f" ({len(left_out)} files are left out: {shown})" if left_out else ""
+    return f" (left out: {number_of(len(left_out), 'file')}, {shown})" if left_out else ""
 
 
 def _written(made: Made) -> Made:

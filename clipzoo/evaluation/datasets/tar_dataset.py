@@ -22,7 +22,7 @@ from typing import Any
 
 from clipzoo import io
 from clipzoo.data.shards.tar import UNTERMINATED, Member, list_members
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation.datasets.dataset import METRICS, ClassificationDataset, EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles, LabelledSplit, read_range
 
@@ -73,7 +73,7 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
     for split, expected in counts.items():
         count = len(samples.get(split, ()))
         if count != expected:
-            raise ConfigError(f"{folder / split} has {count} samples, but its meta.json says {expected}")
+            raise ConfigError(f"{folder / split} has {number_of(count, 'sample')}, but its meta.json says {expected}")
     type_file = folder / "dataset_type.txt"
     kind = io.read_text(type_file, REMEDY).strip().lower() if type_file.exists() else "classification"
     if kind == "retrieval":
@@ -153,7 +153,8 @@ def _label(sample: TarSample, classes: int) -> int:
     text = sample.text("cls").strip()
     if not text.isdecimal() or int(text) >= classes:
         raise ConfigError(
-            f"{sample.path}: {sample.key} has the label {text!r}, but {NAMES_FILE} names {classes} classes"
+            f"{sample.path}: {sample.key} has the label {text!r}, but {NAMES_FILE} names "
+            f"{number_of(classes, 'class', 'es')}"
         )
     return int(text)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipzoo.distributed.environment import say
+from clipzoo.errors import number_of
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset
 from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.evaluation.outputs import write_arrays
@@ -53,7 +54,7 @@ class LinearProbe:
             if not result.converged:
                 say(
                     f"evaluation: probe of {dataset.name}, {projection} projection: the final fit at C={result.c:.3g} "
-                    f"did not converge in {result.iterations} iterations; its accuracy is approximate"
+                    f"did not converge in {number_of(result.iterations, 'iteration')}; its accuracy is approximate"
                 )
         if world.is_first:
             content = {

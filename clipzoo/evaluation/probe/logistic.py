@@ -49,12 +49,16 @@ class LogisticRegression:
         self._labels = labels
         self._classes = classes
         self._center = features.mean(dim=0, dtype=torch.float64)
-        blocks = self._centred(features)
-        variances, axes = torch.linalg.eigh(sum((block.mT @ block for block in blocks), start=torch.zeros(())))
+        # Singular values and axes come from the features' triangular factor: the eigenvalues of their covariance lose
+        # all digits of axes whose deviation is below 1e-8 of the largest, and large C makes use of such axes.
+        triangle = features.new_zeros(0, features.shape[1], dtype=torch.float64)
+        for block in self._centred(features):
+            triangle = torch.linalg.qr(torch.cat([triangle, block]), mode="r").R
+        _, spreads, axes = torch.linalg.svd(triangle, full_matrices=False)
         # Along axes without variance the weights are zero at the optimum.
-        varying = variances > variances[-1] * 1e-14
-        self._axes = axes[:, varying]  # [d, r]
-        self._variances = (variances[varying] / len(features)).float()
+        varying = spreads > spreads[0] * max(features.shape) * torch.finfo(torch.float64).eps
+        self._axes = axes[varying].mT  # [d, r]
+        self._variances = (spreads[varying].square() / len(features)).float()
         self._features = torch.cat([(block @ self._axes).float() for block in self._centred(features)])  # [n, r]
         self._solutions: dict[float, Tensor] = {}
 

@@ -38,7 +38,7 @@ def refresh(store: Store, folder: Path, last: str | None = None) -> None:
     _download(store, folder, {name: sizes[name] for name in names})
     record.add(*_versions(folder, [name for name in there.plain if name in names]))
     for name in set(here.plain) - set(there.plain):
-        # Removed by another machine, such as the results of a run that goes on.
+        # Removed by another machine, such as the results of a run that continues.
         (folder / name).unlink(missing_ok=True)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.errors import ConfigError, TrainingError, installation
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -23,10 +23,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 RANGE = 2**24
 """Bytes of one request."""
 PARALLEL_RANGES = 4
-PACKAGES = {
-    "s3": "clipzoo[s3]", "s3a": "clipzoo[s3]", "gs": "gcsfs", "gcs": "gcsfs", "hf": "clipzoo[hub]", "az": "adlfs",
-    "abfs": "adlfs", "http": "clipzoo[http]", "https": "clipzoo[http]", "sftp": "paramiko", "ssh": "paramiko",
-}  # fmt: skip
+EXTRAS = {"s3": "s3", "s3a": "s3", "hf": "hub", "http": "http", "https": "http"}
+"""Extra of clipzoo to install for a protocol."""
+PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "sftp": "paramiko", "ssh": "paramiko"}
 """Package to install for a protocol."""
 _TRANSIENT_NUMBERS = (
     errno.EIO, errno.EREMOTEIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH,
@@ -67,8 +66,11 @@ def open_filesystem(url: str, key: str) -> tuple[AbstractFileSystem, str]:
         # A cached listing would hide the changes of other machines.
         return fsspec.core.url_to_fs(url, use_listings_cache=False, **_options(protocol_of(url)))
     except (ImportError, ValueError) as error:
-        package = PACKAGES.get(protocol_of(url))
-        remedy = f" (pip install '{package}')" if package and isinstance(error, ImportError) else ""
+        protocol, remedy = protocol_of(url), ""
+        if isinstance(error, ImportError) and protocol in EXTRAS:
+            remedy = f" ({installation(EXTRAS[protocol])})"
+        elif isinstance(error, ImportError) and protocol in PACKAGES:
+            remedy = f" (pip install {PACKAGES[protocol]})"
         raise ConfigError(f"{key}: {url} cannot be read: {error}{remedy}") from error
 
 

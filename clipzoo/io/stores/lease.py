@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 FILE = ".writer.json"
 BEAT = 15.0
 """Seconds between two writings."""
-SILENCE = 4 * BEAT
+HEARTBEAT_TIMEOUT_SECONDS = 4 * BEAT
 """Seconds without a change after which the owner counts as dead."""
 PATIENCE = 20.0
 """Seconds to wait for an owner that may have been told to stop."""
-SETTLE = 1.0
+SETTLING_SECONDS = 1.0
 """Seconds between taking and reading back a file that had another owner."""
 WITHOUT_BEATS = ("hf",)
 """Protocols whose stores keep every version of a file: the lock is written at the start and the end alone."""
@@ -62,7 +62,7 @@ class Lease:
             self._wait_for(before)
         self._write()
         if contested:
-            time.sleep(SETTLE)
+            time.sleep(SETTLING_SECONDS)
         now = writer(self._store) or {}
         if now.get("id") != self._holder:
             raise ConfigError(f"{self._taken(now)}: wait for it, end it, or give another name=...")
@@ -87,7 +87,7 @@ class Lease:
         Raises:
             OSError: it is another's.
         """
-        if time.monotonic() - self._last > SILENCE / 2 and (owner := self.beat()) is not None:
+        if time.monotonic() - self._last > HEARTBEAT_TIMEOUT_SECONDS / 2 and (owner := self.beat()) is not None:
             raise OSError(f"the run has been taken by {owner}")
 
     def release(self) -> None:
@@ -100,13 +100,13 @@ class Lease:
         self.held, self._last = True, time.monotonic()
 
     def _wait_for(self, before: dict[str, Any]) -> None:
-        """Return once the owner has released the lock or is dead. Raises ConfigError if it goes on."""
+        """Return once the owner has released the lock or is dead. Raises ConfigError if it continues."""
         if self._store.protocol in WITHOUT_BEATS:
             log.warning("%s, and this store cannot tell whether it still is", self._taken(before))
             return
-        print(f"{self._taken(before)}: waiting up to {SILENCE:g} s", file=sys.stderr, flush=True)
+        print(f"{self._taken(before)}: waiting up to {HEARTBEAT_TIMEOUT_SECONDS:g} s", file=sys.stderr, flush=True)
         begin, alive = time.monotonic(), False
-        while time.monotonic() - begin < (PATIENCE if alive else SILENCE):
+        while time.monotonic() - begin < (PATIENCE if alive else HEARTBEAT_TIMEOUT_SECONDS):
             time.sleep(min(1.0, BEAT / 4))
             now = writer(self._store)
             if now is None or now.get("released"):

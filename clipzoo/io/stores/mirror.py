@@ -1,4 +1,4 @@
-"""A store's copy of a run directory, kept up to date by threads while the run goes on.
+"""A store's copy of a run directory, kept up to date by threads while the run continues.
 
 An upload counts once it is read back. Files that change often are uploaded at intervals, their newest content alone; of
 several new checkpoints the newest. A file is removed from the store when it has been removed from the run directory and
@@ -71,7 +71,7 @@ class Mirror:
     _complete: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Look at what the store has, and begin."""
+        """List the remote files and start the upload thread."""
         self._in_store = self.store.sizes()
         self._kept = {series: len(groups) for series, groups in tree_of(self._in_store).series().items()}
         self.record.forget_unless(self._in_store)
@@ -240,7 +240,7 @@ class Mirror:
         return TrainingError(
             f"{self.store.url} has not taken {names or 'all files'} for {lag:.0f} seconds{reason}, longer than "
             f"upload_patience={self.patience:g}. All files are in {self.folder}; the same command on this machine "
-            "uploads them and goes on"
+            "uploads them and continues"
         )
 
     def _fail(self, error: TrainingError) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.report.statistics.intervals import Interval
 from clipzoo.report.statistics.scaling import RESAMPLES, ScalingFit, fit_power_law
 
@@ -122,7 +122,8 @@ def curves(trainings: Sequence[Training], axis: str) -> list[Curve]:
     if not found:
         most = max(len({training.place(axis) for training in group}) for group in methods.values())
         raise ConfigError(
-            f"--scaling {axis}: a method has {most} values of {label(axis)} at most; a fit needs {FEWEST + 1}, the "
+            f"--scaling {axis}: a method has {number_of(most, 'value')} of {label(axis)} at most; a fit needs "
+            f"{FEWEST + 1}, the "
             "largest of them to check the law"
             + "; scales that a cheaper one surpasses do not count"
             * (axis == COMPUTE)

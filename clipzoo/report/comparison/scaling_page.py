@@ -31,7 +31,7 @@ def lead(axis: str, curves: Sequence[Curve]) -> str:
     text = (
         f"Power laws in {axis_label(axis)} (x), fitted to all trainings but those of the largest scale, which is "
         "predicted from them: the interval holds the geometric mean of its trainings with 95 % probability if the law "
-        f"goes on. {inside} of {len(checked)} predictions hold the held-out scale."
+        f"continues. {inside} of {len(checked)} predictions hold the held-out scale."
     )
     if axis == COMPUTE:
         text += " Scales that a cheaper one surpasses are left out of the fit (hollow in the figure)."

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from clipzoo.errors import number_of
 from clipzoo.report.comparison.scales import ComparedRow, Comparison
 from clipzoo.report.paper_tables.collect import Run
 from clipzoo.report.paper_tables.published import PaperColumn
@@ -105,7 +106,7 @@ def _over_seeds(task: str, column: PaperColumn, first: ComparedRow, row: Compare
     pooled = float(np.sqrt(np.mean([np.var(side, ddof=1) for side in (before, after)])))
     return Difference(
         task, column, row, difference_over_seeds(before, after), welch(before, after),
-        f"{len(before)} and {len(after)} seeds", pooled, min(len(before), len(after)),
+        f"{len(before)} and {number_of(len(after), 'seed')}", pooled, min(len(before), len(after)),
     )  # fmt: skip
 
 
@@ -126,8 +127,8 @@ def _over_samples(task: str, column: PaperColumn, first: ComparedRow, row: Compa
     interval = paired_difference(100 * before, 100 * after, clusters)
     unique = len(np.unique(clusters))
     if unique == len(before):
-        return Difference(task, column, row, interval, mcnemar(before > 0, after > 0), f"{unique:,} samples")
-    basis = f"{len(before):,} captions of {unique:,} images"
+        return Difference(task, column, row, interval, mcnemar(before > 0, after > 0), number_of(unique, "sample"))
+    basis = f"{number_of(len(before), 'caption')} of {number_of(unique, 'image')}"
     return Difference(task, column, row, interval, sign_flip(after - before, clusters), basis)
 
 

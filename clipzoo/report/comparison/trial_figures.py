@@ -12,6 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
+from clipzoo.errors import number_of
 from clipzoo.report.comparison.trials import Trials, as_numbers, importance
 from clipzoo.report.drawing import DPI, INK, MUTED, RIGHT, WRONG, label, style
 from clipzoo.runs.search.trial import Trial
@@ -79,7 +80,7 @@ def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
     panel.set_xlim(0, 1)
     panel.invert_yaxis()
     name, values = shown.compared
-    label(panel, textwrap.fill(f"share of the variance of {name} ({len(values)} trials)", LONGEST_TITLE))
+    label(panel, textwrap.fill(f"share of the variance of {name} ({number_of(len(values), 'trial')})", LONGEST_TITLE))
     style(panel, grid="x")
     return figure
 

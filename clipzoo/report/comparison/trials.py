@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
+from clipzoo.errors import number_of
 from clipzoo.io import DamageLog
 from clipzoo.io.line_breaks import shorten
 from clipzoo.report.table import Cell, Table, text_table
@@ -90,7 +91,7 @@ class Trials:
         counts = {state: sum(trial.state == state for trial in self.trials) for state in STATES}
         known = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         minutes = sum(self.minutes.values())
-        return f"{len(self.trials)} trials: {known or 'none finished'}; {minutes:.3g} minutes of training"
+        return f"{number_of(len(self.trials), 'trial')}: {known or 'none finished'}; {minutes:.3g} minutes of training"
 
 
 def trial_table(shown: Trials, most: int | None = None) -> Table:

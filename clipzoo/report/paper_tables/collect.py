@@ -110,7 +110,7 @@ class Match:
 def collect(root: Path, damage: io.DamageLog) -> tuple[list[Run], list[Path]]:
     """Return the finished runs below a folder, and the directories of unfinished ones.
 
-    root: a run directory stands for its run alone, without the shorter runs that it went on from.
+    root: a run directory represents its run alone, without the shorter runs that it went on from.
 
     A run whose configuration or results are damaged is left out and named in `damage`, to which its runs add other
     files that they cannot read.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from clipzoo.errors import number_of
 from clipzoo.report.paper_tables.collect import PAPER, Match, Run, matches, shortened
 from clipzoo.report.paper_tables.experiments import Experiment, axes, experiments
 from clipzoo.report.paper_tables.published import (
@@ -175,7 +176,7 @@ def _selected(row: PaperRow, candidates: Sequence[Match]) -> tuple[SeedGroup | N
         name, how = next(iter(points)), "the only point run"
     elif scores:
         name = max(scores, key=lambda candidate: scores[candidate])
-        how = f"the best of {len(scores)} points by {search.by}"
+        how = f"the best of {number_of(len(scores), 'point')} by {search.by}"
     else:
         return None, f"{len(points)} points were run, but none can be selected: {search.by} was not measured"
     return groups[name], f"{name}: {how}; {_searched(search)}"

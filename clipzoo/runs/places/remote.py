@@ -1,4 +1,4 @@
-"""Runs in a store, `runs=s3://...`: a local copy of the run directory, kept in the store while the run goes on.
+"""Runs in a store, `runs=s3://...`: a local copy of the run directory, kept in the store while the run continues.
 
 Every command works on the local copy, <CLIPZOO_STAGING>/<name of the store>/<run>. A copy is fetched before it is used,
 unless it is newer than the store's.
@@ -42,7 +42,9 @@ class RemoteRuns:
     patience, every: of the upload; see `Mirror`.
     """
 
-    def __init__(self, url: str, key: str = "runs", patience: float = lease.SILENCE, every: float = 0.0) -> None:
+    def __init__(
+        self, url: str, key: str = "runs", patience: float = lease.HEARTBEAT_TIMEOUT_SECONDS, every: float = 0.0
+    ) -> None:
         self.store = Store(url, key)
         self.folder = _staging() / _folder_of(self.store.url)
         self._patience, self._every = patience, every

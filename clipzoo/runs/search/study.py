@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.config.compose import compose
-from clipzoo.errors import ConfigError, cause
+from clipzoo.errors import ConfigError, cause, installation
 from clipzoo.io.names import folder_name
 from clipzoo.io.reading import shortened
 from clipzoo.runs.identity import identity
@@ -53,7 +53,7 @@ class Study:
         self._storage: JournalStorage | None = None
         self._lock: int | None = None
         if importlib.util.find_spec("optuna") is None:
-            raise ConfigError(f"search.sampler={search.sampler} needs optuna: pip install 'clipzoo[optuna]'")
+            raise ConfigError(f"search.sampler={search.sampler} needs optuna: {installation('optuna')}")
 
     @property
     def name(self) -> str:
@@ -102,7 +102,7 @@ class Study:
         self.release()
 
     def passes(self, number: int, rung: int, value: float) -> bool:
-        """Record the first metric of a trial at a rung; return True if the trial goes on."""
+        """Record the first metric of a trial at a rung; return True if the trial continues."""
         with self._opened() as storage:
             key = storage.get_trial_id_from_study_id_trial_number(self._id(storage), number)
             trials = self._read(storage)

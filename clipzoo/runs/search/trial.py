@@ -47,7 +47,7 @@ class Trial:
 def passes(rung: int, value: float, trials: Sequence[Trial], number: int, maximize: bool, keep: float) -> bool:
     """Return True if a trial goes on at a rung: it is among the best `keep` of all trials that have reached the rung.
 
-    The best one always goes on. Asynchronous successive halving: Li et al. 2020, "A System for Massively Parallel
+    The best one always continues. Asynchronous successive halving: Li et al. 2020, "A System for Massively Parallel
     Hyperparameter Tuning".
     """
     others = [trial.rungs[rung] for trial in trials if trial.number != number and rung in trial.rungs]

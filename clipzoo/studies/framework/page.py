@@ -13,7 +13,7 @@ from clipzoo.studies.framework.record import RESULT, read_result
 HEAD = """# The papers' small experiments
 
 The experiments of the papers that need no large dataset, run on two CPU cores with this package's heads, objectives and
-trainer. `make studies` runs all of them and writes this page; `python -m clipzoo.studies study=NAME` runs one, and
+trainer. `make studies` runs all of them and writes this page; `clipzoo studies study=NAME` runs one, and
 `study.KEY=VALUE` changes its settings (`conf/study/NAME.yaml`). Tolerances of closed forms are set in that file and the
 criteria of claims in the code of the study, before anything is measured. The same settings give the same numbers on the
 same machine. Times are those of the run shown here; wall time exceeds CPU time on a machine with other jobs.
@@ -73,7 +73,7 @@ def _section(name: str, result: Mapping[str, Any]) -> str:
             "",
         ]
     tables = ", ".join(f"[{table}.csv]({name}/{table}.csv)" for table in result["tables"])
-    lines += [f"Numbers: {tables}, [{RESULT}]({name}/{RESULT}). `python -m clipzoo.studies study={name}`, "
+    lines += [f"Numbers: {tables}, [{RESULT}]({name}/{RESULT}). `clipzoo studies study={name}`, "
               f"{_duration(result['seconds'])}.", ""]  # fmt: skip
     return "\n".join(lines)
 

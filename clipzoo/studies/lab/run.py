@@ -22,7 +22,7 @@ WAIT = 2.0
 
 
 def run_lab(lab: LabSettings, root: Path) -> None:
-    """Train everything that is not recorded under `root`. The same call goes on after a kill.
+    """Train everything that is not recorded under `root`. The same call continues after a kill.
 
     Raises:
         ConfigError: the overrides of a method are not valid, before anything is trained.

@@ -1,4 +1,4 @@
-"""Numbers of unusable samples, which a resumed run goes on counting."""
+"""Numbers of unusable samples, which a resumed run continues counting."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 `torch.distributed.checkpoint` writes this information as a pickle, which can execute code when it is read. A manifest
 holds plain values only, and is checked before a tensor is read:
 
-    state: nested mappings and lists as they were saved; {"__tensor__": NAME} stands for a tensor
+    state: nested mappings and lists as they were saved; {"__tensor__": NAME} represents a tensor
     tensors: NAME -> {"dtype", "shape", "chunks": [[offsets, sizes, file], ...]}
     files: file -> {"bytes", "sha256"}
 """

@@ -45,7 +45,7 @@ class TrainingState:
     modules: by their names in the checkpoint; saved only while their weights are finite.
     tuned: the model's part of the checkpoint. Tensors that training does not change are written once, to
     <folder>/frozen.pt, and are in no checkpoint. parts: the other parts, by their names in the checkpoint.
-    dataset: opened; a resumed run must find the same samples in it, and goes on counting its unusable ones.
+    dataset: opened; a resumed run must find the same samples in it, and continues counting its unusable ones.
     saving: number of newest checkpoints, their format, and whether training continues while they are written.
     parallel: how ranks share the weights.
     report: called with one line for the terminal.

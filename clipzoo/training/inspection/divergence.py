@@ -60,7 +60,7 @@ class DivergenceCheck:
 
     @property
     def leaves_out(self) -> bool:
-        """True if training goes on without the batch of a step that has diverged or is a spike."""
+        """True if training continues without the batch of a step that has diverged or is a spike."""
         return self.spikes is not None and self.spikes.leaves_out
 
     def history(self) -> dict[str, Spikes]:

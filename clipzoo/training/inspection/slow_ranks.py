@@ -50,7 +50,7 @@ class _Block:
         return [time / median - 1 if median > 0 else 0.0 for time in times]
 
     def described(self, rank: int) -> SlowRank:
-        """Describe a slow rank. Its cause is that of the own time which exceeds the median of the ranks most."""
+        """Describe a slow rank. The cause is the rank's own phase that exceeds the median over ranks by most."""
         medians = [median_low(column) for column in zip(*self.own, strict=True)]
         place = max(range(len(CAUSES)), key=lambda index: self.own[rank][index] - medians[index])
         own, median = self.own[rank][place] / self.steps, medians[place] / self.steps

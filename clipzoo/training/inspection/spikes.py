@@ -41,7 +41,7 @@ class SpikeDetector:
         self._threshold, self._world = threshold, world
         self._values = torch.full((window, 2), torch.nan, dtype=torch.float64, device=world.device)
         self.limits = torch.full((2,), torch.nan, dtype=torch.float64, device=world.device)
-        """Largest loss and gradient norm that were no spike in the last step."""
+        """Largest loss and gradient norm that still count as ordinary in the last step."""
 
     def judge(self, loss: Tensor, gradient_norm: Tensor) -> Tensor:
         """Return whether a step is a spike, and add it to the window. Collective; the answer is equal on all ranks.
@@ -97,7 +97,7 @@ class Spikes:
 
     @property
     def leaves_out(self) -> bool:
-        """True if training goes on without the batch of a spike, or of a step that diverged."""
+        """True if training continues without the batch of a spike, or of a step that diverged."""
         return self.policy in ("skip", "rewind")
 
     def judge(self, loss: Tensor, gradient_norm: Tensor) -> tuple[Tensor, Tensor]:

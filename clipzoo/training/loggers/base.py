@@ -13,7 +13,7 @@ from clipzoo.types import Part
 class MetricLogger(Part):
     """Receives the numbers of a training on the first rank; a subclass needs `log` alone.
 
-    An error of a logger is named in the log, and the training goes on without it.
+    An error of a logger is named in the log, and the training continues without it.
     """
 
     def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clipzoo import io
-from clipzoo.errors import ConfigError, masked
+from clipzoo.errors import ConfigError, installation, masked
 from clipzoo.runs.record import revision
 from clipzoo.training.loggers.base import MetricLogger
 from clipzoo.types import Part
@@ -49,7 +49,7 @@ class Logger(Part):
         if tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError(
                 "logger.tensorboard=true needs TensorBoard, which is not installed: "
-                "pip install 'clipzoo[tensorboard]', or pass logger.tensorboard=false"
+                f"{installation('tensorboard')}, or pass logger.tensorboard=false"
             )
         self._wandb_mode = wandb
         group = group or os.environ.get("CLIPZOO_SWEEP")

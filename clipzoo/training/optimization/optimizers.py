@@ -7,7 +7,7 @@ from typing import Annotated
 
 import torch
 
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, installation
 from clipzoo.training.optimization.groups import Group, GroupedOptimizer
 from clipzoo.training.parts import Schedule
 from clipzoo.types import Decay, Epsilon, NonNegative, Positive, Range, checked
@@ -101,7 +101,7 @@ class AdamW8bit(GroupedOptimizer):
         try:
             import bitsandbytes
         except ImportError:
-            raise ConfigError("optim=adamw_8bit needs bitsandbytes: pip install 'clipzoo[bitsandbytes]'") from None
+            raise ConfigError(f"optim=adamw_8bit needs bitsandbytes: {installation('bitsandbytes')}") from None
         return bitsandbytes.optim.AdamW8bit(
             groups, lr=self.schedule.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps
         )

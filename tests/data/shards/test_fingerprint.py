@@ -12,7 +12,13 @@ from tests.support.shards import shard_data, write_numbered
 
 def stored(shards: Path, index_folder: Path | None = None) -> str | None:
     folder = None if index_folder is None else str(index_folder)
-    data = {"_target_": DATASET, "shards": str(shards), "index_folder": folder, "shuffle_window": 2}
+    data = {
+        "_target_": DATASET,
+        "shards": str(shards),
+        "index_folder": folder,
+        "caption_key": None,
+        "shuffle_window": 2,
+    }
     return stored_fingerprint(data, shards)
 
 

@@ -123,7 +123,7 @@ def test_a_named_pipe_in_the_place_of_an_indexed_shard_does_not_wait_for_a_write
 
 
 def test_a_command_without_output_is_ended_with_its_processes(monkeypatch):
-    monkeypatch.setattr(commands, "SILENCE", 0.3)
+    monkeypatch.setattr(commands, "SILENCE_TIMEOUT_SECONDS", 0.3)
     before = children(os.getpid())
     with pytest.raises(TrainingError, match="'echo x; sleep 602 | cat' has written nothing for 0.3 seconds"):
         commands.copy_output("echo x; sleep 602 | cat", io.BytesIO())

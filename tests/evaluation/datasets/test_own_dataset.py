@@ -132,11 +132,9 @@ def test_captions_come_from_the_lines_of_a_file_or_the_rows_of_a_table(tmp_path:
 
 def test_a_dataset_without_images_or_classes_is_not_written(tmp_path: Path) -> None:
     put(tmp_path / "in" / "a" / "bad.png", b"no image")
-    with pytest.raises(
-        ConfigError, match=r"set needs at least two classes and has 0 \(1 files are left out: .*bad\.png: "
-    ):
+    with pytest.raises(ConfigError, match=r"set needs at least two classes and has 0 \(left out: 1 file, .*bad\.png: "):
         classified(own_sources.class_folders(tmp_path / "in"), tmp_path / "set")
-    with pytest.raises(ConfigError, match=r"set has no image \(1 files are left out: .*bad\.txt is missing"):
+    with pytest.raises(ConfigError, match=r"set has no image \(left out: 1 file, .*bad\.txt is missing"):
         own_dataset.make_retrieval(own_sources.captioned_folder(tmp_path / "in"), tmp_path / "set")
     with pytest.raises(ConfigError, match="bad has no folder: put the images of each class"):
         (tmp_path / "bad").mkdir()

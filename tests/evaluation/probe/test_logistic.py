@@ -117,6 +117,42 @@ def test_fewer_samples_than_features_and_constant_features():
     assert solution.weight[3].abs().max() < 1e-6
 
 
+def test_features_whose_deviations_differ_by_seven_orders_of_magnitude_are_all_used():
+    features, labels = informative_columns(scales=[1e-4, 1.0, 1.0, 2e3])
+    model = LogisticRegression(features, labels, 3)
+    accuracies = []
+    for c in (1.0, 1e3, 1e6):
+        solution = model.solve(c)
+        weight, bias = peer_solution(features, labels, c)
+        ours = objective(features, labels, solution.weight, solution.bias, c)
+        assert solution.converged
+        assert ours == pytest.approx(objective(features, labels, weight, bias, c), rel=1e-6), c
+        predicted, expected = solution.logits(features).argmax(1), (features.double() @ weight + bias).argmax(1)
+        assert torch.equal(predicted, expected), c
+        accuracies.append((predicted == labels).double().mean().item())
+    # The smallest column pays its penalty only at the largest C.
+    assert accuracies[-1] > accuracies[0] + 0.05
+
+
+def test_a_column_that_repeats_another_shares_its_weight():
+    features, labels = informative_columns(scales=[1e-4, 1.0, 1.0, 2e3])
+    features[:, 2] = features[:, 1]
+    solution = LogisticRegression(features, labels, 3).solve(1e6)
+    weight, bias = peer_solution(features, labels, 1e6)
+    ours = objective(features, labels, solution.weight, solution.bias, 1e6)
+    assert ours == pytest.approx(objective(features, labels, weight, bias, 1e6), rel=1e-6)
+    torch.testing.assert_close(solution.weight[1], solution.weight[2], rtol=1e-4, atol=1e-9)
+
+
+def informative_columns(scales: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """300 x 4 features and labels of three classes that depend on all columns alike, before columns are scaled."""
+    generator = torch.Generator().manual_seed(2)
+    columns = torch.randn(300, 4, generator=generator)
+    logits = 2 * columns @ torch.randn(4, 3, generator=generator)
+    labels = (logits - torch.empty(300, 3).exponential_(generator=generator).log()).argmax(1)
+    return columns * torch.tensor(scales), labels
+
+
 def test_blocks_of_rows_do_not_change_the_optimum(monkeypatch):
     features, labels = problem()
     whole = LogisticRegression(features, labels, 5).solve(1.0)

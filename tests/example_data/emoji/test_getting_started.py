@@ -58,7 +58,7 @@ def test_all_commands_of_the_page_work_and_the_search_finds_three_french_flags(t
     commands = re.findall(r"^ {4}(clipzoo [^\n]+)$", PAGE, re.M)
     printed = {command: run(shortened(command), tmp_path) for command in commands}
     assert any(command.startswith("clipzoo report") for command in printed)
-    assert "1,906 samples in 1 shards in data/mine/train" in "".join(printed.values())
+    assert "1,906 samples in 1 shard in data/mine/train" in "".join(printed.values())
     results = json.loads((tmp_path / "runs" / "emoji" / "clip" / "results.json").read_text())
     assert results["metrics"]["zero_shot/names/top1"] > 100 * (100 / 1906), "a hundred times as good as chance"
     assert "exists already" in run(["clipzoo", "emoji"], tmp_path)

@@ -231,7 +231,7 @@ def test_a_local_copy_that_another_machine_has_left_behind_is_replaced_and_a_new
     mirrored(here).finish()
     refresh(store, there)
     assert (there / "results.json").exists()
-    # The run goes on there.
+    # The run continues there.
     fetch_newest(store, there)
     (there / "results.json").unlink()
     save_checkpoint(there, 4)

@@ -70,7 +70,7 @@ def test_a_continued_run_is_no_seed_of_an_uninterrupted_one_and_no_row_of_a_pape
     assert [row.label for row in comparison(runs).rows] == ["whole", "continued"]
     assert "continued after 9 steps with the schedules of" in comparison(runs).rows[1].settings
     assert [match.is_row for match in matches(runs, "wpse/CC3M/CLIP")] == [True, False]
-    # A run directory stands for its run alone; a folder of runs has the shorter run too.
+    # A run directory represents its run alone; a folder of runs has the shorter run too.
     assert len(collect(run, DamageLog())[0]) == 1 and len(collect(root, DamageLog())[0]) == 3
 
 

@@ -32,7 +32,12 @@ def quick(monkeypatch, tmp_path):
     for module in (mirrors, filesystem):
         monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(mirrors, "PERIOD", 0.02)
-    for name, seconds in {"BEAT": 0.1, "SILENCE": 0.4, "PATIENCE": 0.2, "SETTLE": 0.0}.items():
+    for name, seconds in {
+        "BEAT": 0.1,
+        "HEARTBEAT_TIMEOUT_SECONDS": 0.4,
+        "PATIENCE": 0.2,
+        "SETTLING_SECONDS": 0.0,
+    }.items():
         monkeypatch.setattr(lease, name, seconds)
     monkeypatch.setenv(remote.VARIABLE, str(tmp_path / "staging"))
 

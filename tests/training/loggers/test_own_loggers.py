@@ -54,7 +54,7 @@ def test_a_logger_that_fails_is_named_and_not_used_again(tmp_path, caplog):
 @pytest.mark.parametrize("name", ["mlflow", "trackio"])
 def test_a_missing_package_is_one_clear_message(monkeypatch, name):
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=rf"logger={name} needs {name}.*pip install 'clipzoo\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf"logger={name} needs {name}.*pip install -e .*\[{name}\]"):
         part(compose([f"logger={name}"], complete=False)["logger"])
 
 

@@ -120,7 +120,7 @@ def test_a_failing_copy_is_named_once_and_the_log_goes_on(tmp_path, monkeypatch,
 def test_a_missing_tensorboard_is_an_error_when_it_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     logger()
-    with pytest.raises(ConfigError, match=r"needs TensorBoard, .* pip install 'clipzoo\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"needs TensorBoard, .* pip install -e .*\[tensorboard\]"):
         logger(tensorboard=True)
 
 

@@ -186,7 +186,7 @@ def test_an_optimizer_that_timm_does_not_have_is_one_message(change, message):
 
 def test_eight_bit_state_without_bitsandbytes_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r"needs bitsandbytes: pip install 'clipzoo\[bitsandbytes\]'"):
+    with pytest.raises(ConfigError, match=r"needs bitsandbytes: pip install -e .*\[bitsandbytes\]"):
         AdamW8bit([0.9, 0.98], 1e-8, 0.3, RATE)
 
 
