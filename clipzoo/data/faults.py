@@ -60,7 +60,7 @@ class FaultLog:
         if path == self._path:
             return
         self._path = path
-        for entry in io.read_json_lines(path):
+        for entry in io.read_json_lines(path, 64 * io.MB):
             kind, sample_id, shard = entry.get("kind"), entry.get("sample_id"), entry.get("shard")
             if isinstance(kind, str) and isinstance(sample_id, int) and isinstance(shard, str):
                 self._named.setdefault(kind, set()).add((sample_id, shard))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clipzoo.errors import ConfigError, nearest, one_message
-from clipzoo.io import read_json, require_fields
+from clipzoo.io import MB, read_json, require_fields
 from clipzoo.io.hub import from_hub
 
 FOLDER, HUB = "local-dir:", "hf-hub:"
@@ -54,7 +54,7 @@ def describe(name: str) -> Description:
 
     if name.startswith(FOLDER):
         path = Path(name.removeprefix(FOLDER)) / FILE
-        content = read_json(path, REMEDY)
+        content = read_json(path, MB, REMEDY)
         require_fields(path, content, {"model_cfg": dict}, REMEDY)
         require_fields(path, content["model_cfg"], MODEL_FIELDS, REMEDY)
     elif name.startswith(HUB):

@@ -49,7 +49,7 @@ def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world:
     begin = time.perf_counter()
 
     def stored() -> dict[str, float] | None:
-        content = io.read_json(path, REMEDY) if path.exists() else {}
+        content = io.read_json(path, io.MB, REMEDY) if path.exists() else {}
         if content.get("key") != key:
             return None
         io.require_fields(path, content, {"metrics": dict}, REMEDY)

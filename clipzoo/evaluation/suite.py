@@ -25,7 +25,7 @@ from clipzoo.evaluation.probe.linear_probe import LinearProbe
 from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.evaluation.zero_shot import zero_shot
-from clipzoo.io import write_json
+from clipzoo.io import below, write_json
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, MetricKey, written
 from clipzoo.types import Count, Epochs, Part, Progress, Range, Seed, Workers, checked
@@ -214,7 +214,7 @@ class Suite(Part):
                 loss = held_out if name == VALIDATION and self.validation is not None else None
                 own_key = dataset_key(key if loss is None else key + loss.key, dataset)
                 measure = partial(self._measure, task, model, dataset, output, encoder, own_key, loss)
-                metrics |= cached(output / task / f"{name}.json", own_key, measure, world)
+                metrics |= cached(below(output, f"{task}/{name}.json"), own_key, measure, world)
         return metrics
 
     def _measure(
@@ -229,7 +229,7 @@ class Suite(Part):
     ) -> dict[str, float]:
         """Metrics of one dataset by flat keys."""
         loss: Mapping[str, float] = {}
-        path = output / task / f"{dataset.name}.npz"
+        path = below(output, f"{task}/{dataset.name}.npz")
         metrics: Mapping[str, Mapping[str, float]]
         if isinstance(dataset, RetrievalDataset):
             retrieved = retrieval(model, dataset, encoder, self._draws, self._paired, held_out)

@@ -2,9 +2,15 @@
 
 from clipzoo.io.figures import draw, save_figure
 from clipzoo.io.folders import digest_of, ensure_folder
+from clipzoo.io.names import below, folder_name, require_no_links
 from clipzoo.io.reading import (
+    ANY_SIZE,
+    MB,
     DamagedFileError,
     DamageLog,
+    kind_of,
+    read_arrays,
+    read_bytes,
     read_json,
     read_json_lines,
     read_lines,
@@ -28,17 +34,24 @@ from clipzoo.io.writing import (
 )
 
 __all__ = [
+    "ANY_SIZE",
+    "MB",
     "NO_SPACE",
     "DamageLog",
     "DamagedFileError",
     "JsonLines",
     "WriteError",
+    "below",
     "digest_of",
     "draw",
     "ensure_folder",
     "explained",
+    "folder_name",
+    "kind_of",
     "make_folder",
     "publish_folder",
+    "read_arrays",
+    "read_bytes",
     "read_json",
     "read_json_lines",
     "read_lines",
@@ -46,6 +59,7 @@ __all__ = [
     "read_yaml",
     "readable",
     "require_fields",
+    "require_no_links",
     "require_numbers",
     "save_figure",
     "whole",

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.errors import ConfigError
-from clipzoo.io.reading import DamageLog, read_json
+from clipzoo.io.names import below
+from clipzoo.io.reading import MB, DamageLog, read_json
 from clipzoo.io.writing import explained, write_whole
 
 
@@ -62,11 +63,11 @@ def is_complete(root: Path, record: str, recipe: Mapping[str, object]) -> bool:
     path = root / record
     if not path.is_file():
         return False
-    facts: dict[str, Any] = DamageLog().read(lambda: read_json(path, "the folder is written again"), {})
+    facts: dict[str, Any] = DamageLog().read(lambda: read_json(path, 16 * MB, "the folder is written again"), {})
     files = facts.get("files")
     if {key: facts.get(key) for key in recipe} != dict(recipe) or not isinstance(files, dict):
         return False
-    return all((root / name).is_file() and digest_of(root / name) == digest for name, digest in files.items())
+    return all(below(root, name).is_file() and digest_of(below(root, name)) == digest for name, digest in files.items())
 
 
 def digest_of(*paths: Path) -> str:

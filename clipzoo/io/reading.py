@@ -1,20 +1,37 @@
-"""Reading files that a kill, a full disk or a hand may have damaged: one message for every kind of damage."""
+"""Reading files that a kill, a full disk or a stranger has made: one message for every kind of damage.
+
+Every reader opens regular files only, and states the largest size that it reads.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import math
+import os
+import stat
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from clipzoo.errors import ConfigError
 
+if TYPE_CHECKING:
+    import numpy as np
+
 log = logging.getLogger(__name__)
 
+MB = 2**20
+"""Bytes. A mark, a setting or a configuration has less; results and lists of names have a few of them."""
+ANY_SIZE = 2**63 - 1
+"""For files of which a bounded part is read, such as archives."""
 NAMES = {dict: "a mapping", list: "a list", str: "text", int: "a number", float: "a number", type(None): "nothing"}
 """Types of values, in words."""
+MOST_LINES = 1_000_000
+"""Largest number of lines of a log."""
 MOST_CHARACTERS = 1_000_000
 """Largest size of a YAML file with its aliases written out."""
 Kinds = type | tuple[type, ...]
@@ -54,10 +71,23 @@ class DamageLog:
 
 
 @contextmanager
-def readable(path: Path, remedy: str = "") -> Iterator[IO[bytes]]:
-    """Open a file to read bytes. Raises DamagedFileError if that fails, or reading in the block does."""
+def readable(path: Path, most: int, remedy: str = "") -> Iterator[IO[bytes]]:
+    """Open a regular file to read bytes.
+
+    most: largest size of the file in bytes.
+
+    Raises:
+        DamagedFileError: opening the file or reading it in the block fails, the file is a pipe, a device or another
+            thing that may never end, or it is larger than `most`.
+    """
     try:
-        with path.open("rb") as file:
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedFileError(path, f"is {kind_of(status.st_mode)}, not a file", remedy)
+            if status.st_size > most:
+                raise DamagedFileError(path, f"has {status.st_size:,} bytes, more than {most:,}", remedy)
             yield file
     except FileNotFoundError:
         raise DamagedFileError(path, "is missing", remedy) from None
@@ -65,33 +95,46 @@ def readable(path: Path, remedy: str = "") -> Iterator[IO[bytes]]:
         raise DamagedFileError(path, f"cannot be read ({error.strerror})", remedy) from None
 
 
-def read_text(path: Path, remedy: str = "") -> str:
-    """Return the content of a text file.
+def kind_of(mode: int) -> str:
+    """Return what a file is that is not a regular one. mode: `st_mode` of its status."""
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def read_bytes(path: Path, most: int, remedy: str = "") -> bytes:
+    """Return the content of a file of at most `most` bytes. Raises DamagedFileError."""
+    with readable(path, most, remedy) as file:
+        # Not more than its present size: a log may grow faster than it is read.
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def read_text(path: Path, most: int, remedy: str = "") -> str:
+    """Return the content of a text file of at most `most` bytes.
 
     remedy: for the message, what to do about a damaged file.
 
     Raises:
-        DamagedFileError: it is missing, unreadable, empty, or not UTF-8.
+        DamagedFileError: it is missing, unreadable, empty, too large, no regular file, or not UTF-8.
     """
-    content = _read_bytes(path, remedy)
+    content = read_bytes(path, most, remedy)
     if not content.strip():
         raise DamagedFileError(path, "is empty", remedy)
     if not content.strip(b"\0"):
         raise DamagedFileError(path, "holds only zero bytes", remedy)
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DamagedFileError(path, f"is not UTF-8 text (at byte {error.start})", remedy) from None
 
 
-def read_lines(path: Path, remedy: str = "") -> list[str]:
+def read_lines(path: Path, most: int, remedy: str = "") -> list[str]:
     """Return the stripped lines of a text file, without empty ones at its end. Raises DamagedFileError."""
-    return [line.strip() for line in read_text(path, remedy).rstrip().splitlines()]
+    return [line.strip() for line in read_text(path, most, remedy).rstrip().splitlines()]
 
 
-def read_json(path: Path, remedy: str = "", root: type = dict) -> Any:
+def read_json(path: Path, most: int, remedy: str = "", root: type = dict) -> Any:
     """Return the content of a JSON file whose outermost value is a `root`. Raises DamagedFileError."""
-    text = read_text(path, remedy)
+    text = read_text(path, most, remedy)
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -105,8 +148,8 @@ def read_json(path: Path, remedy: str = "", root: type = dict) -> Any:
 
 
 def read_yaml(path: Path, remedy: str = "") -> dict[str, Any]:
-    """Return the mapping that a YAML file holds. Raises DamagedFileError."""
-    text = read_text(path, remedy)
+    """Return the mapping that a YAML file of at most MOST_CHARACTERS holds. Raises DamagedFileError."""
+    text = read_text(path, MOST_CHARACTERS, remedy)
     try:
         content = _parsed_yaml(text)
     # Malformed values end in YAMLError, ValueError, KeyError, AttributeError, RecursionError and more.
@@ -144,7 +187,7 @@ def _characters(node: Any, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path, most: int) -> list[dict[str, Any]]:
     """Return the mappings in a file with a JSON value on every line; none if the file does not exist.
 
     A last line without an end, as a kill leaves it, is left out. Other lines that are not mappings are left out too,
@@ -155,20 +198,57 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    lines = _read_bytes(path).split(b"\n")
     rows, damaged = [], []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(io.BytesIO(read_bytes(path, most)), start=1):
+        if number > MOST_LINES:
+            raise DamagedFileError(path, f"has more than {MOST_LINES:,} lines")
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
             rows.append(row)
-        elif line.strip() and number < len(lines):
+        elif line.strip() and line.endswith(b"\n"):
             damaged.append(number)
     if damaged:
         log.warning("%s: %d damaged lines are left out, the first is line %d", path, len(damaged), damaged[0])
     return rows
+
+
+def read_arrays(path: Path, most: int, remedy: str, names: Iterable[str] = ()) -> dict[str, np.ndarray]:
+    """Return arrays of an .npz file by name, all of them by default.
+
+    most: largest size in bytes of the file, and of all its arrays together, which may be compressed.
+
+    Raises:
+        DamagedFileError: the file or an array is missing or damaged, or too large.
+    """
+    import numpy as np
+
+    with readable(path, most, remedy) as file:
+        try:
+            total = sum(entry.file_size for entry in zipfile.ZipFile(file).infolist())
+            if total > most:
+                raise ValueError(f"{total:,} bytes of arrays, more than {most:,}")
+            file.seek(0)
+            with np.load(file) as arrays:
+                return {name: _array(arrays, name) for name in names or arrays.files}
+        # Damaged bytes end in OSError, ValueError, EOFError, BadZipFile, zlib.error, KeyError, SyntaxError and more.
+        except Exception as error:
+            raise DamagedFileError(path, f"is no undamaged .npz file ({error})", remedy) from None
+
+
+def _array(arrays: Any, name: str) -> np.ndarray:
+    """Read an array of an .npz file whose header states no more bytes than the file has for it."""
+    from numpy.lib import format as npy
+
+    entry = next(entry for entry in arrays.zip.infolist() if entry.filename in (name, f"{name}.npy"))
+    with arrays.zip.open(entry) as content:
+        read = npy.read_array_header_1_0 if npy.read_magic(content) == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read(content)
+    if dtype.itemsize * math.prod(shape) > entry.file_size:
+        raise ValueError(f"{name} is cut off")
+    return arrays[name]
 
 
 def require_fields(path: Path, content: Mapping[str, Any], fields: Mapping[str, Kinds], remedy: str = "") -> None:
@@ -191,11 +271,6 @@ def shortened(value: object) -> str:
     """The value as Python writes it, at most 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _read_bytes(path: Path, remedy: str = "") -> bytes:
-    with readable(path, remedy) as file:
-        return file.read()
 
 
 def _require_root(path: Path, content: object, root: type, remedy: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from clipzoo.errors import ConfigError, first_line
+from clipzoo.io.reading import ANY_SIZE, readable
 
 
 def read_table(path: Path, columns: Collection[str]) -> Iterator[dict[str, str]]:
@@ -18,7 +20,7 @@ def read_table(path: Path, columns: Collection[str]) -> Iterator[dict[str, str]]
         ConfigError: the file is no table, a column is missing, or a row has more or fewer values than columns.
     """
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with readable(path, ANY_SIZE) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
             names = rows.fieldnames or []
             missing = sorted(set(columns) - set(names))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from clipzoo.errors import ConfigError
-from clipzoo.io.reading import DamagedFileError, read_json, readable, require_fields, shortened
+from clipzoo.io.reading import ANY_SIZE, MB, DamagedFileError, read_json, readable, require_fields, shortened
 
 _NAMES_CLASSES = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4")
 """Opcodes of pickles that name a class or a function."""
@@ -85,11 +85,11 @@ def weights_digest(name: str, key: str) -> str:
     path = weights_file(place, key)
     # Beside a file of another program stands a .json of another program.
     if mark_of(path).exists() and is_checkpoint(path) and (run_of(path) / "config.yaml").exists():
-        content = read_json(mark_of(path), "give another checkpoint")
+        content = read_json(mark_of(path), MB, "give another checkpoint")
         require_fields(mark_of(path), content, {"sha256": str})
         return content["sha256"]
     digest = hashlib.sha256()
-    with readable(path / MANIFEST if is_sharded(path) else path) as file:
+    with readable(path / MANIFEST if is_sharded(path) else path, ANY_SIZE) as file:
         while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
@@ -193,7 +193,7 @@ def require_bounded(path: Path, remedy: str = "") -> None:
     """
     if path.exists() and not path.is_file():
         raise DamagedFileError(path, "is not a regular file", remedy)
-    with readable(path, remedy) as file:
+    with readable(path, ANY_SIZE, remedy) as file:
         size = os.fstat(file.fileno()).st_size
         try:
             if path.suffix == ".safetensors":

@@ -16,7 +16,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from clipzoo.io import draw, write_whole
+from clipzoo.io import MB, below, draw, read_bytes, write_whole
 from clipzoo.io.escaping import latex_text, markdown_code, markdown_text, one_line
 from clipzoo.report.table import Cell, Table, capitalised
 
@@ -116,7 +116,7 @@ def _png(content: bytes) -> str:
 @pass_context
 def _embedded(context: Context, address: str) -> str:
     """The picture at an address relative to the page's folder, as a data: address."""
-    return _png((context["folder"] / address).read_bytes())
+    return _png(read_bytes(below(context["folder"], address), 64 * MB))
 
 
 @cache

@@ -11,7 +11,7 @@ import yaml
 
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
-from clipzoo.io import DamageLog, save_figure, write_whole
+from clipzoo.io import DamageLog, below, save_figure, write_whole
 from clipzoo.report import render
 from clipzoo.report.comparison import own_runs, scaling_page, tables as compared
 from clipzoo.report.comparison.disagreements import disagreement_table, disagreements, figure as disagreement_figure
@@ -198,8 +198,8 @@ def _own_section(comparison: Comparison, lead: bool, tested: bool) -> Section:
 def _scaling_section(found: Sequence[Curve], axis: str, output: Path) -> Section:
     """Return the section of power laws along an axis, and write their table and figure to files of their own too."""
     fits, drawn, title = scaling_page.table(found), scaling_page.figure(found, axis), f"Scaling with {axis}"
-    write_whole(output / f"scaling_{axis}.csv", render.csv(fits))
-    save_figure(drawn, output / f"scaling_{axis}.png", dpi=DPI)
+    write_whole(below(output, f"scaling_{axis}.csv"), render.csv(fits))
+    save_figure(drawn, below(output, f"scaling_{axis}.png"), dpi=DPI)
     return Section(
         anchor=f"scaling-{axis}",
         title=title,

@@ -80,8 +80,9 @@ def config_of(folder: Path) -> dict[str, Any]:
     """Return the configuration of a run, with today's names of classes.
 
     Raises:
-        DamagedFileError: its config.yaml is missing or damaged.
+        DamagedFileError: its config.yaml is missing or damaged, or a link in the run directory leads out of it.
     """
+    io.require_no_links(folder)
     path = folder / CONFIG
     config = io.read_yaml(path, CONFIG_REMEDY)
     io.require_fields(path, config, {"seed": int, **dict.fromkeys(PARTS, dict)}, CONFIG_REMEDY)

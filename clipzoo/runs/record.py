@@ -30,6 +30,9 @@ FIELDS = {
     "training": dict, "protocol": dict, "metrics": dict, "not_converged": list, "ended_before": list,
 }  # fmt: skip
 """Types of the values in results.json; all but the metrics may be absent."""
+ARRAYS = 512 * io.MB
+"""Largest size of the arrays that the evaluation of a dataset leaves in the run directory."""
+ARRAYS_REMEDY = "remove the dataset's files from the folder and evaluate the run again"
 OPTIONAL = ("config_dir", "not_converged", "ended_before")
 """Keys that results.json has only if they say something."""
 PACKAGES = ("clipzoo", "torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
@@ -73,8 +76,9 @@ class RunRecord:
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
         """Read the record of a finished run. Raises DamagedFileError."""
+        io.require_no_links(folder)
         path = folder / FILE
-        content = io.read_json(path, REMEDY)
+        content = io.read_json(path, 16 * io.MB, REMEDY)
         known = {name: content[name] for name in FIELDS if content.get(name) is not None}
         io.require_fields(path, known, {name: FIELDS[name] for name in {**known, "metrics": 0}}, REMEDY)
         io.require_numbers(path, known["metrics"], REMEDY)
@@ -132,7 +136,7 @@ def probes_not_converged(folder: Path) -> list[str]:
     damage = io.DamageLog()
     names = []
     for path in sorted((folder / "evaluation" / "linear_probe").glob("*.search.json")):
-        fits: dict[str, Any] = damage.read(partial(io.read_json, path), {})
+        fits: dict[str, Any] = damage.read(partial(io.read_json, path, io.MB), {})
         place = f"linear_probe/{path.name.removesuffix('.search.json')}"
         names += [
             f"{place}/{projection}"

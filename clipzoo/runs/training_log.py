@@ -7,6 +7,8 @@ from pathlib import Path
 
 from clipzoo import io
 
+LOG = 64 * io.MB
+"""Largest size of metrics.jsonl."""
 Line = dict[str, float | str]
 
 
@@ -20,9 +22,10 @@ class TrainingLog:
     @classmethod
     def read(cls, folder: Path) -> TrainingLog:
         """Read the log of a run directory; it is empty without one. Damaged lines and values are left out."""
+        io.require_no_links(folder)
         training: list[Line] = []
         evaluations: list[Line] = []
-        for row in io.read_json_lines(folder / "metrics.jsonl"):
+        for row in io.read_json_lines(folder / "metrics.jsonl", LOG):
             line: Line = {name: value for name, value in row.items() if isinstance(value, int | float)}
             if "step" not in line:
                 continue

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import socket
+import zipfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from clipzoo import io
+from clipzoo.api.published import read_weights
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.images.decoding import read_image_file
+from clipzoo.data.shards.pairs import Pair, pairs_from_karpathy
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles
+from clipzoo.io.tables import read_table
 
 FAULTS = {
     b"": "is empty",
@@ -25,7 +40,7 @@ def test_a_damaged_json_file_is_named_with_its_fault_and_the_remedy(tmp_path, co
     path = tmp_path / "results.json"
     path.write_bytes(content)
     with pytest.raises(io.DamagedFileError) as caught:
-        io.read_json(path, "restore it")
+        io.read_json(path, io.MB, "restore it")
     assert str(caught.value) == f"{path} {FAULTS[content]}: restore it"
 
 
@@ -43,27 +58,27 @@ def test_a_malformed_yaml_file_is_one_message(tmp_path, content):
 def test_json_that_python_cannot_hold_is_one_message(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(io.DamagedFileError, match="a.json is not JSON"):
-        io.read_json(tmp_path / "a.json")
+        io.read_json(tmp_path / "a.json", io.MB)
 
 
 def test_missing_files_and_folders_in_place_of_files_are_named(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(io.DamagedFileError, match="a.json is missing"):
-        io.read_json(tmp_path / "a.json")
+        io.read_json(tmp_path / "a.json", io.MB)
     with pytest.raises(io.DamagedFileError, match=r"folder cannot be read \(Is a directory\)"):
         io.read_yaml(tmp_path / "folder")
     with pytest.raises(io.DamagedFileError, match=r"folder cannot be read \(Is a directory\)"):
-        io.read_json_lines(tmp_path / "folder")
+        io.read_json_lines(tmp_path / "folder", io.MB)
 
 
 def test_lines_that_a_kill_cut_off_are_left_out_in_silence_and_other_damaged_lines_with_a_warning(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
-    assert io.read_json_lines(path) == [{"step": 1}, {"step": 2}] and not caplog.messages
+    assert io.read_json_lines(path, io.MB) == [{"step": 1}, {"step": 2}] and not caplog.messages
     path.write_bytes(b'{"step": 1}\n[2]\n\xff\xfe\n{"step": 4}\n')
-    assert io.read_json_lines(path) == [{"step": 1}, {"step": 4}]
+    assert io.read_json_lines(path, io.MB) == [{"step": 1}, {"step": 4}]
     assert caplog.messages == [f"{path}: 2 damaged lines are left out, the first is line 2"]
-    assert io.read_json_lines(tmp_path / "absent.jsonl") == []
+    assert io.read_json_lines(tmp_path / "absent.jsonl", io.MB) == []
 
 
 def test_fields_of_another_type_are_named(tmp_path):
@@ -86,5 +101,66 @@ def test_the_error_reaches_other_ranks_as_it_was_raised(tmp_path):
 def test_a_log_of_damage_names_every_file_once_and_returns_defaults(tmp_path, caplog):
     (tmp_path / "a.json").write_text("[]")
     damage = io.DamageLog()
-    assert [damage.read(lambda: io.read_json(tmp_path / "a.json"), 7) for _ in range(2)] == [7, 7]
+    assert [damage.read(lambda: io.read_json(tmp_path / "a.json", io.MB), 7) for _ in range(2)] == [7, 7]
     assert [fault.path.name for fault in damage.faults] == ["a.json"] and len(caplog.messages) == 1
+
+
+def endless_files(folder: Path) -> list[Path]:
+    """A named pipe, a socket, a device and a link to one: reading them never ends, or opening them does not."""
+    os.mkfifo(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(folder):
+        server.bind("socket")
+    (folder / "link").symlink_to("/dev/zero")
+    return [folder / "pipe", folder / "socket", folder / "link", Path("/dev/zero")]
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "bytes": lambda path: io.read_bytes(path, io.ANY_SIZE),
+    "text": lambda path: io.read_text(path, io.ANY_SIZE),
+    "lines": lambda path: io.read_lines(path, io.ANY_SIZE),
+    "JSON": lambda path: io.read_json(path, io.ANY_SIZE),
+    "lines of JSON": lambda path: io.read_json_lines(path, io.ANY_SIZE),
+    "YAML": io.read_yaml,
+    "arrays": lambda path: io.read_arrays(path, io.ANY_SIZE, ""),
+    "a table": lambda path: list(read_table(path, ["image"])),
+    "an image": lambda path: ImageFiles([ImageFile(path)])[0],
+    "weights": read_weights,
+    "an encoded image": read_image_file,
+    "captions": lambda path: Pair(path, [], path).read_captions(),
+    "Karpathy's splits": lambda path: pairs_from_karpathy(path, path.parent, ["train"]),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_is_refused_at_once(tmp_path, reader):
+    for path in endless_files(tmp_path):
+        with pytest.raises((ConfigError, BadSampleError), match="not a file|cannot be read|is no regular file"):
+            READERS[reader](path)
+
+
+def test_a_file_above_the_bound_is_not_read(tmp_path):
+    path = tmp_path / "a.json"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(io.DamagedFileError, match="a.json has 1,099,511,627,776 bytes, more than 1,048,576"):
+        io.read_json(path, io.MB)
+    with pytest.raises(io.DamagedFileError, match="more than"):
+        io.read_yaml(path)
+
+
+@pytest.mark.parametrize("stated", [10**12, 10**5])
+def test_arrays_that_state_more_than_their_file_allocate_nothing(tmp_path, stated):
+    path, header, array = tmp_path / "a.npz", BytesIO(), {"descr": "<f4", "fortran_order": False, "shape": (stated,)}
+    np.lib.format.write_array_header_1_0(header, array)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("confusion.npy", header.getvalue() + bytes(40))
+    with pytest.raises(io.DamagedFileError, match="confusion is cut off"):
+        io.read_arrays(path, io.MB, "")
+
+
+def test_arrays_that_grow_when_they_are_unpacked_are_bounded(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", zeros=np.zeros(10**6))
+    assert (tmp_path / "a.npz").stat().st_size < 10**4
+    with pytest.raises(io.DamagedFileError, match="bytes of arrays, more than"):
+        io.read_arrays(tmp_path / "a.npz", io.MB, "")
+    assert io.read_arrays(tmp_path / "a.npz", 8 * io.MB, "")["zeros"].shape == (10**6,)

@@ -16,6 +16,7 @@ from clipzoo.api.explore.explanations import explanation
 from clipzoo.api.loading import LoadedModel
 from clipzoo.api.search.index import SearchIndex, build_index
 from clipzoo.evaluation.ranking import exact_products
+from clipzoo.io import below
 from clipzoo.training.inspection.diagnostics import unit_vectors
 from clipzoo.types import Embedding
 
@@ -129,7 +130,7 @@ def explored(
     def build(number: int) -> SearchIndex:
         collection = collections[number]
         lines = partial(_named, report, f"{name}, {collection.name}")
-        place = folder / _folder_name(collection.name)
+        place = below(folder, _folder_name(collection.name))
         index = build_index(model, source, collection.gallery, place, report=lines, replace=True)
         assert index is not None
         # The first search prepares the next ones.

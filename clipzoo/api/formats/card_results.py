@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
+from clipzoo import io
 from clipzoo.io.escaping import markdown_text
 from clipzoo.runs.metric_key import DEVIATION, VALIDATION, MetricKey
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.record import ARRAYS, ARRAYS_REMEDY, RunRecord
 
 PICTURE = "retrieval.png"
 TITLES = {
@@ -102,10 +101,11 @@ def _words(name: str) -> str:
 def _samples(folder: Path, key: MetricKey) -> int | None:
     """Return the number of test samples behind a metric, None if the run has no file that says it."""
     # The linear probe has the test split of zero-shot classification.
-    path = folder / "evaluation" / ("retrieval" if key.task == "retrieval" else "zero_shot") / f"{key.dataset}.npz"
+    task = "retrieval" if key.task == "retrieval" else "zero_shot"
+    path = io.below(folder, f"evaluation/{task}/{key.dataset}.npz")
     if key.task not in TITLES or not path.exists():
         return None
-    with np.load(path, allow_pickle=False) as arrays:
-        if key.task != "retrieval":
-            return len(arrays["all_labels"])
-        return int(arrays["gallery"]) if "image_to_text" in key.protocol else len(arrays["all_places"])
+    if key.task != "retrieval":
+        return len(io.read_arrays(path, ARRAYS, ARRAYS_REMEDY, ["all_labels"])["all_labels"])
+    arrays = io.read_arrays(path, ARRAYS, ARRAYS_REMEDY, ["gallery", "all_places"])
+    return int(arrays["gallery"]) if "image_to_text" in key.protocol else len(arrays["all_places"])

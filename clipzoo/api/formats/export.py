@@ -10,7 +10,7 @@ from pathlib import Path
 from clipzoo.api.formats import graphs, hub, onnx, open_clip, preprocessing, transformers
 from clipzoo.api.loading import LoadedModel
 from clipzoo.errors import ConfigError, installation, nearest
-from clipzoo.io import make_folder
+from clipzoo.io import below, make_folder
 
 
 @dataclass(frozen=True)
@@ -79,5 +79,5 @@ def require(model: LoadedModel, folder: str | Path, to: str) -> None:
         raise ConfigError(f"{to} cannot represent this model: {'; '.join(reasons)}")
     if missing := [name for name in FORMATS[to].packages if find_spec(name) is None]:
         raise ConfigError(f"{to} needs {', '.join(missing)}: {installation(FORMATS[to].extra)}")
-    if (Path(folder) / FORMATS[to].mark).exists():
+    if (below(Path(folder), FORMATS[to].mark)).exists():
         raise ConfigError(f"{folder} already contains an exported model: choose another folder")

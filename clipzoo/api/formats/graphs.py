@@ -71,7 +71,7 @@ def graphs(model: Model) -> list[Graph]:
 def write_torch(model: Model, folder: Path) -> None:
     """Write the graphs as programs, which `torch.export.load("image.pt2").module()` runs without clipzoo."""
     for graph in graphs(model):
-        with io.whole(folder / f"{graph.name}.pt2") as file:
+        with io.whole(io.below(folder, f"{graph.name}.pt2")) as file:
             torch.export.save(graph.program(), file)
 
 

@@ -36,7 +36,7 @@ def write_hub(model: LoadedModel, folder: Path, licence: str | None = None, data
         write_preprocessing(model, folder)
     if (picture := retrieval_picture(model.folder)) is not None:
         with io.whole(folder / PICTURE) as file:
-            file.write(picture.read_bytes())
+            file.write(io.read_bytes(picture, 64 * io.MB))
     io.write_whole(folder / "README.md", model_card(model, licence, data_licence))
     content = {"version": VERSION, **_nodes(model), "interpolation": model.transform.interpolation}
     if model.transform.resize_mode != "shortest":

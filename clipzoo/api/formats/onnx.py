@@ -9,6 +9,7 @@ import torch.onnx
 
 from clipzoo.api.formats.graphs import Graph, graphs
 from clipzoo.errors import TrainingError
+from clipzoo.io import below
 from clipzoo.model import Model
 
 OPSET = 20
@@ -35,7 +36,7 @@ def write_onnx(model: Model, folder: Path) -> None:
                 verbose=False,
             )
         assert program is not None
-        path = folder / f"{graph.name}.onnx"
+        path = below(folder, f"{graph.name}.onnx")
         program.save(path)
         _check(graph, path)
 

@@ -34,6 +34,9 @@ from clipzoo.types import Embedding, PointSet, as_captions, concatenate
 
 FILE, NAMES = "index.json", "names.json"
 BLOCK = 256
+"""Images in a block."""
+LONGEST_NAME = 2**13
+"""Bytes of names.json for each image."""
 FIELDS = {"model": str, "images": str, "count": int, "block": int, "key": str, "names": str}
 REMEDY = "build the index again in another folder"
 
@@ -56,14 +59,17 @@ class SearchIndex:
         """
         self.folder = Path(folder)
         facts = _facts(self.folder)
-        missing = [path for path in _blocks(self.folder, facts) if not path.exists()]
-        if missing:
-            raise ConfigError(f"{folder} lacks {len(missing)} blocks: run the same clipzoo index again to complete it")
-        self.names: list[str] = io.read_json(self.folder / NAMES, REMEDY, list)
+        missing = math.ceil(facts["count"] / BLOCK) - len(list((self.folder / "blocks").glob("*.safetensors")))
+        if missing > 0:
+            raise ConfigError(f"{folder} lacks {missing} blocks: run the same clipzoo index again to complete it")
+        self.names: list[str] = io.read_json(self.folder / NAMES, LONGEST_NAME * facts["count"], REMEDY, list)
         self.model = model or load(facts["model"], trust=trust)
         if model_key(self.model, ()) != facts["key"]:
             raise ConfigError(f"{folder} was built with other weights of {facts['model']}: {REMEDY}")
         self.images = concatenate([_read(path) for path in _blocks(self.folder, facts)])
+        if not len(self.images) == len(self.names) == facts["count"]:
+            fault = f"counts {facts['count']} images, but has {len(self.names)} names and {len(self.images)} embeddings"
+            raise io.DamagedFileError(self.folder / FILE, fault, REMEDY)
 
     @cached_property
     def _candidates(self) -> Candidates:
@@ -178,8 +184,10 @@ def _embedded(model: LoadedModel, gallery: Gallery, number: int) -> Embedding:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    facts = io.read_json(folder / FILE, REMEDY)
+    facts = io.read_json(folder / FILE, io.MB, REMEDY)
     io.require_fields(folder / FILE, facts, FIELDS, REMEDY)
+    if facts["block"] != BLOCK or facts["count"] < 1:
+        raise io.DamagedFileError(folder / FILE, f"has {facts['count']} images in blocks of {facts['block']}", REMEDY)
     return facts
 
 

@@ -12,7 +12,7 @@ from clipzoo.api.transformers import clip, siglip
 from clipzoo.api.transformers.ties import to_ours
 from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.errors import ConfigError, cause, one_message
-from clipzoo.io import DamagedFileError, read_json, require_fields
+from clipzoo.io import MB, DamagedFileError, read_json, require_fields
 from clipzoo.io.weights import read_tensors
 from clipzoo.model import Model
 
@@ -29,7 +29,7 @@ def from_transformers(folder: Path) -> tuple[Model, dict[str, Any]]:
         ConfigError: the folder holds another kind of model, or one that no encoder here can represent.
     """
     path = folder / _MODEL
-    content = read_json(path, REMEDY)
+    content = read_json(path, MB, REMEDY)
     require_fields(path, content, {"vision_config": dict, "text_config": dict}, REMEDY)
     if (kind := content.get("model_type")) not in ("clip", "siglip"):
         raise ConfigError(f"{folder} holds a model of type {kind}, not clip or siglip")
@@ -60,7 +60,7 @@ def from_transformers(folder: Path) -> tuple[Model, dict[str, Any]]:
 def _image_settings(folder: Path, size: int) -> dict[str, Any]:
     """Return mean, std, interpolation and resize_mode of an image processor that gives images of side `size`."""
     path = folder / _PROCESSOR
-    content = read_json(path, REMEDY)
+    content = read_json(path, MB, REMEDY)
     if "pretrained_cfg" in content:
         content = content["pretrained_cfg"]
         mode = "squash" if content.get("crop_mode") == "squash" else "shortest"
@@ -85,7 +85,7 @@ def _check_vocabulary(folder: Path) -> None:
     path = folder / "tokenizer.json"
     if not path.exists():
         return
-    theirs = read_json(path, REMEDY).get("model", {}).get("vocab", {})
+    theirs = read_json(path, 64 * MB, REMEDY).get("model", {}).get("vocab", {})
     ours, *_ = ClipTokenizer(context_length=3).tables()
     controls = (ClipTokenizer.start_token, ClipTokenizer.end_token)
     different = [text for text, token in ours.items() if token not in controls and theirs.get(text) != token]

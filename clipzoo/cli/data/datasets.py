@@ -21,6 +21,7 @@ from clipzoo.cli.arguments import add_batch, number_in
 from clipzoo.cli.progress import Progress
 from clipzoo.config.vocabulary import Count, Processes
 from clipzoo.errors import ConfigError, number_of
+from clipzoo.io import below
 
 if TYPE_CHECKING:
     from clipzoo.evaluation.datasets.own_dataset import Made
@@ -67,7 +68,7 @@ def convert_dataset(options: argparse.Namespace) -> None:
     from clipzoo.evaluation.datasets.benchmarks import convert
 
     convert(options.name, options.source, options.root, options.prompts)
-    print(f"wrote {options.root / options.name}")
+    print(f"wrote {below(options.root, options.name, links=True)}")
 
 
 def make_dataset(options: argparse.Namespace) -> None:

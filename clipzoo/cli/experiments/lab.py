@@ -21,6 +21,7 @@ from pathlib import Path
 
 from clipzoo.cli.arguments import number_in, with_config_folder
 from clipzoo.config.vocabulary import Count
+from clipzoo.io import below
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
         with_config_folder(["--config-dir", str(options.config_dir)])
     lab = read_settings(options.lab).chosen(options.methods, options.comparisons, options.seeds)
     lab = replace(lab, trust=tuple(options.trust))
-    output = options.output or Path("lab") / lab.name
+    output = options.output or below(Path("lab"), lab.name)
     if not options.report:
         from clipzoo.studies.lab.run import run_lab
 

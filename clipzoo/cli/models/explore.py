@@ -11,6 +11,7 @@ The page is served on this machine alone, and no data leaves it.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -95,8 +96,11 @@ def _site(options: argparse.Namespace, temporary: Path) -> Site:
     ]
     parts = []
     for name, source, model in zip(names, options.models, models, strict=True):
-        cache = options.cache / name if options.cache else model.folder / "explore" if model.folder else None
-        parts.append(explored(name, source, model, collections, cache or temporary / name, say))
+        # Sources may have one name; a path as a name would lead into the run.
+        digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+        own = model.folder / "explore" if model.folder else temporary / digest
+        cache = options.cache / digest if options.cache else own
+        parts.append(explored(name, source, model, collections, cache, say))
     return Site(Explorer(parts, collections), runs)
 
 

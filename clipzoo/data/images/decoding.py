@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from clipzoo.data.faults import BadSampleError
+from clipzoo.io import DamagedFileError, read_bytes
 
 try:
     import simplejpeg
@@ -34,10 +36,22 @@ FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bm
 """Formats that are read, by PIL's name, and their file extension."""
 MAX_PIXELS = 89_000_000
 """The default of data.max_pixels."""
+LARGEST_FILE = 2**28
+"""Bytes of the largest encoded image that is read."""
 _STRIP = 1 << 20
 """Number of pixels that are converted at a time."""
 _JPEG = b"\xff\xd8\xff"
 _PLAIN_JPEGS = ("YCbCr", "Gray")
+
+
+def read_image_file(path: Path) -> bytes:
+    """Return the bytes of an image file. Raises BadSampleError."""
+    try:
+        return read_bytes(path, LARGEST_FILE)
+    except DamagedFileError as error:
+        if not path.exists():
+            raise BadSampleError("missing_file", "there is no such file") from None
+        raise BadSampleError("unreadable_file", f"it {error.fault}") from None
 
 
 class EncodedImage(Protocol):

@@ -111,7 +111,7 @@ class ShardCache:
 def _open_copy(copy: Path, size: int) -> int | None:
     """Open a copy of that many bytes and mark it as used; None if there is none."""
     try:
-        descriptor = os.open(copy, os.O_RDONLY)
+        descriptor = os.open(copy, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     if os.fstat(descriptor).st_size == size:

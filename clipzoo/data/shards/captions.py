@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clipzoo.data.faults import BadSampleError
+from clipzoo.data.images.decoding import LARGEST_FILE
 
+LARGEST_TEXT = 2**24
+"""Bytes of the largest caption or .json that is read."""
 _SORTED_AT_ONCE = 2**27
 """Digests that are sorted at a time: 1 GiB."""
 _BLOCK = 2**22
@@ -144,6 +147,8 @@ def has_text(caption: str) -> bool:
 def read_member(descriptor: int, record: np.void, role: str) -> bytes:
     """Return the bytes of a member of a sample. Raises BadSampleError."""
     offset, size = int(record[f"{role}_offset"]), int(record[f"{role}_size"])
+    if size > (LARGEST_FILE if role == "image" else LARGEST_TEXT):
+        raise BadSampleError("enormous_file", f"the {role} has {size:,} bytes")
     if not offset:
         if role == "image":
             raise BadSampleError("missing_image", "no image under this key")
@@ -160,7 +165,7 @@ def read_member(descriptor: int, record: np.void, role: str) -> bytes:
 def _captions_in_json(text: str, key: str) -> list[str]:
     try:
         entry = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSampleError("bad_json", f"json: {error}") from error
     if not isinstance(entry, dict) or entry.get(key) is None:
         present = ", ".join(list(entry)[:8]) if isinstance(entry, dict) else type(entry).__name__

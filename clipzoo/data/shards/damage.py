@@ -105,7 +105,7 @@ def _expected(shard: Shard, location: str, usual: int) -> int:
 
 def _successes(stats: Path) -> int:
     """Number of samples that img2dataset states for a shard. Raises DamagedFileError."""
-    content = io.read_json(stats, "the size of other shards is used")
+    content = io.read_json(stats, io.MB, "the size of other shards is used")
     io.require_fields(stats, content, {"successes": int}, "the size of other shards is used")
     return content["successes"]
 

@@ -129,14 +129,14 @@ def relative_names(locations: Sequence[str]) -> list[str]:
 
 def read_key_bytes(index: ShardIndex, shard: int) -> bytes:
     """Read the keys of a shard as they are stored in the data file."""
-    with open(index.data, "rb") as file:
+    with io.readable(index.data, io.ANY_SIZE, REMEDY) as file:
         file.seek(index.samples * RECORD.itemsize + index.shards[shard].key_start)
         return file.read(index.shards[shard].key_bytes)
 
 
 def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     """Read and verify an index; None for one of another version. Raises DamagedFileError."""
-    table = io.read_json(path, REMEDY)
+    table = io.read_json(path, 64 * io.MB, REMEDY)
     io.require_fields(path, table, {"version": int, "data": str, "shards": list}, REMEDY)
     if table["version"] != VERSION:
         return None
@@ -144,10 +144,12 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     if len(table["shards"]) != len(locations) or not all(_is_row(row) for row in table["shards"]):
         raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
     shards = [Shard(**{**row, "state": tuple(row["state"])}) for row in table["shards"]]
+    if sum(shard.count for shard in shards) * RECORD.itemsize > 2**63:
+        raise io.DamagedFileError(path, "counts more samples than a file can hold", REMEDY)
     if not all(isinstance(row, list) and len(row) == 2 and all(map(_is_count, row)) for row in table["captions"]):
         raise io.DamagedFileError(path, "does not count the captions", REMEDY)
     captions = CaptionCounts({size: number for size, number in table["captions"]})
-    index = ShardIndex(shards, locations, path.with_name(table["data"]), captions)
+    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions)
     _verify(index)
     return index
 
@@ -173,7 +175,7 @@ def _verify(index: ShardIndex) -> None:
 
     In a file larger than _VERIFIED_BYTES, shards at equal distances are verified.
     """
-    with io.readable(index.data, REMEDY) as file:
+    with io.readable(index.data, io.ANY_SIZE, REMEDY) as file:
         size = file.seek(0, os.SEEK_END)
         expected = index.samples * RECORD.itemsize + sum(shard.key_bytes for shard in index.shards)
         if size != expected:

@@ -160,7 +160,7 @@ class _Writer:
         self.shards: list[Shard] = []
         self._folder, self._digest = folder, digest
         self._part = folder / f".{digest}.{os.uname().nodename}.{os.getpid()}"
-        self._keys = self._part.with_name(self._part.name + ".keys")
+        self._keys = self._part.with_name(f"{self._part.name}.keys")
         self._key_start = 0
         self._content = hashlib.sha256()
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from clipzoo.data.shards.commands import copy_output
 from clipzoo.errors import ConfigError
+from clipzoo.io import kind_of
 from clipzoo.io.stores.filesystem import RANGE, TruncatedError, is_url, open_filesystem, read_ranges, repeated
 
 State = tuple[int, int]
@@ -68,7 +69,7 @@ def _state(location: str) -> State | None:
         status = os.stat(location)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(
-                f"data.shards: {location} is {_kind(status.st_mode)}, not a file (pipe:COMMAND reads from a command)"
+                f"data.shards: {location} is {kind_of(status.st_mode)}, not a file (pipe:COMMAND reads from a command)"
             )
         return status.st_size, status.st_mtime_ns
     except FileNotFoundError:
@@ -89,8 +90,3 @@ def _version(facts: Mapping[str, Any]) -> str:
     """Return what a store says of a file's version."""
     names = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
     return "".join(str(facts[name]) for name in names if name in facts)
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")

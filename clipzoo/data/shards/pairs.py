@@ -15,6 +15,7 @@ from clipzoo.data.left_out import NO_IMAGE_FILE, LeftOut
 from clipzoo.data.shards.captions import digest, has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, first_line, number_of
+from clipzoo.io import MB, DamagedFileError, below, read_bytes
 from clipzoo.io.tables import read_table
 
 ALL_LINES = "all"
@@ -42,11 +43,11 @@ class Pair:
         if self.caption_file is None:
             return Captions(self.captions)
         try:
-            text = self.caption_file.read_text(encoding="utf-8-sig")
+            text = read_bytes(self.caption_file, MB).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise BadSampleError("caption_not_utf8", f"{self.caption_file.name}: {error}") from error
-        except OSError as error:
-            raise BadSampleError("missing_caption", f"{self.caption_file.name}: {error.strerror}") from error
+        except DamagedFileError as error:
+            raise BadSampleError("missing_caption", f"{self.caption_file.name}: {error.fault}") from error
         return chosen_captions(text, self.caption_line)
 
 
@@ -117,17 +118,19 @@ def pairs_from_table(table: Path, image_column: str, caption_column: str) -> lis
 def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
     """Return the images of some splits of Karpathy's dataset_coco.json or dataset_flickr30k.json, with all captions."""
     try:
-        entries = json.loads(split_file.read_text(encoding="utf-8"))["images"]
+        entries = json.loads(read_bytes(split_file, 160 * MB))["images"]
         known = sorted({str(entry["split"]) for entry in entries})
         pairs = [
             Pair(
-                images / entry.get("filepath", "") / entry["filename"],
+                below(images, "/".join(filter(None, (entry.get("filepath"), entry["filename"]))), links=True),
                 [str(text["raw"]) for text in entry["sentences"]],
             )
             for entry in entries
             if entry["split"] in splits
         ]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except DamagedFileError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{split_file} is not Karpathy's splits as JSON: {first_line(error)}") from None
     if set(splits) - set(known):
         raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")

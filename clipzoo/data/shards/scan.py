@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from clipzoo.data.faults import BadSampleError
 from clipzoo.data.shards.captions import NO_CAPTION, digest, read_captions
 from clipzoo.data.shards.tar import Member, list_members
+from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm")
 ROLES = ("image", "txt", "json")
@@ -59,12 +61,10 @@ def scan_shard(path: str, caption_key: str | None = None) -> Scan:
     sample.
     """
     try:
-        with open(path, "rb", buffering=0) as file:
+        with readable(Path(path), ANY_SIZE) as file:
             return scan_descriptor(file.fileno(), caption_key)
-    except FileNotFoundError:
-        return unreadable_shard("missing")
-    except OSError as error:
-        return unreadable_shard(f"unreadable: {error.strerror}")
+    except DamagedFileError as error:
+        return unreadable_shard(error.fault.removeprefix("is "))
 
 
 def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:

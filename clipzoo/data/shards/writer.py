@@ -17,7 +17,7 @@ from PIL import Image
 
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images.decoding import MAX_PIXELS, read_header
+from clipzoo.data.images.decoding import MAX_PIXELS, read_header, read_image_file
 from clipzoo.data.left_out import LeftOut
 from clipzoo.data.shards.captions import CaptionCounts, digest, has_text
 from clipzoo.data.shards.pairs import Pair
@@ -126,12 +126,7 @@ def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> _Sample 
 
 def _encoded(path: Path, shortest_side: int | None, max_pixels: int) -> tuple[str, bytes]:
     """Return extension and bytes of an image that training can decode. Raises BadSampleError."""
-    try:
-        encoded = path.read_bytes()
-    except FileNotFoundError:
-        raise BadSampleError("missing_file", "there is no such file") from None
-    except OSError as error:
-        raise BadSampleError("unreadable_file", str(error.strerror)) from error
+    encoded = read_image_file(path)
     header = read_header(encoded, _LARGEST if shortest_side else max_pixels)
     scale = min(1.0, shortest_side / min(header.height, header.width)) if shortest_side else 1.0
     size = max(1, round(header.width * scale)), max(1, round(header.height * scale))

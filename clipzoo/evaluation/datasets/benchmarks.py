@@ -16,6 +16,7 @@ from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.evaluation.datasets.retrieval_readers import SourceRetrieval
 from clipzoo.evaluation.datasets.tar_dataset import is_tar_dataset, open_tar_dataset
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
+from clipzoo.io import below
 from clipzoo.io.names import folder_name
 
 
@@ -68,11 +69,11 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
     if isinstance(data, SourceRetrieval):
         images = (data.images.encoded(index) for index in range(len(data.images)))
         recipe = benchmark.get("recipe", "the official split")
-        write_retrieval(root / name, recipe=recipe, examples=zip(images, data.captions, strict=True))
+        write_retrieval(below(root, name, links=True), recipe=recipe, examples=zip(images, data.captions, strict=True))
         return open_benchmark(name, root, protocol)
     check_size(_unprompted(name, data, benchmark), benchmark)
     write_classification(
-        root / name,
+        below(root, name, links=True),
         class_names=prompts.class_names(data.class_names, benchmark["names"], name, source),
         templates=prompts.templates(benchmark["templates"], protocol, name, source),
         metric=benchmark["metric"],

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles, LabelledSplit, PixelArrays
-from clipzoo.io import read_lines
+from clipzoo.io import MB, below, read_lines
 
 EXTENSIONS = {".jpg", ".jpeg", ".png", ".ppm"}
 
@@ -51,8 +51,8 @@ def read_class_folders(splits: Mapping[str, str], folder: Path) -> SourceClassif
 
     splits: name -> folder. A folder for "train" may be absent: only linear probes need it.
     """
-    present = {split: part for split, part in splits.items() if split != "train" or (folder / part).exists()}
-    paths = {split: list(_image_paths(_existing(folder / part))) for split, part in present.items()}
+    present = {split: part for split, part in splits.items() if split != "train" or below(folder, part, links=True).exists()}
+    paths = {split: list(_image_paths(_existing(below(folder, part, links=True)))) for split, part in present.items()}
     names = sorted({path.parent.name for part in paths.values() for path in part})
     labels = {name: label for label, name in enumerate(names)}
     parts = {split: _files(part, [labels[path.parent.name] for path in part]) for split, part in paths.items()}
@@ -124,7 +124,7 @@ def ucf101(folder: Path) -> SourceClassification:
     lists = _existing(folder / "ucfTrainTestlist")
     names = [line.split()[1] for line in _lines(lists / "classInd.txt")]
     videos = [line.split()[0] for fold in (1, 2, 3) for line in _lines(lists / f"testlist0{fold}.txt")]
-    paths = [(_existing(folder / "frames") / video).with_suffix(".jpg") for video in videos]
+    paths = [below(_existing(folder / "frames"), video, links=True).with_suffix(".jpg") for video in videos]
     test = _files(paths, [names.index(path.parent.name) for path in paths])
     return SourceClassification([re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test})
 
@@ -173,7 +173,7 @@ def _image_paths(folder: Path) -> Iterable[Path]:
 
 
 def _lines(path: Path) -> list[str]:
-    return [line for line in read_lines(_existing(path), "download it again") if line.strip()]
+    return [line for line in read_lines(_existing(path), 64 * MB, "download it again") if line.strip()]
 
 
 def _existing(path: Path) -> Path:

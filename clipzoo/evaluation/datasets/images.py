@@ -11,9 +11,10 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images.decoding import decode
+from clipzoo.data.images.decoding import LARGEST_FILE, decode
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import Images
+from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
 EXTENSIONS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
 """First bytes of the encodings that the tar layout stores unchanged -> file extension."""
@@ -102,8 +103,10 @@ class LabelledSplit:
 
 
 def read_range(path: Path, offset: int, size: int) -> bytes:
-    """Read `size` bytes from `offset`; -1 reads to the end of the file."""
-    with path.open("rb") as file:
+    """Read `size` bytes from `offset`; -1 reads a whole file. At most LARGEST_FILE bytes. Raises DamagedFileError."""
+    with readable(path, ANY_SIZE if size >= 0 else LARGEST_FILE) as file:
+        if size > LARGEST_FILE:
+            raise DamagedFileError(path, f"has a member of {size:,} bytes, more than {LARGEST_FILE:,}")
         file.seek(offset)
         return file.read(size)
 

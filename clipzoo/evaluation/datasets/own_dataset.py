@@ -11,7 +11,7 @@ from PIL import Image
 
 from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images.decoding import MAX_PIXELS, read_header
+from clipzoo.data.images.decoding import MAX_PIXELS, read_header, read_image_file
 from clipzoo.data.left_out import LeftOut, write_left_out
 from clipzoo.data.shards.captions import CaptionCounts
 from clipzoo.errors import ConfigError, number_of
@@ -146,12 +146,9 @@ def _usable(
 def fault(path: Path) -> LeftOut | None:
     """Return why an image file cannot be decoded whole, None if it can be."""
     try:
-        read_header(path.read_bytes(), MAX_PIXELS).decode(1)
+        read_header(read_image_file(path), MAX_PIXELS).decode(1)
     except BadSampleError as error:
         return LeftOut(path, error.kind, error.reason)
-    except OSError as error:
-        kind = "missing_file" if isinstance(error, FileNotFoundError) else "unreadable_file"
-        return LeftOut(path, kind, error.strerror or "it cannot be read")
     return None
 
 
@@ -162,7 +159,7 @@ def _labelled(images: Sequence[OwnImage], labels: dict[str, int]) -> Iterator[tu
 
 def _encoded(path: Path) -> bytes:
     """Return the bytes of the file, or a PNG of its pixels if the tar layout does not hold its format."""
-    content = path.read_bytes()
+    content = read_image_file(path)
     if content.startswith(tuple(EXTENSIONS)):
         return content
     stream = io.BytesIO()

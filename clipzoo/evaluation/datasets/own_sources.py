@@ -10,6 +10,7 @@ from clipzoo.data.left_out import NO_IMAGE_FILE, LeftOut
 from clipzoo.data.shards.captions import has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError
+from clipzoo.io import MB, read_bytes
 from clipzoo.io.tables import read_table
 
 SPLITS = ("train", "val", "test")
@@ -77,7 +78,7 @@ def captioned_folder(folder: Path) -> Source:
         if path.suffix.lower() == ".txt" or not _is_image(source, path):
             continue
         if text.is_file():
-            lines = text.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+            lines = read_bytes(text, MB).decode("utf-8-sig", errors="replace").splitlines()
             _add_captions(source, path, lines)
         else:
             _leave_out(source, path, "no_caption_file", f"{text.name} is missing")

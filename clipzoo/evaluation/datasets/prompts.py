@@ -17,7 +17,7 @@ from typing import Literal
 
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.catalogue import Templates, WordList
-from clipzoo.evaluation.datasets.tar_dataset import NAMES_FILE, TEMPLATES_FILE
+from clipzoo.evaluation.datasets.tar_dataset import LINES, NAMES_FILE, TEMPLATES_FILE
 from clipzoo.io import read_lines
 
 PACKAGE = "pip install --no-deps clip-benchmark"
@@ -69,14 +69,14 @@ def _candidate_names(own: Sequence[str], facts: WordList, folder: Path) -> Itera
     yield list(own)
     yield [facts.get("renamed", {}).get(name, name.replace("_", " ")) for name in own]
     if (folder / NAMES_FILE).exists():
-        yield read_lines(folder / NAMES_FILE)
+        yield read_lines(folder / NAMES_FILE, LINES)
     if facts["source"] != "own":
         yield _installed_names(facts["source"], own)
 
 
 def _candidate_templates(facts: WordList, folder: Path) -> Iterator[list[str]]:
     if (folder / TEMPLATES_FILE).exists():
-        yield read_lines(folder / TEMPLATES_FILE)
+        yield read_lines(folder / TEMPLATES_FILE, LINES)
     yield _installed_templates(facts)
 
 

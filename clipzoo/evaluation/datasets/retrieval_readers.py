@@ -32,7 +32,10 @@ def karpathy(folder: Path, split: str, captions: int) -> SourceRetrieval:
         raise FileNotFoundError(f"{folder} has no dataset_*.json")
     entries = [entry for entry in read_entries(lists[0]) if entry["split"] == split]
     # Flickr30k's entries name no folder.
-    paths = [folder / entry.get("filepath", "flickr30k-images") / entry["filename"] for entry in entries]
+    paths = [
+        io.below(folder, f"{entry.get('filepath', 'flickr30k-images')}/{entry['filename']}", links=True)
+        for entry in entries
+    ]
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:
         raise FileNotFoundError(f"{missing} is missing")
@@ -42,7 +45,7 @@ def karpathy(folder: Path, split: str, captions: int) -> SourceRetrieval:
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
     """Entries of Karpathy's dataset_*.json. Raises DamagedFileError."""
-    content = io.read_json(path, REMEDY)
+    content = io.read_json(path, 160 * io.MB, REMEDY)
     io.require_fields(path, content, {"images": list}, REMEDY)
     for entry in content["images"]:
         values = entry if isinstance(entry, dict) else {}

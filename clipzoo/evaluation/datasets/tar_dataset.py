@@ -28,6 +28,8 @@ from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles, LabelledSp
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 REMEDY = "restore the file, or convert the dataset again"
+LINES = 16 * io.MB
+"""Largest size of a list of class names or templates."""
 NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
 
 
@@ -63,19 +65,20 @@ def is_tar_dataset(folder: Path) -> bool:
 
 def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
     """Open <root>/<name>. Raises ConfigError if files are missing, damaged or contradict meta.json."""
-    folder = Path(root) / name
+    folder = io.below(Path(root), name, links=True)
     splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
     if not splits:
         raise ConfigError(_missing(Path(root), name))
-    meta = io.read_json(folder / "meta.json", REMEDY) if (folder / "meta.json").exists() else {}
+    meta = io.read_json(folder / "meta.json", io.MB, REMEDY) if (folder / "meta.json").exists() else {}
     counts = _counts(folder / "meta.json", meta)
-    samples = {split: _split_samples(folder / split) for split in splits}
+    samples = {split: _split_samples(io.below(folder, split, links=True)) for split in splits}
     for split, expected in counts.items():
         count = len(samples.get(split, ()))
         if count != expected:
-            raise ConfigError(f"{folder / split} has {number_of(count, 'sample')}, but its meta.json says {expected}")
+            place = io.below(folder, split, links=True)
+            raise ConfigError(f"{place} has {number_of(count, 'sample')}, but its meta.json says {expected}")
     type_file = folder / "dataset_type.txt"
-    kind = io.read_text(type_file, REMEDY).strip().lower() if type_file.exists() else "classification"
+    kind = io.read_text(type_file, io.MB, REMEDY).strip().lower() if type_file.exists() else "classification"
     if kind == "retrieval":
         return _retrieval(name, folder, samples)
     if kind == "classification":
@@ -89,7 +92,7 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
     remedy: what to do about a damaged tar, for the message. unterminated: accept a tar without its closing blocks, as
     img2dataset may leave it.
     """
-    with io.readable(path, remedy) as file:
+    with io.readable(path, io.ANY_SIZE, remedy) as file:
         contents = list_members(partial(_read_at, file.fileno()), os.fstat(file.fileno()).st_size)
     if contents.flaw is not None and not (unterminated and contents.flaw == UNTERMINATED):
         raise ConfigError(f"{path}: {contents.flaw}; {remedy}")
@@ -105,8 +108,8 @@ def _classification(
     name: str, folder: Path, meta: Mapping[str, Any], samples: Mapping[str, Sequence[TarSample]]
 ) -> ClassificationDataset:
     # An empty line inside would be a class of its own; only those at the end are ignored.
-    class_names = io.read_lines(folder / NAMES_FILE, REMEDY)
-    templates = io.read_lines(folder / TEMPLATES_FILE, REMEDY)
+    class_names = io.read_lines(folder / NAMES_FILE, LINES, REMEDY)
+    templates = io.read_lines(folder / TEMPLATES_FILE, LINES, REMEDY)
     for template in templates:
         if "{c}" not in template:
             fault = f"has the prompt template {template!r} without {{c}}, where the class name goes"
@@ -138,7 +141,7 @@ def _retrieval(name: str, folder: Path, samples: Mapping[str, Sequence[TarSample
 
 
 def _split_samples(folder: Path) -> list[TarSample]:
-    count = io.read_text(folder / "nshards.txt", REMEDY).strip()
+    count = io.read_text(folder / "nshards.txt", io.MB, REMEDY).strip()
     if not re.fullmatch("[0-9]{1,9}", count):
         raise ConfigError(f"{folder / 'nshards.txt'} must hold the number of tars, not {count[:40]!r}")
     paths: list[Path] = []
@@ -176,6 +179,6 @@ def _read_at(descriptor: int, length: int, offset: int) -> bytes:
 def _missing(root: Path, name: str) -> str:
     others = ", ".join(sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")}))
     return (
-        f"no evaluation dataset {name} at {root / name} (eval.root={root} has {others or 'none'}); "
+        f"no evaluation dataset {name} in {root} (eval.root={root} has {others or 'none'}); "
         "`clipzoo world` generates the demo's in data/demo/downstream"
     )

@@ -56,7 +56,7 @@ def write_features(
     the features depend on.
     """
     world = encoder.world
-    key_file, paths = folder / f"{split}.key", _paths(folder, split)
+    key_file, paths = io.below(folder, f"{split}.key"), _paths(folder, split)
     if world.run_on_first(lambda: _is_written(folder, split, key, len(images))):
         return
 
@@ -91,12 +91,12 @@ def read_features(folder: Path, split: str, projection: str) -> LabelledFeatures
 
 def _is_written(folder: Path, split: str, key: str, count: int) -> bool:
     """Return True if the files of a split are complete and belong to `key`; damaged ones are named in the log."""
-    key_file = folder / f"{split}.key"
+    key_file = io.below(folder, f"{split}.key")
     if not key_file.exists():
         return False
 
     def is_written() -> bool:
-        return io.read_text(key_file, REMEDY) == key and all(
+        return io.read_text(key_file, io.MB, REMEDY) == key and all(
             len(_load(path, mmap_mode="r")) == count for path in _paths(folder, split)
         )
 
@@ -105,7 +105,12 @@ def _is_written(folder: Path, split: str, key: str, count: int) -> bool:
 
 def _load(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
     try:
-        return np.load(path, mmap_mode)
+        with io.readable(path, io.ANY_SIZE, REMEDY):
+            # Mapped first: a header that states more than the file holds allocates nothing.
+            array = np.load(path, "r")
+            return array if mmap_mode else np.array(array)
+    except io.DamagedFileError:
+        raise
     except (OSError, ValueError, EOFError):
         raise io.DamagedFileError(path, "is no undamaged .npy file", REMEDY) from None
 
@@ -126,4 +131,4 @@ def _allocated(path: Path, batch: np.ndarray, count: int) -> IO[bytes]:
 
 
 def _paths(folder: Path, split: str) -> list[Path]:
-    return [folder / f"{split}.{part}.npy" for part in (*PROJECTIONS, "labels")]
+    return [io.below(folder, f"{split}.{part}.npy") for part in (*PROJECTIONS, "labels")]

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from clipzoo import io
 from clipzoo.distributed.environment import say
 from clipzoo.errors import number_of
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset
@@ -38,7 +39,7 @@ class LinearProbe:
         output: folder of the evaluation; the search for C is written to linear_probe/<dataset>.search.json, labels and
         predictions of the test samples to linear_probe/<dataset>.npz. key: digest of all that the features depend on.
         """
-        world, folder = encoder.world, output / "features" / dataset.name
+        world, folder = encoder.world, io.below(output, f"features/{dataset.name}")
         for split, images in dataset.splits.items():
             write_features(model, images, dataset.name, split, encoder, self.resize, folder, key)
         # The solver is not distributed: ranks take projections in turn.
@@ -63,10 +64,10 @@ class LinearProbe:
                 }
                 for projection, result in probes.items()
             }  # fmt: skip
-            write_json(output / "linear_probe" / f"{dataset.name}.search.json", content)
+            write_json(io.below(output, f"linear_probe/{dataset.name}.search.json"), content)
             answers = {f"all_{projection}": result.predictions.numpy() for projection, result in probes.items()}
             labels = probes[PROJECTIONS[0]].labels.numpy()
-            write_arrays(output / "linear_probe" / f"{dataset.name}.npz", all_labels=labels, **answers)
+            write_arrays(io.below(output, f"linear_probe/{dataset.name}.npz"), all_labels=labels, **answers)
             if not self.keep_features:
                 shutil.rmtree(folder)
         return {projection: probes[projection].metrics for projection in PROJECTIONS}

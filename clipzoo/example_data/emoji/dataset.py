@@ -20,7 +20,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import own_dataset, own_sources, tar_writer
 from clipzoo.example_data.emoji.packages import Package, fetch
 from clipzoo.example_data.emoji.pictures import read_emoji, read_members
-from clipzoo.io import digest_of, ensure_folder
+from clipzoo.io import below, digest_of, ensure_folder
 
 RECORD = "emoji.json"
 VENDORS = {
@@ -93,7 +93,7 @@ def write_pictures(folder: Path, sources: Mapping[str, Path], names: Path) -> No
             table.writerow(COLUMNS)
             for one, member in members.items():
                 path = f"{vendor}/{one.slug}.png"
-                (folder / path).write_bytes(contents[member])
+                below(folder, path).write_bytes(contents[member])
                 table.writerow((path, one.name, one.group))
 
 

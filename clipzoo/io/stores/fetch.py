@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from clipzoo.io.names import below
 from clipzoo.io.stores import filesystem
 from clipzoo.io.stores.filesystem import ChangedError, TruncatedError
 from clipzoo.io.stores.lease import writer
@@ -39,7 +40,7 @@ def refresh(store: Store, folder: Path, last: str | None = None) -> None:
     record.add(*_versions(folder, [name for name in there.plain if name in names]))
     for name in set(here.plain) - set(there.plain):
         # Removed by another machine, such as the results of a run that continues.
-        (folder / name).unlink(missing_ok=True)
+        below(folder, name).unlink(missing_ok=True)
 
 
 def is_newer(here: Tree, there: Tree, was_last: bool) -> bool:
@@ -75,19 +76,19 @@ def fetch_group(store: Store, folder: Path, group: Group, sizes: Mapping[str, in
     *others, mark = group.files
     if group.name in tree_of(local_files(folder)).groups:
         return True
-    (folder / mark).unlink(missing_ok=True)
+    below(folder, mark).unlink(missing_ok=True)
     stated = stated_digests(lambda name: store.read(name) or b"", group.files)
     try:
         for name in others:
-            digest = store.download(name, sizes[name], folder / name)
+            digest = store.download(name, sizes[name], below(folder, name))
             if digest != stated.get(name, digest):
                 raise TruncatedError(f"the SHA-256 of {name} differs from the one in {mark}")
     except (ChangedError, TruncatedError, FileNotFoundError) as error:
         log.warning("checkpoint %s/%s is not used: %s", store.url, group.name, error)
         for name in others:
-            (folder / name).unlink(missing_ok=True)
+            below(folder, name).unlink(missing_ok=True)
         return False
-    store.download(mark, sizes[mark], folder / mark)
+    store.download(mark, sizes[mark], below(folder, mark))
     record.add(*_versions(folder, group.files))
     return True
 
@@ -99,10 +100,10 @@ def _download(store: Store, folder: Path, sizes: Mapping[str, int]) -> None:
         try:
             # Files that grow are small; a large one is written once.
             if sizes[name] > filesystem.RANGE:
-                store.download(name, sizes[name], folder / name)
+                store.download(name, sizes[name], below(folder, name))
             else:
                 content = store.read_whole(name)
-                with whole(folder / name) as file:
+                with whole(below(folder, name)) as file:
                     file.write(content)
         except FileNotFoundError:
             log.info("%s/%s was removed in the meantime", store.url, name)
@@ -112,7 +113,7 @@ def _download(store: Store, folder: Path, sizes: Mapping[str, int]) -> None:
 
 
 def _versions(folder: Path, names: Iterable[str]) -> list[tuple[str, Version]]:
-    found = ((name, version_of(folder / name)) for name in names)
+    found = ((name, version_of(below(folder, name))) for name in names)
     return [(name, version) for name, version in found if version is not None]
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clipzoo.errors import TrainingError, cause
+from clipzoo.io.names import below
+from clipzoo.io.reading import MB, read_bytes
 from clipzoo.io.stores.filesystem import TruncatedError
 from clipzoo.io.stores.record import Record
 from clipzoo.io.stores.store import Store
@@ -161,13 +163,13 @@ class Mirror:
 
     def _upload(self, key: str, versions: dict[str, Version]) -> None:
         upload, error = self._uploads[key], ""
-        copies = self.folder / UPLOADING / key.replace("/", "~")
+        copies = below(self.folder / UPLOADING, key.replace("/", "~"))
         try:
             self._send(versions, copies)
         except FileNotFoundError as gone:
             # Removed since the look, such as a checkpoint that is older than the newest `keep`; the store may lack a
             # bucket as well.
-            error = "" if any(version_of(self.folder / name) is None for name in versions) else cause(gone)
+            error = "" if any(version_of(below(self.folder, name)) is None for name in versions) else cause(gone)
         # The backends of fsspec raise errors of many types.
         except Exception as failed:
             error = cause(failed)
@@ -187,16 +189,18 @@ class Mirror:
     def _send(self, versions: dict[str, Version], copies: Path) -> None:
         """Upload files in this order, from copies that do not change."""
         for name, version in versions.items():
-            _freeze(self.folder / name, copies / name, version, link=len(versions) > 1)
+            _freeze(below(self.folder, name), below(copies, name), version, link=len(versions) > 1)
         expected = (
-            stated_digests(lambda name: (copies / name).read_bytes(), tuple(versions)) if len(versions) > 1 else {}
+            stated_digests(lambda name: read_bytes(below(copies, name), 64 * MB), tuple(versions))
+            if len(versions) > 1
+            else {}
         )
         self.require()
         for name, version in versions.items():
             if self._stopped.is_set():
                 return
             if not self.record.has(name, version):
-                digest = self.store.upload(copies / name, name)
+                digest = self.store.upload(below(copies, name), name)
                 if digest != expected.get(name, digest):
                     raise TruncatedError(f"{name} is being written again: its digest is not that of its mark")
                 self.record.add((name, version))

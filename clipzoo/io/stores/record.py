@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clipzoo.io.reading import DamageLog, read_json
+from clipzoo.io.reading import MB, DamageLog, read_json
 from clipzoo.io.stores.tree import Version
 from clipzoo.io.writing import write_json
 
@@ -22,7 +22,7 @@ class Record:
         self._path, self._lock = folder / FILE, threading.Lock()
         remedy = "the files are sent again"
         content: dict[str, Any] = (
-            DamageLog().read(partial(read_json, self._path, remedy), {}) if self._path.exists() else {}
+            DamageLog().read(partial(read_json, self._path, 16 * MB, remedy), {}) if self._path.exists() else {}
         )
         stored = content.get("stored")
         self.id: str | None = content.get("id")

@@ -139,6 +139,7 @@ def _walk(folder: Path, prefix: str, in_group: bool) -> Iterator[tuple[str, Vers
             continue
         if entry.is_dir():
             if prefix or entry.name not in LEFT_OUT:
-                yield from _walk(folder / entry.name, f"{name}/", in_group or _STEP.match(f"{name}/") is not None)
-        elif (version := version_of(folder / entry.name)) is not None:
+                yield from _walk(Path(entry.path), f"{name}/", in_group or _STEP.match(f"{name}/") is not None)
+        # A pipe or a device would never end.
+        elif entry.is_file() and (version := version_of(Path(entry.path))) is not None:
             yield name, version

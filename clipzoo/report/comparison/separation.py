@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from clipzoo.errors import number_of
+from clipzoo.io import below
 from clipzoo.report.comparison.scales import ComparedRow, Comparison
 from clipzoo.report.paper_tables.collect import Run
 from clipzoo.report.paper_tables.published import PaperColumn
@@ -138,7 +139,7 @@ def _outcomes(run: Run, key: MetricKey) -> tuple[np.ndarray, np.ndarray] | None:
     None if the evaluation left no answers, as those of earlier versions for image to text and probes.
     """
     names = ANSWERS.get((key.task, key.protocol))
-    path = run.folder / "evaluation" / key.task / f"{key.dataset}.npz"
+    path = below(run.folder, f"evaluation/{key.task}/{key.dataset}.npz")
     if names is None or not path.exists():
         return None
     arrays = run.damage.read(partial(load, path), dict[str, np.ndarray]())

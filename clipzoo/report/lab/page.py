@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from clipzoo.io import save_figure, write_whole
+from clipzoo.io import below, save_figure, write_whole
 from clipzoo.report import render
 from clipzoo.report.comparison import scaling_page
 from clipzoo.report.drawing import DPI
@@ -52,7 +52,7 @@ def write_page(
     shared = {"title": lab.facts["title"], "lead": _lead(lab), "command": command, "revisions": _revisions(lab)}
     for part in parts:
         for name, _, figure in part.pictures:
-            save_figure(figure, page.with_suffix("") / f"{name}.png", dpi=DPI)
+            save_figure(figure, below(page.with_suffix(""), f"{name}.png"), dpi=DPI)
     write_whole(page, render.markdown_page("lab.md.j2", parts=parts, pictures=page.stem, **shared))
     shown = [
         (part, [(description, render.picture(figure)) for _, description, figure in part.pictures]) for part in parts

@@ -121,7 +121,7 @@ def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
     path = folder / MANIFEST
     if not path.exists():
         raise ConfigError(f"{folder} holds no lab: run clipzoo lab --output {folder} first")
-    facts = io.read_json(path, "run the same clipzoo lab command again") | dict(newer or {})
+    facts = io.read_json(path, 16 * io.MB, "run the same clipzoo lab command again") | dict(newer or {})
     kinds = {"baseline": str, "seeds": int, "comparisons": list, "title": str, "claims": list, "notes": list}
     io.require_fields(path, facts, kinds)
     damage = io.DamageLog()
@@ -133,7 +133,7 @@ def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
 
 
 def _compared(folder: Path, node: Mapping[str, Any], damage: io.DamageLog) -> Compared:
-    methods = [_method(folder / item["folder"], item["name"], damage) for item in node["methods"]]
+    methods = [_method(io.below(folder, item["folder"]), item["name"], damage) for item in node["methods"]]
     present = tuple(method for method in methods if method.seeds)
     missing = tuple(method.name for method in methods if not method.seeds)
     return Compared(node["name"], node, present, missing)
@@ -157,7 +157,9 @@ def _method(folder: Path, name: str, damage: io.DamageLog) -> Method:
 
 
 def _record(path: Path, damage: io.DamageLog) -> dict[str, Any]:
-    return damage.read(partial(io.read_json, path, "remove it, and clipzoo lab trains it again"), dict[str, Any]())
+    return damage.read(
+        partial(io.read_json, path, 16 * io.MB, "remove it, and clipzoo lab trains it again"), dict[str, Any]()
+    )
 
 
 def _number(path: Path) -> int:

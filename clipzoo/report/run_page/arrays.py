@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from clipzoo.io import DamagedFileError
+from clipzoo.io import read_arrays
 from clipzoo.report.table import Table, text_table
+from clipzoo.runs.record import ARRAYS, ARRAYS_REMEDY
 
 ZERO_SHOT = ("confusion", "class_names", "images", "labels", "predictions")
 RETRIEVAL = ("captions", "place", "found", "owner", "images", "gallery")
 """Arrays that `clipzoo.evaluation.outputs` writes and the page shows, for each task."""
-REMEDY = "remove the dataset's files from the folder and evaluate the run again"
 Arrays = dict[str, np.ndarray]
 MOST_CONFUSIONS = 8
 MOST_IN_MATRIX = 100
@@ -22,13 +22,7 @@ MOST_IN_MATRIX = 100
 
 def load(path: Path, names: Iterable[str] = ()) -> Arrays:
     """Read arrays of an .npz file by name, all of them by default. Raises DamagedFileError unless it has `names`."""
-    try:
-        with np.load(path) as file:
-            return {name: file[name] for name in names or file.files}
-    # Damaged bytes end in OSError, ValueError, EOFError, BadZipFile, zlib.error, KeyError and more.
-    except Exception:
-        lacking = f" with {', '.join(names)}" if names else ""
-        raise DamagedFileError(path, f"is no undamaged .npz file{lacking}", REMEDY) from None
+    return read_arrays(path, ARRAYS, ARRAYS_REMEDY, names)
 
 
 def confusions(arrays: Arrays) -> Table:

@@ -37,6 +37,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     from clipzoo.report.run_page import figures
     from clipzoo.report.run_page.profile_page import write_profile
 
+    io.require_no_links(run)
     damage = io.DamageLog()
     if record is None and is_finished(run):
         record = damage.read(partial(RunRecord.read, run), None)
@@ -193,13 +194,13 @@ def _samples(run: Path, damage: io.DamageLog) -> Iterator[tuple[str, str]]:
 def _save(run: Path, name: str, figure: Figure) -> str:
     """Save a figure and return its path relative to the page; characters that are not of a file name become "_"."""
     name = re.sub(r"[^\w.-]", "_", name)
-    io.save_figure(figure, run / "report" / f"{name}.png", dpi=130)
+    io.save_figure(figure, io.below(run, f"report/{name}.png"), dpi=130)
     return f"report/{name}.png"
 
 
 def _json(path: Path, damage: io.DamageLog) -> dict[str, Any]:
     """Content of a JSON file; empty without one, or if it is damaged."""
-    return damage.read(partial(io.read_json, path), {}) if path.exists() else {}
+    return damage.read(partial(io.read_json, path, io.MB), {}) if path.exists() else {}
 
 
 def _class_name(part: object) -> str | None:

@@ -27,7 +27,7 @@ def write_profile(run: Path) -> dict[str, Any] | None:
     folder = run / FOLDER
     if not (folder / SUMMARY).exists():
         return None
-    summary = io.read_json(folder / SUMMARY, "profile the run again")
+    summary = io.read_json(folder / SUMMARY, io.MB, "profile the run again")
     fields = {"steps": list, "device": str, "ranks": int, "host_ms": dict, "device_ms": dict}
     io.require_fields(folder / SUMMARY, summary, {**fields, "operations": list, "memory": list})
     io.save_figure(_figure(summary), folder / "profile.png", dpi=DPI)

@@ -38,7 +38,7 @@ class Statistic(TypedDict):
 
 def read_statistics(path: Path) -> dict[str, Statistic]:
     """Read samples.json: statistics by name. Raises DamagedFileError."""
-    summary = io.read_json(path)
+    summary = io.read_json(path, 16 * io.MB)
     for statistic in summary.values():
         sides: dict[str, type] = dict.fromkeys(SIDES, list)
         fields: dict[str, Any] = {"seen": int, "mean": (int, float), "counts": list, "edges": list, **sides}
@@ -66,7 +66,7 @@ def extreme_samples(statistic: Statistic, folder: Path, count: int = 8) -> Figur
     Raises:
         DamagedFileError: an image or the captions cannot be read.
     """
-    captions = io.read_json(folder / "captions.json")
+    captions = io.read_json(folder / "captions.json", 16 * io.MB)
     figure = Figure(figsize=(1.5 * count, 4.4), layout="constrained")
     rows = zip(
         figure.subplots(2, count, squeeze=False), SIDES, (statistic["highest"], statistic["lowest"]), strict=True
@@ -75,7 +75,7 @@ def extreme_samples(statistic: Statistic, folder: Path, count: int = 8) -> Figur
         for panel in panels:
             panel.axis("off")
         for panel, sample in zip(panels, samples[:count], strict=False):
-            panel.imshow(_image(folder / f"{sample['sample_id']}.png"))
+            panel.imshow(_image(io.below(folder, f"{sample['sample_id']}.png")))
             caption = shorten(str(captions.get(str(sample["sample_id"]), "")), 60, " ...")
             panel.set_title(f"{sample['value']:.2f}\n{wrap(caption, 20, lines=9)}", fontsize=7)
         panels[0].text(-0.15, 0.5, side, transform=panels[0].transAxes, rotation=90, va="center", fontsize=9)

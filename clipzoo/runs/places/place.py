@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+from clipzoo.io import below
 from clipzoo.io.stores.filesystem import is_url
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.places.ranks import BeforeExit, OnFailure, Ranks
@@ -64,7 +65,7 @@ class LocalRuns:
         return [path.name for path in self.folder.glob("*")]
 
     def refresh(self, name: str) -> Path:
-        return self.folder / name
+        return below(self.folder, name, links=True)
 
     def refresh_file(self, file: str) -> None:
         pass

@@ -55,7 +55,7 @@ class RemoteRuns:
 
     def refresh(self, name: str) -> Path:
         """Fetch the small files of a run, unless the local copy is newer; return the copy, which need not exist."""
-        folder, store = self.folder / name, self.store / name
+        folder, store = io.below(self.folder, name), self.store / name
         with alone(self.folder):
             require(store, lambda: refresh(store, folder))
         return folder
@@ -64,9 +64,10 @@ class RemoteRuns:
         """Fetch one small file of every run that is not here."""
 
         def fetch(name: str) -> None:
-            content = None if (self.folder / name / file).exists() else (self.store / name).read(file)
+            path = io.below(self.folder, f"{name}/{file}")
+            content = None if path.exists() else (self.store / name).read(file)
             if content is not None:
-                io.write_whole(self.folder / name / file, content.decode())
+                io.write_whole(path, content.decode())
 
         with alone(self.folder), ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(fetch, self.names()))
@@ -105,7 +106,7 @@ class RemoteRuns:
         return [f"hydra.sweep.dir='{self.folder / 'multirun'}'"]
 
     def run(self, name: str) -> RemoteRun:
-        return RemoteRun(self.store / name, self.folder / name, self._patience, self._every)
+        return RemoteRun(self.store / name, io.below(self.folder, name), self._patience, self._every)
 
 
 def local_copy(place: str, key: str, weights: bool = True) -> Path:
@@ -134,7 +135,7 @@ def local_copy(place: str, key: str, weights: bool = True) -> Path:
         found = tree_of(sizes).groups.get(group)
         if found is None or not require(store, lambda: fetch_group(store, folder, found, sizes)):
             raise ConfigError(f"{key}={place} does not exist, or is incomplete: the run's checkpoints are in {url}/")
-    return folder / (f"{group}.pt" if f"{group}.pt" in found.files else group)
+    return io.below(folder, f"{group}.pt" if f"{group}.pt" in found.files else group)
 
 
 def write_back(place: str, key: str) -> None:

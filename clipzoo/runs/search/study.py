@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 JOURNAL, DESCRIPTION = "journal.log", "search.json"
+JOURNAL_BYTES = 256 * io.MB
 PRUNED = "pruned_at"
 """User attribute of a trial: the rung that it did not pass."""
 
@@ -254,7 +255,7 @@ def _end_last_line(journal: Path) -> None:
     """Cut off a line that a killed process has written in part."""
     if not journal.exists():
         return
-    with journal.open("r+b") as file:
+    with io.readable(journal, JOURNAL_BYTES), journal.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            file.truncate(file.seek(0) or journal.read_bytes().rfind(b"\n") + 1)
+            file.truncate(file.seek(0) or file.read(size).rfind(b"\n") + 1)

@@ -52,7 +52,11 @@ def write_failure(folder: Path, reason: str) -> None:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """Return the content of result.json; None without one, and with a warning for a damaged one."""
     path = folder / RESULT
-    return io.DamageLog().read(lambda: io.read_json(path, "run the study again"), None) if path.exists() else None
+    return (
+        io.DamageLog().read(lambda: io.read_json(path, 16 * io.MB, "run the study again"), None)
+        if path.exists()
+        else None
+    )
 
 
 def _description(study: Study) -> dict[str, Any]:

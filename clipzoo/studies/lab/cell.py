@@ -17,7 +17,6 @@ from pathlib import Path
 
 from clipzoo import io
 from clipzoo.errors import TrainingError, first_line
-from clipzoo.io.names import folder_name
 from clipzoo.runs.lock import try_lock
 from clipzoo.runs.record import revision
 from clipzoo.runs.search.settings import Search
@@ -59,7 +58,7 @@ class Cell:
         described = facts(self.comparison, self.method, self.lab.search, self.lab.evaluations)
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]
         slug = "".join(letter if letter.isalnum() else "-" for letter in self.method.lower())
-        return self.root / self.comparison.name / folder_name(f"{slug}-{digest}", "method")
+        return io.below(self.root, f"{self.comparison.name}/{slug}-{digest}")
 
     def require_valid(self) -> None:
         """Raise ConfigError if the configuration of a trial is not valid, or names a class that is not trusted."""

@@ -106,7 +106,7 @@ def read(
         from clipzoo.training.checkpoints.sharded_reader import read_sharded
 
         for name, fault in () if verified else _damaged_shards(path):
-            raise io.DamagedFileError(path / name, f"is damaged ({fault})", REMEDY)
+            raise io.DamagedFileError(io.below(path, name), f"is damaged ({fault})", REMEDY)
         content = read_sharded(path, layout, without)
     else:
         content = {key: value for key, value in read_tensors(path, REMEDY, mapped).items() if key not in without}
@@ -120,7 +120,7 @@ def read(
 
 
 def _value(mark: Path) -> float | None:
-    content = io.read_json(mark, "the next evaluation writes it again")
+    content = io.read_json(mark, io.MB, "the next evaluation writes it again")
     io.require_fields(mark, content, {"value": (int, float)})
     return content["value"]
 
@@ -131,7 +131,7 @@ def _fault(path: Path) -> str | None:
     if not mark.exists():
         return f"it is incomplete (there is no {mark.name})"
     try:
-        expected = io.read_json(mark)
+        expected = io.read_json(mark, io.MB)
         io.require_fields(mark, expected, {"bytes": int, "sha256": str})
         if not is_sharded(path):
             return _difference(path, StoredFile(expected["bytes"], expected["sha256"]), mark.name)
@@ -146,7 +146,7 @@ def _damaged_shards(path: Path) -> list[tuple[str, str]]:
     """Return the names of damaged shards, and what is wrong with them. Raises DamagedFileError."""
     files = read_manifest(path).files
     with ThreadPoolExecutor(HASHED_AT_ONCE, "digest") as threads:
-        faults = threads.map(lambda name: _difference(path / name, files[name], MANIFEST), files)
+        faults = threads.map(lambda name: _difference(io.below(path, name), files[name], MANIFEST), files)
         return [(name, fault) for name, fault in zip(files, faults, strict=True) if fault is not None]
 
 

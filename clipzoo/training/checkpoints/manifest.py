@@ -34,6 +34,7 @@ DTYPES = {
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 """Data types by name, with their names in a .safetensors file."""
+MOST_TENSORS = 50_000
 SHARD = re.compile(r"rank_\d{5}\.safetensors")
 REMEDY = "give another checkpoint of the run"
 
@@ -52,6 +53,11 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+
+    @property
+    def bytes(self) -> int:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return math.prod(self.shape) * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -162,22 +168,28 @@ def read_manifest(folder: Path) -> Manifest:
         DamagedFileError: it is missing or damaged, or its tensors do not fit its files.
     """
     path = folder / MANIFEST
-    content = io.read_json(path, REMEDY)
+    content = io.read_json(path, 32 * io.MB, REMEDY)
     io.require_fields(path, content, {"format": int, "state": dict, "tensors": dict, "files": dict}, REMEDY)
     if content["format"] != VERSION:
         fault = f"has format {content['format']}, this version of clipzoo reads {VERSION}"
         raise io.DamagedFileError(path, fault, "update clipzoo")
     try:
         files = {name: _file(name, facts) for name, facts in content["files"].items()}
+        count = len(content["tensors"])
+        _require(count <= MOST_TENSORS, f"it lists {count} tensors, more than {MOST_TENSORS}")
         tensors = {name: _tensor(name, facts, files) for name, facts in content["tensors"].items()}
-        stored = sum(
-            math.prod(tensor.shape) * torch.empty((), dtype=getattr(torch, tensor.dtype)).element_size()
-            for tensor in tensors.values()
+        if absent := next((name for name in files if not io.below(folder, name).is_file()), None):
+            raise io.DamagedFileError(io.below(folder, absent), "is missing", REMEDY)
+        stated, stored = (
+            sum(tensor.bytes for tensor in tensors.values()),
+            sum(io.below(folder, name).stat().st_size for name in files),
         )
-        _require(stored <= sum(file.bytes for file in files.values()), "its tensors are larger than its files")
+        _require(stated <= stored, f"its tensors have {stated} bytes, its files {stored}")
         names = tensor_paths(content["state"]).values()
         _require(set(names) <= set(tensors), "its state names a tensor that it does not list")
     # Values of another kind than expected end in any of these.
+    except io.DamagedFileError:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise io.DamagedFileError(path, f"is no manifest of a checkpoint ({error})", REMEDY) from None
     return Manifest(content["state"], tensors, files)

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from clipzoo import io
 from clipzoo.training.checkpoints.manifest import Manifest, StoredTensor, decoded, key_of, read_manifest, tensor_paths
 from clipzoo.training.checkpoints.pieces import Keys, Layout, Piece
 from clipzoo.training.checkpoints.tensor_files import opened, read_slice
@@ -123,7 +124,7 @@ class _Reader(StorageReader):
         for item in plan.items:
             by_file[self._files[item.storage_index]].append(item)
         for name, items in by_file.items():
-            with opened(self._folder / name) as file:
+            with opened(io.below(self._folder, name)) as file:
                 for item in items:
                     self._read(file, item, planner)
         read: Future[None] = Future()

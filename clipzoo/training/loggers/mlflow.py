@@ -33,7 +33,7 @@ class MLflowLogger(MetricLogger):
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
         if stored.exists():
-            self._run = stored.read_text()
+            self._run = io.read_text(stored, io.MB)
             self._client.update_run(self._run, status="RUNNING")
             return
         self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from clipzoo import io
 from clipzoo.errors import ConfigError, installation, masked
 from clipzoo.runs.record import revision
+from clipzoo.runs.training_log import LOG
 from clipzoo.training.loggers.base import MetricLogger
 from clipzoo.types import Part
 
@@ -69,7 +70,7 @@ class Logger(Part):
             return
         path = folder / "metrics.jsonl"
         if path.exists():
-            rows = [row for row in io.read_json_lines(path) if _is_before(row, step)]
+            rows = [row for row in io.read_json_lines(path, LOG) if _is_before(row, step)]
             io.write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
         self._file = io.JsonLines(path)
         if self._wandb_mode != "off":
@@ -131,7 +132,7 @@ class Logger(Part):
         mode: Any = self._wandb_mode
         with _masked_arguments():
             run = wandb.init(
-                id=path.read_text(), name=folder.name, resume="allow", mode=mode, dir=str(folder),
+                id=io.read_text(path, io.MB), name=folder.name, resume="allow", mode=mode, dir=str(folder),
                 config={**config, "revision": revision()}, **self._names,
                 settings=wandb.Settings(silent=True, **timeouts),
             )  # fmt: skip

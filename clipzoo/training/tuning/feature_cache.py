@@ -84,7 +84,7 @@ class FeatureCache:
     def stored_keys(self, ids: Tensor) -> Tensor:
         """[b] sample ids -> [b] int64 digests of the inputs whose features are stored and intact; 0 for the others."""
         if self._is_open is None and self._form_file.exists():
-            self._map(io.read_json(self._form_file, "remove the folder"))
+            self._map(io.read_json(self._form_file, io.MB, "remove the folder"))
             self._is_open = True
         if not self._is_open:
             return torch.zeros(len(ids), dtype=torch.int64)

@@ -1,0 +1,215 @@
+"""The three doors to the disk: names are joined, files opened and files written in one place each.
+
+The tests walk the syntax trees of the package. Each first finds a planted bypass.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGE = ROOT / "clipzoo"
+TREES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+CHECKED = ("below", "folder_name")
+"""Functions of clipzoo.io that return a name, or the path of one, that leads nowhere else."""
+
+
+COUNTED = ("rank", "step", "seed", "number", "fold", "shard")
+"""Names of integers."""
+
+
+class Words:
+    """Which expressions of a module are paths: by annotations, and by what they are assigned or iterate over.
+
+    Names count within their module; attributes and functions in the whole package.
+    """
+
+    def __init__(self, trees: dict[str, ast.Module]) -> None:
+        self.members = {"parent", "Path", "absolute", "resolve", "with_suffix", "with_name", "expanduser", "root"}
+        self.members |= {"cache", "output", "folder"}  # of command lines
+        self.names: dict[str, set[str]] = {}
+        for file, tree in trees.items():
+            names = self.names[file] = {"Path"}
+            for node in ast.walk(tree):
+                match node:
+                    case ast.arg(arg=name, annotation=annotation) if is_path(annotation):
+                        names.add(name)
+                    case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if is_path(annotation):
+                        names.add(name)
+                        self.members.add(name)
+                    case ast.FunctionDef(name=name, returns=annotation) if is_path(annotation):
+                        names.add(name)
+                        self.members.add(name)
+        for _ in range(3):  # names that are assigned from names
+            for file, tree in trees.items():
+                self._assigned(file, tree)
+
+    def _assigned(self, file: str, tree: ast.Module) -> None:
+        for node in ast.walk(tree):
+            match node:
+                case ast.Assign(targets=[target], value=value):
+                    pairs = [(target, value)]
+                    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                        pairs = list(zip(target.elts, value.elts, strict=False))
+                    for left, right in pairs:
+                        if self.is_path(file, right):
+                            self.names[file].add(ast.unparse(left))
+                            self.members.add(left.attr) if isinstance(left, ast.Attribute) else None
+                case (
+                    ast.For(target=ast.Name(id=name), iter=source)
+                    | ast.comprehension(target=ast.Name(id=name), iter=source)
+                ):
+                    if any(word in ast.unparse(source) for word in ("glob(", "iterdir(")):
+                        self.names[file].add(name)
+
+    def is_path(self, file: str, node: ast.expr) -> bool:
+        match node:
+            case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)):
+                return name in self.names[file] or (name in self.members and isinstance(node, ast.Call))
+            case ast.Attribute(attr=name) | ast.Call(func=ast.Attribute(attr=name)):
+                return name in self.members
+            case ast.BinOp(left=left, op=ast.Div()):
+                return self.is_path(file, left)
+            case ast.IfExp(body=body, orelse=other) | ast.BoolOp(values=[body, other]):
+                return self.is_path(file, body) or self.is_path(file, other)
+        return False
+
+    def is_own(self, file: str, node: ast.expr, loops: set[str]) -> bool:
+        """True for a name that the code writes: text, constants, numbers, digests, and a path's own last part."""
+        match node:
+            case ast.Constant():
+                return True
+            case ast.Name(id=name):
+                return name.isupper() or name in loops or name in COUNTED or "digest" in name
+            case ast.Attribute(value=value, attr=name):
+                last_part = name in ("name", "stem", "suffix") and self.is_path(file, value)
+                return name.isupper() or last_part or name in COUNTED or "digest" in name or name == "nodename"
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                return name in (*CHECKED, "getpid", "getuid", "hexdigest") or "digest" in name
+            case ast.Subscript(value=value):
+                return self.is_own(file, value, loops)
+            case ast.JoinedStr(values=values):
+                return all(
+                    self.is_own(file, value.value, loops) or ast.unparse(value.format_spec or value)[-2] in "dg"
+                    for value in values
+                    if isinstance(value, ast.FormattedValue)
+                )
+            case ast.IfExp(body=body, orelse=other):
+                return self.is_own(file, body, loops) and self.is_own(file, other, loops)
+        return False
+
+
+def is_path(annotation: ast.expr | None) -> bool:
+    return annotation is not None and ast.unparse(annotation).removeprefix("str | ").split(" | ")[0] == "Path"
+
+
+def loops_over_constants(tree: ast.Module) -> set[str]:
+    """Names that iterate over constants of the code, or over numbers."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.For(target=ast.Name(id=name), iter=source)
+                | ast.comprehension(target=ast.Name(id=name), iter=source)
+            ):
+                literal = isinstance(source, ast.Tuple) and all(isinstance(one, ast.Constant) for one in source.elts)
+                if literal or (isinstance(source, ast.Name) and source.id.isupper()):
+                    found.add(name)
+    return found
+
+
+def joins(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, str]]:
+    """Yield file and expression of every path that is joined with a name from elsewhere."""
+    for file, tree in trees.items():
+        loops = loops_over_constants(tree)
+        for node in ast.walk(tree):
+            names: list[ast.expr] = []
+            match node:
+                case ast.BinOp(left=left, op=ast.Div(), right=right) if words.is_path(file, left) and not _is_number(
+                    right
+                ):
+                    names = [right]
+                case ast.Call(func=ast.Attribute(attr="joinpath" | "with_name"), args=names):
+                    pass
+                case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="path"), attr="join"), args=[_, *names]):
+                    pass
+                case ast.Call(
+                    func=ast.Name(id="Path"), args=[ast.JoinedStr(values=[_, ast.Constant(value=text), *names])]
+                ):
+                    names = [value.value for value in names if "/" in text and isinstance(value, ast.FormattedValue)]
+                case ast.Call(func=ast.Name(id="Path"), args=[_, *names]):
+                    pass
+            if not all(words.is_own(file, name, loops) for name in names):
+                yield file, ast.unparse(node)
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp) or (isinstance(node, ast.Constant) and not isinstance(node.value, str))
+
+
+TABLES = "a table of the user's own names images anywhere on the disk; they are read only as images"
+OPTIONS = "options of the command line, in folders of configurations"
+RECIPES = "names that clipzoo's recipes and studies write in the code"
+TRUSTED = {
+    ("config/constructors.py", "PACKAGE.joinpath(*module.split('.')[1:])"): "modules of clipzoo",
+    ("config/groups.py", "folder / group / f'{option}.yaml'"): OPTIONS,
+    ("config/groups.py", "folder / group"): OPTIONS,
+    ("config/groups.py", "folder / name"): OPTIONS,
+    ("config/groups.py", "folder / path"): OPTIONS,
+    (
+        "data/shards/cache.py",
+        "self._folder / f'{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}'",
+    ): "a digest",
+    ("data/shards/pairs.py", "table.parent / image"): TABLES,
+    ("evaluation/datasets/own_sources.py", "table.parent / row[image]"): TABLES,
+    ("evaluation/datasets/prompts.py", "package.joinpath('datasets', file)"): "files of an installed package",
+    ("example_data/demo_world/parts.py", "folder / 'downstream' / self.name"): RECIPES,
+    ("example_data/emoji/dataset.py", "folder / f'{train}.csv'"): RECIPES,
+    ("example_data/emoji/dataset.py", "folder / f'{judge}.csv'"): RECIPES,
+    ("example_data/emoji/dataset.py", "downstream / dataset"): RECIPES,
+    ("example_data/emoji/dataset.py", "folder / vendor"): RECIPES,
+    ("example_data/emoji/dataset.py", "folder / f'{vendor}.csv'"): RECIPES,
+    ("example_data/emoji/packages.py", "folder / package.file"): RECIPES,
+    ("io/folders.py", "root / record"): RECIPES,
+    ("io/folders.py", "folder / record"): RECIPES,
+    ("io/names.py", "path / part"): "the one join of clipzoo.io.below",
+    ("report/paper_tables/published.py", "FOLDER / file"): RECIPES,
+    ("runs/places/remote.py", "_staging() / _folder_of(self.store.url)"): "letters, digits and a digest of the URL",
+    ("runs/sweep.py", "points[0].folder.parent / sweep_name(overrides)"): "a digest of the command line",
+    ("studies/__main__.py", "folder / name"): RECIPES,
+    ("studies/framework/page.py", "folder / name"): RECIPES,
+    ("studies/framework/record.py", "folder / f'{name}.csv'"): RECIPES,
+    ("studies/framework/record.py", "folder / f'{name}.png'"): RECIPES,
+    ("training/checkpoints/sharded_writer.py", "self._temporary / self._file"): RECIPES,
+    ("training/tuning/feature_cache.py", "folder / f'{view}.json'"): RECIPES,
+    ("training/tuning/feature_cache.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
+}
+"""Joins with a name that no stranger chooses, and who chooses it."""
+BYPASSES = {
+    "a name of a store": "def fetch(store: Store, folder: Path):\n    [folder / name for name in store.names()]",
+    "a value of JSON": "def read(path: Path):\n    return path.parent / json.loads(path.read_text())['file']",
+    "a name beside a file": "def read(path: Path, table: dict):\n    return path.with_name(table['data'])",
+    "a name in a longer one": "def read(root: Path, key: Key):\n    return root / 'evaluation' / f'{key.dataset}.npz'",
+    "a member of an archive": "def unpack(root: Path, archive: TarFile):\n    [root.joinpath(m.name) for m in archive]",
+    "two arguments of Path": "def read(root: str, entry: dict):\n    return Path(root, entry['name'])",
+    "os.path": "def read(root: str, name: str):\n    return os.path.join(root, name)",
+    "an attribute": "class Mirror:\n    folder: Path\n    def send(self, name):\n        return self.folder / name",
+    "a path by another name": "def read(run: Path, name):\n    place = run / 'report'\n    return place / name",
+    "text with a slash": "def read(folder: Path, name):\n    return Path(f'{folder}/{name}')",
+}
+
+
+def test_every_name_that_the_code_does_not_write_is_joined_by_the_one_function():
+    found = set(joins(TREES, Words(TREES)))
+    assert found - TRUSTED.keys() == set(), "join these with clipzoo.io.below"
+    assert TRUSTED.keys() - found == set(), "these are joined no longer"
+
+
+@pytest.mark.parametrize("bypass", BYPASSES)
+def test_a_join_that_bypasses_the_function_is_found(bypass):
+    trees = {"planted.py": ast.parse(BYPASSES[bypass])}
+    assert len(list(joins(trees, Words(trees)))) == 1
