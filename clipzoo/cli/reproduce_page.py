@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from clipzoo.cli.reproduce_demo import ROWS
 from clipzoo.config.groups import CONF
+from clipzoo.io import write_whole
 from clipzoo.io.escaping import markdown_code, markdown_text
 from clipzoo.report.paper_tables.experiments import Experiment, axes, experiments, total_cost
 from clipzoo.report.paper_tables.published import PaperTable, layout, search_of, table, table_names
@@ -62,4 +63,4 @@ def _experiment_row(experiment: Experiment) -> list[str | Cell]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    write_whole(PAGE, page())

@@ -14,8 +14,8 @@ from typing import Any
 
 from clipzoo.errors import ConfigError
 from clipzoo.io.names import below
-from clipzoo.io.reading import MB, DamageLog, read_json
-from clipzoo.io.writing import explained, write_whole
+from clipzoo.io.reading import ANY_SIZE, MB, DamageLog, read_json, readable
+from clipzoo.io.writing import new_folder, write_whole
 
 
 def ensure_folder(
@@ -42,18 +42,15 @@ def ensure_folder(
             return False
         if root.exists() and any(root.iterdir()) and not (root / record).exists():
             raise ConfigError(f"{root} holds something else than {contents}: choose another folder or remove it")
-        partial, old = (root.with_name(f".{root.name}.{suffix}") for suffix in ("partial", "old"))
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        try:
-            with explained(root, only_full_disks=True):
-                _fill(partial, record, recipe, write)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        if root.exists():
-            os.replace(root, old)
-        os.replace(partial, root)
+        old = root.with_name(f".{root.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        with new_folder(root) as folder:
+            write(folder)
+            files = {str(path.relative_to(folder)): digest_of(path) for path in _files(folder)}
+            digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+            write_whole(folder / record, json.dumps({**recipe, "digest": digest, "files": files}, indent=1) + "\n")
+            if root.exists():
+                os.rename(root, old)
         shutil.rmtree(old, ignore_errors=True)
     return True
 
@@ -74,16 +71,9 @@ def digest_of(*paths: Path) -> str:
     """SHA-256 of the content of files, end to end."""
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(path.read_bytes())
+        with readable(path, ANY_SIZE) as file:
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
-
-
-def _fill(folder: Path, record: str, recipe: Mapping[str, object], write: Callable[[Path], None]) -> None:
-    folder.mkdir(parents=True)
-    write(folder)
-    files = {str(path.relative_to(folder)): digest_of(path) for path in _files(folder)}
-    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-    write_whole(folder / record, json.dumps({**recipe, "digest": digest, "files": files}, indent=1) + "\n")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -75,7 +75,7 @@ def require_no_links(folder: Path, *others: Path) -> None:
                     target = _resolved(Path(entry.path))
                     if not any(target.is_relative_to(root) for root in roots):
                         remedy = "replace it with a copy if you trust it"
-                        raise DamagedFileError(Path(entry.path), f"is a link to {target}, outside of {folder}", remedy)
+                        raise DamagedFileError(Path(entry.path), f"is a link to {target}, outside the directory", remedy)
                 elif entry.is_dir() and entry.path != os.path.join(folder, "wandb"):
                     pending.append(entry.path)
 

@@ -8,19 +8,14 @@ from __future__ import annotations
 import io
 import json
 import logging
-import math
 import os
 import stat
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from clipzoo.errors import ConfigError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +66,7 @@ class DamageLog:
 
 
 @contextmanager
-def readable(path: Path, most: int, remedy: str = "") -> Iterator[IO[bytes]]:
+def readable(path: Path, most: int, remedy: str = "") -> Iterator[io.BufferedReader]:
     """Open a regular file to read bytes.
 
     most: largest size of the file in bytes.
@@ -213,42 +208,6 @@ def read_json_lines(path: Path, most: int) -> list[dict[str, Any]]:
     if damaged:
         log.warning("%s: %d damaged lines are left out, the first is line %d", path, len(damaged), damaged[0])
     return rows
-
-
-def read_arrays(path: Path, most: int, remedy: str, names: Iterable[str] = ()) -> dict[str, np.ndarray]:
-    """Return arrays of an .npz file by name, all of them by default.
-
-    most: largest size in bytes of the file, and of all its arrays together, which may be compressed.
-
-    Raises:
-        DamagedFileError: the file or an array is missing or damaged, or too large.
-    """
-    import numpy as np
-
-    with readable(path, most, remedy) as file:
-        try:
-            total = sum(entry.file_size for entry in zipfile.ZipFile(file).infolist())
-            if total > most:
-                raise ValueError(f"{total:,} bytes of arrays, more than {most:,}")
-            file.seek(0)
-            with np.load(file) as arrays:
-                return {name: _array(arrays, name) for name in names or arrays.files}
-        # Damaged bytes end in OSError, ValueError, EOFError, BadZipFile, zlib.error, KeyError, SyntaxError and more.
-        except Exception as error:
-            raise DamagedFileError(path, f"is no undamaged .npz file ({error})", remedy) from None
-
-
-def _array(arrays: Any, name: str) -> np.ndarray:
-    """Read an array of an .npz file whose header states no more bytes than the file has for it."""
-    from numpy.lib import format as npy
-
-    entry = next(entry for entry in arrays.zip.infolist() if entry.filename in (name, f"{name}.npy"))
-    with arrays.zip.open(entry) as content:
-        read = npy.read_array_header_1_0 if npy.read_magic(content) == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read(content)
-    if dtype.itemsize * math.prod(shape) > entry.file_size:
-        raise ValueError(f"{name} is cut off")
-    return arrays[name]
 
 
 def require_fields(path: Path, content: Mapping[str, Any], fields: Mapping[str, Kinds], remedy: str = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,16 +36,18 @@ def write_json(path: Path, content: object) -> None:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[IO[bytes]]:
+def whole(path: Path, only_full_disks: bool = False) -> Iterator[IO[bytes]]:
     """Yield a temporary file to write to, which takes the name `path` once its content is on the disk.
 
     A reader sees the old file or the new one, never a part, whatever is killed or full. Missing folders are made.
+
+    only_full_disks: see `explained`.
 
     Raises:
         WriteError: the file cannot be written; an earlier file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with explained(path):
+    with explained(path, only_full_disks):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
@@ -55,6 +58,26 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
             _flush_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill, which takes the name `folder` at the end, or is removed after an error.
+
+    `folder` must not exist then, or be empty. What a killed process has left is removed first.
+
+    Raises:
+        WriteError: the disk is full, or the folder cannot be made.
+    """
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    make_folder(temporary)
+    try:
+        with explained(folder, only_full_disks=True):
+            yield temporary
+        publish_folder(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def publish_folder(temporary: Path, folder: Path) -> None:

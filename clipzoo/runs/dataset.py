@@ -63,7 +63,7 @@ def run_on_moved_dataset(folder: Path, plain: Mapping[str, Any], fingerprint: Fi
 def _recorded(folder: Path) -> dict[str, Any]:
     """Read the file; empty for runs of earlier versions, and if it is damaged."""
     path = folder / FILE
-    content: dict[str, Any] = io.DamageLog().read(partial(io.read_json, path), {}) if path.exists() else {}
+    content: dict[str, Any] = io.DamageLog().read(partial(io.read_json, path, io.MB), {}) if path.exists() else {}
     return content
 
 

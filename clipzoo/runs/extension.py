@@ -71,14 +71,12 @@ def keep_results(folder: Path) -> Path | None:
         last = folder / "checkpoints" / f"step_{steps:08d}.pt"
         raise ConfigError(f"{folder} cannot go on: its last checkpoint {last} does not exist")
     kept = folder / f"{ENDED}{steps:08d}"
-    partial = folder / f".{kept.name}.partial"
-    for left in (partial, kept):
-        shutil.rmtree(left, ignore_errors=True)
-    with io.explained(kept):
-        link_checkpoint(checkpoint, partial / "checkpoints")
+    shutil.rmtree(kept, ignore_errors=True)
+    with io.new_folder(kept) as new:
+        link_checkpoint(checkpoint, new / "checkpoints")
         for name in KEPT:
-            _copy(folder / name, partial / name)
-        os.replace(partial, kept)
+            _copy(folder / name, new / name)
+    with io.explained(kept):
         (folder / "dataset.json").unlink(missing_ok=True)  # has the digest of the shorter run; written again
         (folder / FILE).unlink()
     return kept
@@ -129,11 +127,13 @@ def _link(file: Path, target: Path) -> None:
     try:
         os.link(file, target)
     except OSError:
-        shutil.copy2(file, target)
+        _copy(file, target)
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy a file or a folder, each file completely or not at all."""
     if source.is_dir():
-        shutil.copytree(source, target)
+        shutil.copytree(source, target, copy_function=lambda file, copy: _copy(Path(file), Path(copy)))
     elif source.exists():
-        shutil.copy2(source, target)
+        with io.readable(source, io.ANY_SIZE) as content, io.whole(target) as file:
+            shutil.copyfileobj(content, file)

@@ -41,7 +41,7 @@ class RunLock:
             return
         path = self.folder / ".lock"
         with io.explained(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = _opened(path)
         end = time.monotonic() + patience
         waiting = False
         while not _lock(descriptor):
@@ -84,7 +84,7 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         OSError: the file cannot be opened for writing.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = _opened(path)
     try:
         _lock(descriptor, wait=True)
         yield
@@ -97,11 +97,16 @@ def try_lock(path: Path) -> int | None:
 
     None if another process holds the lock.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = _opened(path)
     if _lock(descriptor):
         return descriptor
     os.close(descriptor)
     return None
+
+
+def _opened(path: Path) -> int:
+    """Open a lock, which is made, and never another file through a link: its content is replaced."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
 def _lock(descriptor: int, wait: bool = False) -> bool:

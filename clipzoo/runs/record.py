@@ -30,9 +30,6 @@ FIELDS = {
     "training": dict, "protocol": dict, "metrics": dict, "not_converged": list, "ended_before": list,
 }  # fmt: skip
 """Types of the values in results.json; all but the metrics may be absent."""
-ARRAYS = 512 * io.MB
-"""Largest size of the arrays that the evaluation of a dataset leaves in the run directory."""
-ARRAYS_REMEDY = "remove the dataset's files from the folder and evaluate the run again"
 OPTIONAL = ("config_dir", "not_converged", "ended_before")
 """Keys that results.json has only if they say something."""
 PACKAGES = ("clipzoo", "torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")

@@ -22,6 +22,7 @@ from clipzoo.data.shards.pairs import Pair, pairs_from_karpathy
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles
 from clipzoo.io.tables import read_table
+from clipzoo.runs.arrays import read_arrays
 
 FAULTS = {
     b"": "is empty",
@@ -121,7 +122,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "JSON": lambda path: io.read_json(path, io.ANY_SIZE),
     "lines of JSON": lambda path: io.read_json_lines(path, io.ANY_SIZE),
     "YAML": io.read_yaml,
-    "arrays": lambda path: io.read_arrays(path, io.ANY_SIZE, ""),
+    "arrays": read_arrays,
     "a table": lambda path: list(read_table(path, ["image"])),
     "an image": lambda path: ImageFiles([ImageFile(path)])[0],
     "weights": read_weights,
@@ -155,12 +156,12 @@ def test_arrays_that_state_more_than_their_file_allocate_nothing(tmp_path, state
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("confusion.npy", header.getvalue() + bytes(40))
     with pytest.raises(io.DamagedFileError, match="confusion is cut off"):
-        io.read_arrays(path, io.MB, "")
+        read_arrays(path, most=io.MB)
 
 
 def test_arrays_that_grow_when_they_are_unpacked_are_bounded(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", zeros=np.zeros(10**6))
     assert (tmp_path / "a.npz").stat().st_size < 10**4
     with pytest.raises(io.DamagedFileError, match="bytes of arrays, more than"):
-        io.read_arrays(tmp_path / "a.npz", io.MB, "")
-    assert io.read_arrays(tmp_path / "a.npz", 8 * io.MB, "")["zeros"].shape == (10**6,)
+        read_arrays(tmp_path / "a.npz", most=io.MB)
+    assert read_arrays(tmp_path / "a.npz", most=8 * io.MB)["zeros"].shape == (10**6,)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from clipzoo import io
 from clipzoo.io.escaping import markdown_text
+from clipzoo.runs.arrays import read_arrays
 from clipzoo.runs.metric_key import DEVIATION, VALIDATION, MetricKey
-from clipzoo.runs.record import ARRAYS, ARRAYS_REMEDY, RunRecord
+from clipzoo.runs.record import RunRecord
 
 PICTURE = "retrieval.png"
 TITLES = {
@@ -106,6 +107,6 @@ def _samples(folder: Path, key: MetricKey) -> int | None:
     if key.task not in TITLES or not path.exists():
         return None
     if key.task != "retrieval":
-        return len(io.read_arrays(path, ARRAYS, ARRAYS_REMEDY, ["all_labels"])["all_labels"])
-    arrays = io.read_arrays(path, ARRAYS, ARRAYS_REMEDY, ["gallery", "all_places"])
+        return len(read_arrays(path, ["all_labels"])["all_labels"])
+    arrays = read_arrays(path, ["gallery", "all_places"])
     return int(arrays["gallery"]) if "image_to_text" in key.protocol else len(arrays["all_places"])

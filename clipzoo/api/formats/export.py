@@ -10,7 +10,7 @@ from pathlib import Path
 from clipzoo.api.formats import graphs, hub, onnx, open_clip, preprocessing, transformers
 from clipzoo.api.loading import LoadedModel
 from clipzoo.errors import ConfigError, installation, nearest
-from clipzoo.io import below, make_folder
+from clipzoo.io import below, new_folder
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ def export(
     the Hugging Face hub; `licence` and `data_licence` are those of the model and of its training data, for the card.
 
     Raises:
-        ConfigError: the format cannot represent the model, or the folder already contains one. Nothing is written then.
+        ConfigError: the format cannot represent the model, or the folder has files. Nothing is written then.
     """
     require(model, folder, to)
-    make_folder(Path(folder))
-    if to == "hub":
-        hub.write_hub(model, Path(folder), licence, data_licence)
-    else:
-        FORMATS[to].write(model, Path(folder))
+    with new_folder(Path(folder)) as new:
+        if to == "hub":
+            hub.write_hub(model, new, licence, data_licence)
+        else:
+            FORMATS[to].write(model, new)
 
 
 def require(model: LoadedModel, folder: str | Path, to: str) -> None:

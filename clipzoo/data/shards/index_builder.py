@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -159,41 +159,35 @@ class _Writer:
     def __init__(self, folder: Path, digest: str) -> None:
         self.shards: list[Shard] = []
         self._folder, self._digest = folder, digest
-        self._part = folder / f".{digest}.{os.uname().nodename}.{os.getpid()}"
-        self._keys = self._part.with_name(f"{self._part.name}.keys")
         self._key_start = 0
         self._content = hashlib.sha256()
 
     def __enter__(self) -> _Writer:
-        with io.explained(self._part):
-            self._files: list[IO[bytes]] = [path.open("w+b") for path in (self._part, self._keys)]
+        with io.explained(self._folder):
+            # Without a name: a kill leaves nothing.
+            self._files = [tempfile.TemporaryFile(dir=self._folder) for _ in range(2)]  # noqa: SIM115 - closed on exit
         return self
 
     def __exit__(self, *_: object) -> None:
         for file in self._files:
             with suppress(OSError):  # a full disk, of which `add` or `finish` has told
                 file.close()
-        self._part.unlink(missing_ok=True)
-        self._keys.unlink(missing_ok=True)
 
     def add(self, shard: Shard, records: bytes, keys: bytes) -> None:
         self.shards.append(replace(shard, key_start=self._key_start))
         self._key_start += len(keys)
         for file, content in zip(self._files, (records, keys), strict=True):
-            with io.explained(self._part):
+            with io.explained(self._folder):
                 file.write(content)
             self._content.update(content)
 
     def finish(self) -> tuple[Path, CaptionCounts]:
         """Write the table; return the path of the data file, and how often captions repeat."""
-        records, keys = self._files
         data = self._folder / f"{self._digest}-{self._content.hexdigest()[:12]}.bin"
-        with io.explained(data):
-            keys.seek(0)
-            shutil.copyfileobj(keys, records)
-            records.flush()
-            os.fsync(records.fileno())
-            os.replace(self._part, data)
+        with io.whole(data) as target:
+            for file in self._files:
+                file.seek(0)
+                shutil.copyfileobj(file, target)
         samples = sum(shard.count for shard in self.shards)
         captions = CaptionCounts.of(np.memmap(data, RECORD, mode="r", shape=(samples,))["caption"])
         table = {

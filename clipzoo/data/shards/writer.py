@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from clipzoo.data.shards.captions import CaptionCounts, digest, has_text
 from clipzoo.data.shards.pairs import Pair
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError
+from clipzoo.io import whole, write_json
 
 _LARGEST = 10**9
 """Pixels of the largest image that is scaled down."""
@@ -79,25 +80,28 @@ def write_shards(
     order: Iterable[int] = range(len(pairs))
     if shuffle_seed is not None:
         order = np.random.default_rng(shuffle_seed).permutation(len(pairs)).tolist()
-    written, shard, digests = Written(), None, array("Q")
+    written, digests = Written(), array("Q")
     prepared = _prepared([pairs[number] for number in order], shortest_side, max_pixels, processes)
-    for done, (pair, sample) in enumerate(prepared, 1):
-        progress(done, len(pairs))
-        if isinstance(sample, LeftOut):
-            written.left_out.append(sample)
-            continue
-        if shard is None:
-            shard = _Shard(folder, written.shards)
-            written.shards += 1
-        shard.add(f"{written.samples:09d}", sample, pair.image.name)
-        written.samples += 1
-        written.joined += sample.joined
-        digests.append(digest(sample.captions[0]))
-        if written.samples % samples_a_shard == 0:
-            shard.close()
-            shard = None
-    if shard is not None:
-        shard.close()
+
+    def usable() -> Iterator[tuple[Pair, _Sample]]:
+        for done, (pair, sample) in enumerate(prepared, 1):
+            progress(done, len(pairs))
+            if isinstance(sample, LeftOut):
+                written.left_out.append(sample)
+            else:
+                yield pair, sample
+
+    samples = usable()
+    for first in samples:
+        path, before = folder / f"{written.shards:05d}.tar", written.samples
+        with whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for pair, sample in chain([first], islice(samples, samples_a_shard - 1)):
+                _add(archive, f"{written.samples:09d}", sample, pair.image.name)
+                written.samples += 1
+                written.joined += sample.joined
+                digests.append(digest(sample.captions[0]))
+        write_json(path.with_name(f"{path.stem}_stats.json"), {"successes": written.samples - before})
+        written.shards += 1
     written.captions = CaptionCounts.of(np.array(digests, np.uint64))
     return written
 
@@ -141,30 +145,15 @@ def _encoded(path: Path, shortest_side: int | None, max_pixels: int) -> tuple[st
     return "jpg", stream.getvalue()
 
 
-class _Shard:
-    """A shard that has a temporary name until it is complete."""
-
-    def __init__(self, folder: Path, number: int) -> None:
-        self._path = folder / f"{number:05d}.tar"
-        self._part = folder / f".{number:05d}.tar.part"
-        self._archive = tarfile.open(self._part, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
-        self._samples = 0
-
-    def add(self, key: str, sample: _Sample, file: str) -> None:
-        """Add a sample. file: name of its image, for the .json."""
-        facts = {"caption": sample.captions[0], "captions": sample.captions, "file": file}
-        members = {
-            sample.extension: sample.encoded,
-            "txt": sample.captions[0].encode(),
-            "json": json.dumps(facts).encode(),
-        }
-        for extension, content in members.items():
-            entry = tarfile.TarInfo(f"{key}.{extension}")
-            entry.size = len(content)
-            self._archive.addfile(entry, io.BytesIO(content))
-        self._samples += 1
-
-    def close(self) -> None:
-        self._archive.close()
-        os.replace(self._part, self._path)
-        self._path.with_name(f"{self._path.stem}_stats.json").write_text(json.dumps({"successes": self._samples}))
+def _add(archive: tarfile.TarFile, key: str, sample: _Sample, file: str) -> None:
+    """Add a sample. file: name of its image, for the .json."""
+    facts = {"caption": sample.captions[0], "captions": sample.captions, "file": file}
+    members = {
+        sample.extension: sample.encoded,
+        "txt": sample.captions[0].encode(),
+        "json": json.dumps(facts).encode(),
+    }
+    for extension, content in members.items():
+        entry = tarfile.TarInfo(f"{key}.{extension}")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))

@@ -179,6 +179,6 @@ def _read_at(descriptor: int, length: int, offset: int) -> bytes:
 def _missing(root: Path, name: str) -> str:
     others = ", ".join(sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")}))
     return (
-        f"no evaluation dataset {name} in {root} (eval.root={root} has {others or 'none'}); "
+        f"no evaluation dataset {name} at {root}/{name} (eval.root={root} has {others or 'none'}); "
         "`clipzoo world` generates the demo's in data/demo/downstream"
     )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import TypedDict
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.images import EXTENSIONS
 from clipzoo.evaluation.datasets.tar_dataset import NAMES_FILE, TEMPLATES_FILE
-from clipzoo.io import explained
+from clipzoo.io import below, new_folder, write_json, write_whole
 
 
 class SplitFacts(TypedDict):
@@ -40,10 +37,12 @@ def write_classification(
     on how the splits were made, for meta.json. splits: (encoded image, label) pairs. shard_size: samples per tar.
     """
     with _new_dataset(folder) as new:
-        (new / NAMES_FILE).write_text(_joined(class_names), encoding="utf-8")
-        (new / TEMPLATES_FILE).write_text(_joined(templates), encoding="utf-8")
+        write_whole(new / NAMES_FILE, _joined(class_names))
+        write_whole(new / TEMPLATES_FILE, _joined(templates))
         facts = {
-            split: _write_split(new / split, ((image, "cls", str(label)) for image, label in examples), shard_size)
+            split: _write_split(
+                below(new, split), ((image, "cls", str(label)) for image, label in examples), shard_size
+            )
             for split, examples in splits.items()
         }
         _describe(new, "classification", {"metric": metric, "recipe": recipe, "splits": facts})
@@ -64,16 +63,8 @@ def _new_dataset(folder: Path) -> Iterator[Path]:
     """A folder to write to that takes its name when all is written, and is removed after an error."""
     if folder.exists():
         raise ConfigError(f"{folder} exists already: remove it to write the dataset again")
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    with explained(folder, only_full_disks=True):
-        partial.mkdir(parents=True)
-        try:
-            yield partial
-            os.replace(partial, folder)
-        except BaseException:
-            shutil.rmtree(partial)
-            raise
+    with new_folder(folder) as new:
+        yield new
 
 
 def _write_split(folder: Path, rows: Iterable[tuple[bytes, str, str]], shard_size: int) -> SplitFacts:
@@ -90,13 +81,13 @@ def _write_split(folder: Path, rows: Iterable[tuple[bytes, str, str]], shard_siz
             writer.write({"__key__": f"s{count:07d}", _image_extension(image): image, extension: encoded})
             count += 1
         shards = writer.shard
-    (folder / "nshards.txt").write_text(f"{shards}\n")
+    write_whole(folder / "nshards.txt", f"{shards}\n")
     return {"samples": count, "digest": digest.hexdigest()}
 
 
 def _describe(folder: Path, kind: str, meta: Mapping[str, object]) -> None:
-    (folder / "dataset_type.txt").write_text(kind + "\n")
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / "dataset_type.txt", kind + "\n")
+    write_json(folder / "meta.json", meta)
 
 
 def _image_extension(image: bytes) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from clipzoo.io.stores.filesystem import (
     read_ranges,
     repeated,
 )
-from clipzoo.io.writing import explained, make_folder
+from clipzoo.io.writing import whole
 
 
 class Store:
@@ -117,24 +116,15 @@ class Store:
     def download(self, name: str, size: int, target: Path) -> str:
         """Copy a file of `size` bytes to `target`, completely or not at all; return its SHA-256."""
 
-        part = target.with_name(f".{target.name}.part")
-
         def copy(filesystem: Any, root: str) -> str:
             digest = hashlib.sha256()
-            with part.open("wb") as file:
+            with whole(target, only_full_disks=True) as file:
                 for content in self.content(name, size):
-                    with explained(part):
-                        file.write(content)
+                    file.write(content)
                     digest.update(content)
             return digest.hexdigest()
 
-        make_folder(target.parent)
-        try:
-            digest = self._repeated(copy)
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
-        return digest
+        return self._repeated(copy)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""

@@ -18,9 +18,10 @@ from clipzoo.report.comparison.labels import distinct
 from clipzoo.report.comparison.scales import ComparedRow
 from clipzoo.report.drawing import DPI, RIGHT, WRONG
 from clipzoo.report.paper_tables.collect import Run
-from clipzoo.report.run_page.arrays import Arrays, load
+from clipzoo.report.run_page.arrays import Arrays
 from clipzoo.report.statistics.differences import mcnemar
 from clipzoo.report.table import Table, text_table
+from clipzoo.runs.arrays import read_arrays
 
 MOST_IMAGES = 8
 """Images that are shown for each direction of disagreement."""
@@ -87,7 +88,7 @@ class _Answers:
 
 def _answers(run: Run, path: Path) -> _Answers | None:
     """Answers in a file of the run's evaluation; None in a damaged file or one of an earlier version."""
-    arrays: Arrays = run.damage.read(partial(load, path), dict[str, np.ndarray]())
+    arrays: Arrays = run.damage.read(partial(read_arrays, path), dict[str, np.ndarray]())
     if "all_predictions" in arrays:
         return _Answers([str(name) for name in arrays["class_names"]], arrays["all_labels"], arrays["all_predictions"])
     if "all_places" in arrays:

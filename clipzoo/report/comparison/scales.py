@@ -11,7 +11,7 @@ from functools import partial
 from clipzoo.report.paper_tables.collect import PAPER, Run, matches
 from clipzoo.report.paper_tables.filled import SeedGroup, grouped
 from clipzoo.report.paper_tables.published import PAPERS, Metrics, PaperColumn, row_names
-from clipzoo.report.run_page.arrays import load
+from clipzoo.runs.arrays import read_arrays
 from clipzoo.runs.metric_key import MetricKey
 
 DIRECTIONS = ("image_to_text", "text_to_image")
@@ -115,14 +115,14 @@ def chance(runs: Sequence[Run]) -> dict[MetricKey, float]:
     guessing: dict[MetricKey, float] = {}
     for run in runs:
         for path in sorted((run.folder / "evaluation" / "zero_shot").glob("*.npz")):
-            content = run.damage.read(partial(load, path, ("class_names",)), None)
+            content = run.damage.read(partial(read_arrays, path, ("class_names",)), None)
             if content is None:
                 continue
             accuracy = 100 / max(1, len(content["class_names"]))
             guessing[MetricKey("zero_shot", path.stem, "", "top1")] = accuracy
             guessing |= {MetricKey("linear_probe", path.stem, side, "top1"): accuracy for side in ("before", "after")}
         for path in sorted((run.folder / "evaluation" / "retrieval").glob("*.npz")):
-            content = run.damage.read(partial(load, path, ("gallery",)), None)
+            content = run.damage.read(partial(read_arrays, path, ("gallery",)), None)
             if content is None:
                 continue
             recall = 100 / int(content["gallery"])

@@ -12,11 +12,11 @@ from clipzoo.io import below
 from clipzoo.report.comparison.scales import ComparedRow, Comparison
 from clipzoo.report.paper_tables.collect import Run
 from clipzoo.report.paper_tables.published import PaperColumn
-from clipzoo.report.run_page.arrays import load
 from clipzoo.report.statistics.differences import SIGNIFICANT, holm, mcnemar, sign_flip, welch
 from clipzoo.report.statistics.intervals import Interval, difference_over_seeds, paired_difference
 from clipzoo.report.statistics.power import detectable_difference
 from clipzoo.report.table import Cell, Table, text_table
+from clipzoo.runs.arrays import read_arrays
 from clipzoo.runs.metric_key import MetricKey
 
 SEPARATION = (
@@ -142,7 +142,7 @@ def _outcomes(run: Run, key: MetricKey) -> tuple[np.ndarray, np.ndarray] | None:
     path = below(run.folder, f"evaluation/{key.task}/{key.dataset}.npz")
     if names is None or not path.exists():
         return None
-    arrays = run.damage.read(partial(load, path), dict[str, np.ndarray]())
+    arrays = run.damage.read(partial(read_arrays, path), dict[str, np.ndarray]())
     if not {name for name in names if name} <= {*arrays}:  # damaged, or of an earlier version
         return None
     answers, others = arrays[names[0]], arrays[names[1]] if names[1] else None

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-
 import numpy as np
 
-from clipzoo.io import read_arrays
 from clipzoo.report.table import Table, text_table
-from clipzoo.runs.record import ARRAYS, ARRAYS_REMEDY
 
 ZERO_SHOT = ("confusion", "class_names", "images", "labels", "predictions")
 RETRIEVAL = ("captions", "place", "found", "owner", "images", "gallery")
@@ -18,11 +13,6 @@ Arrays = dict[str, np.ndarray]
 MOST_CONFUSIONS = 8
 MOST_IN_MATRIX = 100
 """Largest number of classes whose confusion matrix can still be read as a picture."""
-
-
-def load(path: Path, names: Iterable[str] = ()) -> Arrays:
-    """Read arrays of an .npz file by name, all of them by default. Raises DamagedFileError unless it has `names`."""
-    return read_arrays(path, ARRAYS, ARRAYS_REMEDY, names)
 
 
 def confusions(arrays: Arrays) -> Table:

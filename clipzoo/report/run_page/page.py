@@ -15,6 +15,7 @@ from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables
 from clipzoo.report.run_page.curves import loss_unit, value_log
 from clipzoo.report.run_page.published_results import result_tables
+from clipzoo.runs.arrays import read_arrays
 from clipzoo.runs.directory import CAPTIONS, config_of, is_finished
 from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey, parsed, split
 from clipzoo.runs.names import departs
@@ -138,7 +139,7 @@ def _zero_shot(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[di
     from clipzoo.report.run_page import figures
 
     for path in sorted((run / "evaluation" / "zero_shot").glob("*.npz")):
-        name, content = path.stem, damage.read(partial(arrays.load, path, arrays.ZERO_SHOT), None)
+        name, content = path.stem, damage.read(partial(read_arrays, path, arrays.ZERO_SHOT), None)
         if content is None:
             continue
         yield {
@@ -164,7 +165,7 @@ def _retrieval(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[di
     from clipzoo.report.run_page import figures
 
     for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
-        name, content = path.stem, damage.read(partial(arrays.load, path, arrays.RETRIEVAL), None)
+        name, content = path.stem, damage.read(partial(read_arrays, path, arrays.RETRIEVAL), None)
         if content is None:
             continue
         yield {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import threading
 import time
@@ -21,7 +20,7 @@ from clipzoo.io.stores.mirror import Mirror
 from clipzoo.io.stores.record import Record
 from clipzoo.io.stores.store import Store, require
 from clipzoo.io.stores.tree import local_files, tree_of
-from clipzoo.runs.lock import RunLock
+from clipzoo.runs.lock import RunLock, locked
 from clipzoo.runs.places.ranks import OnFailure
 
 log = logging.getLogger(__name__)
@@ -136,6 +135,5 @@ class RemoteRun:
 def alone(folder: Path) -> Iterator[None]:
     """Let one process of this machine after the other write the local copies."""
     io.make_folder(folder)
-    with (folder / ".fetch.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(folder / ".fetch.lock"):
         yield

@@ -64,7 +64,7 @@ def recorded(folder: Path, name: str) -> Any:
     """Return a fact in the mark of the newest checkpoint that has it; None without one. Weights are not verified."""
     damage = io.DamageLog()
     paths = sorted(folder.glob("step_*.json"), reverse=True)
-    marks: list[dict[str, Any]] = [damage.read(partial(io.read_json, path), {}) for path in paths]
+    marks: list[dict[str, Any]] = [damage.read(partial(io.read_json, path, io.MB), {}) for path in paths]
     return next((mark[name] for mark in marks if name in mark), None)
 
 

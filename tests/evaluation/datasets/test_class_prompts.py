@@ -34,5 +34,5 @@ def test_a_split_that_a_dataset_lacks_and_a_folder_with_shards_are_named(tmp_pat
     with pytest.raises(ConfigError, match="colours has no split val; it has train, test"):
         write_class_prompts(classes(), "val", tmp_path, samples_a_shard=16)
     (tmp_path / "00000.tar").touch()
-    with pytest.raises(ConfigError, match="has shards already"):
+    with pytest.raises(ConfigError, match="has files already"):
         write_class_prompts(classes(), "train", tmp_path, samples_a_shard=16)
