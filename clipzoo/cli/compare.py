@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from clipzoo.cli.arguments import output_folder
 from clipzoo.cli.report import comparison_folder, is_run, write_comparison
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.runs.places.remote import local_copy
@@ -20,7 +21,7 @@ from clipzoo.runs.places.remote import local_copy
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", help="run directories, or folders of them; URLs too", metavar="FOLDER")
     parser.add_argument(
-        "--output", type=Path,
+        "--output", type=output_folder,
         help="folder for the page (default: comparison, beside runs of one folder, else in the working directory)",
     )  # fmt: skip
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
+from clipzoo.cli.arguments import output_fault
 from clipzoo.cli.data.mixing import evaluate_mixes
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
@@ -143,6 +144,9 @@ def _mixed_with(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel
 
 def _output_folder(plain: Mapping[str, Any]) -> Path:
     if plain["output"] is not None:
+        # A run's own evaluation is in it.
+        if plain["output"] != plain["run"] and (fault := output_fault(plain["output"])):
+            raise ConfigError(f"output={fault}")
         return Path(plain["output"])
     if plain["run"] is not None:
         path = Path(plain["run"])

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from clipzoo.cli import trials
-from clipzoo.cli.arguments import Parser, number_in, own_errors
+from clipzoo.cli.arguments import Parser, number_in, output_folder, own_errors
 from clipzoo.cli.recipes import RECIPES, recipe
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
@@ -152,7 +152,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         help="maximum number of points that run at the same time; of a search, the number of processes",
     )
     parser.add_argument("--lowest", action="store_true", help="the lowest value is best")
-    parser.add_argument("--output", type=Path, help="folder for the table and its plot")
+    parser.add_argument("--output", type=output_folder, help="folder for the table and its plot")
     parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")
     return parser.parse_intermixed_args(_with_sbatch_joined(arguments))
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from clipzoo.cli.arguments import output_folder
 from clipzoo.errors import ConfigError
 from clipzoo.runs.places.remote import local_copy, write_back
 
@@ -24,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--table", action="append", default=[], metavar="NAME", help="only this table; repeatable")
     parser.add_argument(
-        "--output", type=Path, help="folder for the page (default: FOLDER/report of one folder, comparison of several)"
+        "--output",
+        type=output_folder,
+        help="folder for the page (default: FOLDER/report of one folder, comparison of several)",
     )
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
     parser.add_argument("--list", action="store_true", help="print the names of the tables and exit")

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.cli.arguments import Parser, number_in, output_folder, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
 from clipzoo.errors import number_of
@@ -133,7 +133,7 @@ def main() -> int:
     """Train the rows and write their page. Returns 1 if a row failed, 130 after an interruption."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/reproduce-demo"), help="(default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="folder for the page (default: <runs>/report)")
+    parser.add_argument("--output", type=output_folder, help="folder for the page (default: <runs>/report)")
     parser.add_argument(
         "--jobs", type=number_in(Count), default=os.cpu_count() or 1, help="rows at a time; default: cores"
     )

@@ -19,7 +19,7 @@ from clipzoo.config.annotations import kind_of
 from clipzoo.config.groups import CONF, groups, is_group, search_path
 from clipzoo.config.overrides import read
 from clipzoo.config.suggestions import group_not_chosen, unknown_key, unknown_option
-from clipzoo.config.trust import require_trusted, trusted_names
+from clipzoo.config.trust import KEY, require_trusted, trusted_names
 from clipzoo.config.variables import without_variables
 from clipzoo.errors import ConfigError
 
@@ -50,16 +50,25 @@ report; `trust` is read from the command line alone; `search` says how a sweep d
 
 
 def compose(
-    overrides: Sequence[str], name: str = "train", complete: bool = True, nodes: Mapping[str, Any] | None = None
+    overrides: Sequence[str],
+    name: str = "train",
+    complete: bool = True,
+    nodes: Mapping[str, Any] | None = None,
+    trust: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Return the checked configuration of these overrides as plain values.
 
     name: the file in conf to start from, "train", "eval" or "studies". complete: require a value for every key.
-    nodes: plain values to add before interpolations are resolved; a "${" in them is text.
+    nodes: plain values to add before interpolations are resolved; a "${" in them is text. trust: classes and packages
+    that may be named, for overrides of a file; None for overrides of the command line, which say it themselves.
 
     Raises:
         ConfigError: names every fault.
     """
+    for line in overrides if trust is not None else ():
+        # `hydra.searchpath` imports packages.
+        if re.split("[./@]", read(line).key_or_group)[0] in ("hydra", KEY):
+            raise ConfigError(f"{line} is an option of the command line alone: remove it from the file")
     lines, config = _explained(overrides, name)
     known = [
         *yaml.safe_load((CONF / f"{name}.yaml").read_text()),
@@ -72,7 +81,7 @@ def compose(
     if nodes:
         OmegaConf.set_struct(config, False)
         config.update(_literal(nodes))
-    return checked(config, trusted_names(lines), complete, name)
+    return checked(config, trusted_names(lines) if trust is None else trust, complete, name)
 
 
 def compose_search(overrides: Sequence[str]) -> dict[str, Any]:

@@ -74,8 +74,8 @@ def require_no_links(folder: Path, *others: Path) -> None:
                 if entry.is_symlink():
                     target = _resolved(Path(entry.path))
                     if not any(target.is_relative_to(root) for root in roots):
-                        remedy = "replace it with a copy if you trust it"
-                        raise DamagedFileError(Path(entry.path), f"is a link to {target}, outside the directory", remedy)
+                        fault = f"is a link to {target}, outside the directory"
+                        raise DamagedFileError(Path(entry.path), fault, "replace it with a copy if you trust it")
                 elif entry.is_dir() and entry.path != os.path.join(folder, "wandb"):
                     pending.append(entry.path)
 

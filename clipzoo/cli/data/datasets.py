@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipzoo.cli.arguments import add_batch, number_in
+from clipzoo.cli.arguments import add_batch, number_in, output_folder
 from clipzoo.cli.progress import Progress
 from clipzoo.config.vocabulary import Count, Processes
 from clipzoo.errors import ConfigError, number_of
@@ -146,7 +146,7 @@ def write_prompts(options: argparse.Namespace) -> None:
 
 def _prompts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dataset", type=Path, help="folder of a classification dataset")
-    parser.add_argument("output", type=Path, help="folder of the shards")
+    parser.add_argument("output", type=output_folder, help="folder of the shards")
     parser.add_argument("--split", default="train", help="default: %(default)s")
     parser.add_argument("--samples", type=number_in(Count), default=1000, help="in a shard; default: %(default)s")
     parser.set_defaults(run=write_prompts)
@@ -165,7 +165,7 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _make_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="a folder, a .csv or a .tsv")
-    parser.add_argument("output", type=Path, help="folder of the dataset; must not exist")
+    parser.add_argument("output", type=output_folder, help="folder of the dataset; must not exist")
     parser.add_argument("--captions", action="store_true", help="of a folder: NAME.txt beside each image")
     parser.add_argument("--image", default="filepath", help="column of image paths, relative to the table")
     parser.add_argument("--label", help="column of class names")

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from clipzoo.cli.arguments import add_batch, number_in
+from clipzoo.cli.arguments import add_batch, number_in, output_folder
 from clipzoo.cli.progress import Progress
 from clipzoo.config.vocabulary import Count, Gigabytes, Processes, Range, Seed
 from clipzoo.errors import ConfigError, number_of
@@ -170,7 +170,7 @@ def _load_index(options: argparse.Namespace, cache: ShardCache) -> ShardIndex:
 
 def _make_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="a folder, a .csv, a .tsv, or a .json of Karpathy's splits")
-    parser.add_argument("output", type=Path, help="output folder")
+    parser.add_argument("output", type=output_folder, help="output folder")
     parser.add_argument("--image", default="filepath", help="the table's column of image paths")
     parser.add_argument("--caption", default="title", help="the table's column of captions")
     parser.add_argument("--images", type=Path, default=Path("."), help="the image folder of a .json")

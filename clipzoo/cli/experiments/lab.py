@@ -19,14 +19,14 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from clipzoo.cli.arguments import number_in, with_config_folder
+from clipzoo.cli.arguments import number_in, output_folder, with_config_folder
 from clipzoo.config.vocabulary import Count
 from clipzoo.io import below
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("lab", nargs="?", default="default", help="name in conf/lab, or a YAML file")
-    parser.add_argument("--output", type=Path, help="folder of the lab (default: lab/NAME)")
+    parser.add_argument("--output", type=output_folder, help="folder of the lab (default: lab/NAME)")
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="only these methods")
     parser.add_argument("--comparisons", nargs="+", default=[], metavar="WORLD-TOWER", help="only these comparisons")
     parser.add_argument("--seeds", type=number_in(Count), help="fresh seeds of every winner")

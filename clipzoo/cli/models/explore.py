@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from clipzoo.cli.arguments import number_in
+from clipzoo.cli.arguments import number_in, output_folder
 from clipzoo.config.vocabulary import Count, Range
 from clipzoo.errors import ConfigError, installation
 from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
@@ -46,12 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=number_in(Annotated[int, Range(at_least=0, at_most=65535)]), default=PORT,
         help="port of the page; 0 for a free one (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--static", type=Path, metavar="DIR", help="write a page that needs no server, and end")
+    parser.add_argument(
+        "--static", type=output_folder, metavar="DIR", help="write a page that needs no server, and end"
+    )
     parser.add_argument(
         "--captions", type=number_in(Count), default=24,
         help="captions of each dataset that a static page has (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="folder for embeddings (default: RUN/explore)")
+    parser.add_argument(
+        "--cache", type=output_folder, metavar="DIR", help="folder for embeddings (default: RUN/explore)"
+    )
     parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the runs' own classes")
     parser.set_defaults(run=explore)
 

@@ -14,8 +14,8 @@ onnx          image.onnx, text.onnx and score.onnx for onnxruntime
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from clipzoo.cli.arguments import output_folder
 from clipzoo.errors import ConfigError
 
 FORMATS = ("open_clip", "transformers", "hub", "torch", "onnx")
@@ -24,7 +24,7 @@ FORMATS = ("open_clip", "transformers", "hub", "torch", "onnx")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="RUN", help="a run directory, a checkpoint, a hub directory, or hf-hub:NAME")
     parser.add_argument("--to", choices=FORMATS, required=True, help="the format")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the files")
+    parser.add_argument("--output", type=output_folder, required=True, help="folder for the files")
     parser.add_argument("--average", action="store_true", help="the averaged weights of a run with average=...")
     parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
     parser.add_argument("--licence", help="licence of the model, for the card of a hub directory")

@@ -10,8 +10,8 @@ The same command completes an interrupted index.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from clipzoo.cli.arguments import output_folder
 from clipzoo.errors import number_of
 
 TIMEOUT = 600.0
@@ -20,7 +20,7 @@ TIMEOUT = 600.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="RUN", help="a run directory, a checkpoint, a hub directory, or hf-hub:NAME")
     parser.add_argument("--images", required=True, help="a folder of images or tar shards, or a pattern of shards")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the index")
+    parser.add_argument("--output", type=output_folder, required=True, help="folder of the index")
     parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
     parser.set_defaults(run=index)
 

@@ -51,7 +51,9 @@ def read_class_folders(splits: Mapping[str, str], folder: Path) -> SourceClassif
 
     splits: name -> folder. A folder for "train" may be absent: only linear probes need it.
     """
-    present = {split: part for split, part in splits.items() if split != "train" or below(folder, part, links=True).exists()}
+    present = {
+        split: part for split, part in splits.items() if split != "train" or below(folder, part, links=True).exists()
+    }
     paths = {split: list(_image_paths(_existing(below(folder, part, links=True)))) for split, part in present.items()}
     names = sorted({path.parent.name for part in paths.values() for path in part})
     labels = {name: label for label, name in enumerate(names)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,8 @@ class ChangedError(OSError):
 
 
 def is_url(location: str) -> bool:
-    return "://" in location
+    """Return True for a URL, also a malformed one such as "s3:/bucket", which is never a folder called "s3:"."""
+    return re.match(r"[A-Za-z][\w+.-]*:/", location) is not None
 
 
 def protocol_of(url: str) -> str:
