@@ -126,7 +126,7 @@ def claim(
     goes_on = (lock.folder / CONFIG).exists() and extension.is_longer(config_of(lock.folder), plain)
     kept = extension.keep_results(lock.folder) if goes_on else None
     path, text = lock.folder / CONFIG, yaml.safe_dump(dict(plain), sort_keys=False)
-    if not path.exists() or path.read_bytes() != text.encode():
+    if not path.exists() or io.read_bytes(path, io.MB, CONFIG_REMEDY) != text.encode():
         io.write_whole(path, text)
     record_dataset(lock.folder, given or plain, fingerprint)
     return kept

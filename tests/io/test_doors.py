@@ -213,3 +213,137 @@ def test_every_name_that_the_code_does_not_write_is_joined_by_the_one_function()
 def test_a_join_that_bypasses_the_function_is_found(bypass):
     trees = {"planted.py": ast.parse(BYPASSES[bypass])}
     assert len(list(joins(trees, Words(trees)))) == 1
+
+
+SOURCES = {
+    "open", "read_text", "read_bytes", "load", "safe_open", "load_file", "memmap", "from_file", "fromfile", "read_csv",
+    "ZipFile", "safe_load",
+}  # fmt: skip
+TARGETS = {
+    "write_text", "write_bytes", "replace", "rename", "link", "symlink", "copy", "copy2", "copyfile", "copytree",
+    "move", "save", "savez", "savez_compressed", "save_file", "savefig", "to_csv", "mkstemp", "ShardWriter",
+    "TarWriter", "export_chrome_trace", "touch",
+}  # fmt: skip
+MODULES = {
+    "os",
+    "shutil",
+    "np",
+    "numpy",
+    "torch",
+    "Image",
+    "tarfile",
+    "zipfile",
+    "json",
+    "yaml",
+    "pd",
+    "gzip",
+    "safetensors",
+    "OmegaConf",
+}
+
+
+def opened(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, str, bool]]:
+    """Yield file, call and True for writing, of every call that opens a file by its path."""
+    for file, tree in trees.items():
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name, owner = "", None
+            match node.func:
+                case ast.Name(id=name):
+                    pass
+                case ast.Attribute(value=owner, attr=name):
+                    pass
+            of_path = owner is not None and words.is_path(file, owner)
+            of_library = isinstance(owner, ast.Name) and owner.id in MODULES
+            takes_path = any(words.is_path(file, one) or "str(" in ast.unparse(one) for one in node.args[:2])
+            direct = owner is None and name in {
+                "open",
+                "safe_open",
+                "load_file",
+                "save_file",
+                "ShardWriter",
+                "TarWriter",
+            }
+            by_library = of_library and (takes_path or name in ("open", "copyfile", "mkstemp"))
+            saves = takes_path and name in ("save", "export_chrome_trace", "savefig")
+            if not (of_path or direct or by_library or saves):
+                continue
+            text = ast.unparse(node)
+            if name == "open":
+                modes = [
+                    *node.args[0 if of_path else 1 :],
+                    *(item.value for item in node.keywords if item.arg == "mode"),
+                ]
+                shown = " ".join(map(ast.unparse, modes))
+                yield file, text, any(one in shown for one in ("'w", "'a", "'x", "+", "O_CREAT", "O_WRONLY", "O_RDWR"))
+            elif name in SOURCES or name in TARGETS:
+                yield file, text, name in TARGETS
+
+
+OWN = "a file of the package, of an installed one, or of the system"
+CACHE = "a cache: a copy counts by its size or by a key that is written whole and last"
+UNPUBLISHED = "in a folder without its name, which clipzoo.io.new_folder or ensure_folder publishes"
+WEIGHTS = "weights, by a library that maps the file; opened by clipzoo.io.readable before"
+LOCK = "a lock has no content that counts"
+IN_WHOLE = "into a file that clipzoo.io.whole has opened"
+READERS = {
+    "api/initial/sources.py": WEIGHTS, "api/published.py": WEIGHTS, "api/transformers/reading.py": WEIGHTS,
+    "training/checkpoints/single_file.py": WEIGHTS, "training/checkpoints/tensor_files.py": WEIGHTS,
+    "cli/reproduce_demo.py": "its own log", "config/listing.py": OWN, "config/meanings.py": OWN,
+    "config/suggestions.py": OWN, "runs/sweep.py": OWN, "data/workers.py": OWN, "distributed/cores.py": OWN,
+    "ops/tiles_cpu.py": OWN, "evaluation/datasets/catalogue.py": OWN, "report/paper_tables/experiments.py": OWN,
+    "report/paper_tables/published.py": OWN, 
+    "example_data/emoji/packages.py": "packages with a known digest",
+    "example_data/emoji/pictures.py": "packages with a known digest",
+    "data/images/decoding.py": "bytes in memory", "studies/framework/record.py": "bytes in memory",
+    "data/shards/cache.py": "without waiting; the size is compared",
+    "data/shards/index.py": "verified when it was loaded",
+    "evaluation/probe/features.py": CACHE, "training/tuning/feature_cache.py": CACHE,
+    "training/inspection/profile.py": "the trace that it has just written",
+    "training/loggers/run_logger.py": "pictures that the report has just written", "io/reading.py": "the one reader",
+    "io/writing.py": "a folder, to flush it",
+    "io/stores/mirror.py": "regular files of the run", "io/stores/store.py": "regular files of the run",
+}  # fmt: skip
+"""Modules that open files by other means than clipzoo.io, and why they may."""
+WRITERS = {
+    "io/writing.py": "the one writer", "io/folders.py": LOCK, "runs/lock.py": LOCK, "data/shards/cache.py": CACHE,
+    "cli/configuration.py": "the null device", "distributed/reporting.py": "the null device",
+    "cli/reproduce_demo.py": "the log of a process", "data/shards/index_builder.py": "an empty probe, removed at once",
+    "data/shards/writer.py": IN_WHOLE, "evaluation/datasets/class_prompts.py": IN_WHOLE,
+    "evaluation/datasets/tar_writer.py": UNPUBLISHED, "example_data/demo_world/parts.py": UNPUBLISHED,
+    "example_data/emoji/dataset.py": UNPUBLISHED, "api/formats/onnx.py": UNPUBLISHED,
+    "evaluation/probe/features.py": CACHE, "io/stores/mirror.py": "copies that are removed after their upload",
+    "runs/extension.py": "links of checkpoints, and folders whose files are written whole",
+    "runs/search/study.py": "cuts off the line that a kill has left", 
+    "training/inspection/profile.py": "torch's own trace; the summary of it is written whole",
+}  # fmt: skip
+"""Modules that write files by other means than clipzoo.io, and why they may."""
+PLANTED = {
+    "def read(path: Path):\n    return path.read_text()": False,
+    "def read(path: Path):\n    return open(path).read()": False,
+    "def read(run: Path):\n    report = run / 'report'\n    return report.read_bytes()": False,
+    "def read(path: Path):\n    return np.load(path)": False,
+    "def read(path: Path):\n    return Image.open(path)": False,
+    "def read(path: Path):\n    return torch.load(str(path))": False,
+    "def read(path: Path):\n    return OmegaConf.load(path)": False,
+    "def write(path: Path):\n    path.write_text('')": True,
+    "def write(path: Path):\n    with path.open('wb') as file: pass": True,
+    "def write(path: Path):\n    open(path, mode='a')": True,
+    "def write(path: Path):\n    os.replace(path, path)": True,
+    "def write(path: Path):\n    torch.save({}, path)": True,
+    "def write(path: Path, image):\n    image.save(path)": True,
+    "def write(path: Path):\n    shutil.copy(path, path)": True,
+    "def write(path: Path):\n    return TarWriter(str(path))": True,
+}
+
+
+@pytest.mark.parametrize(("writes", "trusted"), [(False, READERS), (True, WRITERS)], ids=["readers", "writers"])
+def test_files_are_opened_and_written_by_clipzoo_io(writes, trusted):
+    found = {file for file, _, writing in opened(TREES, Words(TREES)) if writing == writes}
+    assert found - trusted.keys() == set(), "use the readers and writers of clipzoo.io"
+    assert trusted.keys() - found == set(), "these do so no longer"
+
+
+@pytest.mark.parametrize("code", PLANTED)
+def test_a_planted_reader_or_writer_is_found(code):
+    trees = {"planted.py": ast.parse(code)}
+    assert [writes for _, _, writes in opened(trees, Words(trees))] == [PLANTED[code]]

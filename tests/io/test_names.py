@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
-from clipzoo.io.names import folder_name
+from clipzoo.io.names import below, folder_name, require_no_links
+from clipzoo.io.reading import DamagedFileError
 from clipzoo.runs.names import run_folder
+from clipzoo.runs.places.place import runs_of
+from clipzoo.runs.places.remote import local_copy
 from clipzoo.studies.__main__ import main as studies
 from tests.support.processes import run_script
 
 INVALID = [
-    "..", ".", "/abs", "../x", "a/b", "a\\b", "a\nb", "a\0b", "x" * 300, "é" * 100, "*", "-rf", ".hidden", " a", "a ",
+    "..", ".", "/abs", "../x", "a/b", "a\\b", "a\0b", "a\nb", "a\0b", "x" * 300, "é" * 100, "*", "-rf", ".hidden", " a", "a ",
     "a.", "a;b", "$HOME", "a`b", "a|b", "<b>", "a'b", "~", "\x1b[31m", "a\u2028b", "\u202eb",
 ]  # fmt: skip
 
@@ -50,3 +55,70 @@ def test_an_unknown_study_does_not_leave_the_folder(tmp_path):
     with pytest.raises(SystemExit):
         studies(["study=../study/rank", f"folder={tmp_path / 'studies'}"])
     assert not list(Path(tmp_path).rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/passwd", "runs//home/x", "a/", "", "..", "a/../b", ".", "a/./b", ".ssh/authorized_keys", "a/.lock",
+        "a\nb", "\udcff", "x" * 151, "a/" * 2500 + "a", 7, None, ["a"],
+    ],
+)  # fmt: skip
+def test_a_name_that_leads_elsewhere_has_no_path(name, tmp_path):
+    with pytest.raises(DamagedFileError, match="cannot hold a file called"):
+        below(tmp_path, name)
+
+
+def test_a_name_leads_below_its_folder_and_never_through_a_link_out_of_it(tmp_path):
+    run = tmp_path / "run"
+    (run / "report").mkdir(parents=True)
+    assert below(run, "report/training curves é.png") == run / "report" / "training curves é.png"
+    (run / "inside").symlink_to(run / "report")
+    assert below(run, "inside/a.png") == run / "inside/a.png"
+    (run / "outside").symlink_to(tmp_path)
+    with pytest.raises(DamagedFileError, match="a link that leads out of the folder"):
+        below(run, "outside/a.png")
+    assert below(run, "outside/a.png", links=True) == run / "outside/a.png"
+
+
+def test_a_link_out_of_a_directory_is_found_at_every_depth(tmp_path):
+    run = tmp_path / "run"
+    (run / "evaluation" / "zero_shot").mkdir(parents=True)
+    (run / "inside").symlink_to(run / "evaluation")
+    require_no_links(run)
+    (run / "evaluation" / "zero_shot" / "set.npz").symlink_to("/etc/passwd")
+    with pytest.raises(DamagedFileError, match="set.npz is a link to /etc/passwd, outside the directory"):
+        require_no_links(run)
+    require_no_links(run, Path("/etc"))
+
+
+class HostileStore(MemoryFileSystem):
+    """A store whose keys lead out of the folder of the run."""
+
+    protocol = "hostile"
+    keys = ("demo//home/x/.ssh/authorized_keys", "demo/config.yaml")
+
+    def find(self, path, *args, **kwargs):
+        return {f"{path.rstrip('/')}/{key.partition('/')[2]}": {"size": 6} for key in self.keys}
+
+    def info(self, path, **kwargs):
+        return {"size": 6, "name": path, "type": "file"}
+
+    def cat_file(self, path, *args, **kwargs):
+        return b"content"[:6]
+
+
+def test_keys_of_a_store_that_lead_out_of_the_folder_are_refused(tmp_path, monkeypatch):
+    fsspec.register_implementation("hostile", HostileStore, clobber=True)
+    monkeypatch.setenv("CLIPZOO_STAGING", str(tmp_path / "staging"))
+    with pytest.raises(ConfigError, match="cannot hold a file called '/home/x/.ssh/authorized_keys'"):
+        local_copy("hostile://bucket/demo", "run")
+    assert not [path for path in tmp_path.rglob("authorized_keys")]
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:/bucket", "file://", "hf:///", "nosuch://bucket/runs", "s3://?x"])
+def test_a_malformed_url_is_no_folder(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is no URL of a store"):
+        runs_of({"runs": url, "upload_patience": 1.0, "upload_every": 1.0})
+    assert not list(tmp_path.iterdir())

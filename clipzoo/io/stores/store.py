@@ -29,11 +29,11 @@ class Store:
     """
 
     def __init__(self, url: str, key: str, patience: float | None = None) -> None:
-        from fsspec import available_protocols
+        from fsspec import available_protocols, registry
 
         if masked(url) != url:
             raise ConfigError(f"{key}={url} holds a password or token: give it by the store's environment variables")
-        if not re.match("[^/]+:///*[^/?#]", url) or protocol_of(url) not in available_protocols():
+        if not re.match("[^/]+:///*[^/?#]", url) or protocol_of(url) not in {*available_protocols(), *registry}:
             raise ConfigError(f"{key}={url} is no URL of a store: give PROTOCOL://BUCKET/FOLDER, s3://bucket/runs")
         self.url, self.key, self.patience = url.rstrip("/"), key, patience
         self._opened: tuple[Any, str] | None = None

@@ -147,6 +147,15 @@ def test_a_class_in_the_file_of_a_lab_needs_trust():
     assert settings_of(own, ["tests"])["head"]["_target_"] == "tests.support.own_parts.OwnHead"
 
 
+@pytest.mark.parametrize("line", ["head._target_=payload.Head", "trust=payload", "hydra.searchpath=[pkg://payload]"])
+def test_the_file_of_a_lab_imports_nothing_beside_it(line, tmp_path, monkeypatch):
+    (tmp_path / "payload.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\nclass Head: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="is no class of clipzoo|is an option of the command line alone"):
+        settings_of([line, "head._target_=payload.Head"], ())
+    assert not (tmp_path / "canary").exists()
+
+
 @pytest.mark.medium
 def test_a_head_in_a_folder_of_options_is_searched_and_trained_with_trust_in_its_package(lab, tmp_path, monkeypatch):
     (tmp_path / "conf" / "head").mkdir(parents=True)
