@@ -14,7 +14,7 @@ from clipzoo.encoders.base import TextTower, on_meta, require_as_large
 from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer, require_transformers
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError, nearest, number_of, one_message
-from clipzoo.io import read_json
+from clipzoo.io import MB, read_json
 from clipzoo.io.hub import from_hub
 from clipzoo.io.weights import read_tensors
 from clipzoo.types import Count, Features, NonNegativeCount, checked
@@ -153,7 +153,7 @@ def stored_configuration(folder: Path) -> Any:
     from transformers import CONFIG_MAPPING
 
     path = folder / "config.json"
-    content = read_json(path)
+    content = read_json(path, MB)
     if content.get("model_type") not in CONFIG_MAPPING:
         raise ConfigError(f"{path}: transformers has no model_type {content.get('model_type')}; no code is imported")
     return _listed(CONFIG_MAPPING[content["model_type"]].from_dict(content))
@@ -166,7 +166,7 @@ def require_own_code(name: str) -> None:
     """
     folder = _folder(name, ["config.json"])
     stored_configuration(folder)
-    for key, value in values_of(read_json(folder / "config.json")):
+    for key, value in values_of(read_json(folder / "config.json", MB)):
         if "implementation" in key and value not in (None, "eager", "sdpa"):
             raise ConfigError(f"{folder / 'config.json'}: {key}={value} names code: remove the entry")
 

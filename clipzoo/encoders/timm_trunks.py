@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.base import ImageTower
 from clipzoo.errors import ConfigError, nearest, one_message
-from clipzoo.io import read_json
+from clipzoo.io import MB, read_json
 from clipzoo.io.hub import from_hub
 from clipzoo.io.weights import require_bounded
 
@@ -69,11 +69,11 @@ def _arguments(place: str) -> Any:
     if not folder.is_dir():
         from huggingface_hub import hf_hub_download
 
-        return read_json(Path(hf_hub_download(place, "config.json"))).get("model_args", {})
+        return read_json(Path(hf_hub_download(place, "config.json")), MB).get("model_args", {})
     for file in sorted(folder.iterdir()):
         if file.suffix in (".safetensors", ".bin", ".pth", ".pt"):
             require_bounded(file)
-    return read_json(folder / "config.json").get("model_args", {})
+    return read_json(folder / "config.json", MB).get("model_args", {})
 
 
 def _require_listed(options: Mapping[str, Any], place: str, name: str) -> None:

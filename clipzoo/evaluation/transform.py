@@ -8,7 +8,7 @@ from typing import Any, Literal
 from PIL.Image import Image, open as open_image
 from torch import Tensor
 
-from clipzoo.data.images.decoding import to_rgb
+from clipzoo.data.images.decoding import LARGEST_FILE, to_rgb
 from clipzoo.errors import ConfigError, one_message
 from clipzoo.io.reading import readable
 
@@ -42,7 +42,7 @@ class Transform:
     def __call__(self, image: Image | str | Path) -> Tensor:
         if isinstance(image, str | Path):
             with (
-                readable(Path(image)) as file,
+                readable(Path(image), LARGEST_FILE) as file,
                 one_message(f"{image} cannot be decoded as an image"),
                 open_image(file) as opened,
             ):

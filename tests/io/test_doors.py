@@ -286,7 +286,7 @@ WEIGHTS = "weights, by a library that maps the file; opened by clipzoo.io.readab
 LOCK = "a lock has no content that counts"
 IN_WHOLE = "into a file that clipzoo.io.whole has opened"
 READERS = {
-    "api/initial/sources.py": WEIGHTS, "api/published.py": WEIGHTS, "api/transformers/reading.py": WEIGHTS,
+
     "training/checkpoints/single_file.py": WEIGHTS, "training/checkpoints/tensor_files.py": WEIGHTS,
     "cli/reproduce_demo.py": "its own log", "config/listing.py": OWN, "config/meanings.py": OWN,
     "config/suggestions.py": OWN, "runs/sweep.py": OWN, "data/workers.py": OWN, "distributed/cores.py": OWN,
@@ -300,6 +300,7 @@ READERS = {
     "evaluation/probe/features.py": CACHE, "training/tuning/feature_cache.py": CACHE,
     "training/inspection/profile.py": "the trace that it has just written",
     "training/loggers/run_logger.py": "pictures that the report has just written", "io/reading.py": "the one reader",
+    "io/weights.py": WEIGHTS, "data/shards/index_builder.py": "the file that it has just written",
     "io/writing.py": "a folder, to flush it",
     "io/stores/mirror.py": "regular files of the run", "io/stores/store.py": "regular files of the run",
 }  # fmt: skip

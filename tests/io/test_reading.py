@@ -135,7 +135,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("reader", READERS)
 def test_what_is_no_file_is_refused_at_once(tmp_path, reader):
     for path in endless_files(tmp_path):
-        with pytest.raises((ConfigError, BadSampleError), match="not a file|cannot be read|is no regular file"):
+        with pytest.raises((ConfigError, BadSampleError), match="not a file|cannot be read|is not a regular file"):
             READERS[reader](path)
 
 

@@ -115,7 +115,7 @@ def _caption_fact(run: Path, damage: io.DamageLog) -> dict[str, object]:
     path = run / CAPTIONS
 
     def read() -> dict[str, object]:
-        figures = io.read_json(path)
+        figures = io.read_json(path, io.MB)
         io.require_fields(path, figures, dict.fromkeys(CaptionCounts().figures(0), (int, float)))
         return {"Captions": described(figures)}
 

@@ -178,13 +178,14 @@ def read_manifest(folder: Path) -> Manifest:
         count = len(content["tensors"])
         _require(count <= MOST_TENSORS, f"it lists {count} tensors, more than {MOST_TENSORS}")
         tensors = {name: _tensor(name, facts, files) for name, facts in content["tensors"].items()}
-        if absent := next((name for name in files if not io.below(folder, name).is_file()), None):
-            raise io.DamagedFileError(io.below(folder, absent), "is missing", REMEDY)
-        stated, stored = (
-            sum(tensor.bytes for tensor in tensors.values()),
-            sum(io.below(folder, name).stat().st_size for name in files),
-        )
-        _require(stated <= stored, f"its tensors have {stated} bytes, its files {stored}")
+        for name, file in files.items():
+            shard = io.below(folder, name)
+            if not shard.is_file():
+                raise io.DamagedFileError(shard, "is missing", REMEDY)
+            if shard.stat().st_size != file.bytes:
+                raise io.DamagedFileError(shard, f"has {shard.stat().st_size} bytes, not {file.bytes}", REMEDY)
+        stored = sum(file.bytes for file in files.values())
+        _require(sum(tensor.bytes for tensor in tensors.values()) <= stored, "its tensors are larger than its files")
         names = tensor_paths(content["state"]).values()
         _require(set(names) <= set(tensors), "its state names a tensor that it does not list")
     # Values of another kind than expected end in any of these.
