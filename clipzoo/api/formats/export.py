@@ -81,3 +81,5 @@ def require(model: LoadedModel, folder: str | Path, to: str) -> None:
         raise ConfigError(f"{to} needs {', '.join(missing)}: {installation(FORMATS[to].extra)}")
     if (below(Path(folder), FORMATS[to].mark)).exists():
         raise ConfigError(f"{folder} already contains an exported model: choose another folder")
+    if Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise ConfigError(f"{folder} has files already: choose an empty folder, or one that does not exist")
