@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from clipzoo import io
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError, cause, installation
-from clipzoo.io.names import folder_name
 from clipzoo.io.reading import shortened
 from clipzoo.runs.identity import identity
 from clipzoo.runs.initial import with_digests
@@ -184,8 +183,8 @@ class Study:
         for key, value in values.items():
             if not self.space.dimensions[key].has(value):
                 raise ConfigError(
-                    f"{self.folder / JOURNAL}: trial {item.number + 1} has {key}={shortened(value)}, which is not in "
-                    f"the search. Restore the file from a copy, or remove {self.folder}"
+                    f"{self.folder / JOURNAL}: trial {item.number + 1} has {key}={shortened(value)}, which is not "
+                    f"in the search. Restore the file from a copy, or remove {self.folder}"
                 )
         states: Mapping[TrialState, State] = {
             TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed",
@@ -196,7 +195,7 @@ class Study:
             values=values,
             state=states.get(item.state, "running"),
             overrides=self.space.overrides(values),
-            run=run and self.folder.parent / folder_name(run, "run"),
+            run=run and io.below(self.folder.parent, run),
             results=tuple(item.values or ()) if item.state == TrialState.COMPLETE else (),
             rungs=dict(item.intermediate_values),
             reason=str(item.user_attrs.get("reason", "")),
