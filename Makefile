@@ -69,8 +69,9 @@ test: $(STAMP)  ## the test suite (seven to eight minutes on two cores)
 test-fast: $(STAMP)  ## the quick tests of every part of the package (under a minute on two cores)
 	@$(PARALLEL) -m "not medium and not slow and not slurm" --durations 5 --durations-min 1.0
 
-test-all: $(STAMP)  ## the test suite with its slow tests
+test-all: $(STAMP)  ## the test suite with its slow tests, and the tests on a local SLURM
 	@$(PARALLEL) -m "not slurm" -rs
+	@$(MAKE) --no-print-directory test-slurm
 
 # The numbers must hold on every CPU: the oldest instructions that the libraries can be held to, then AVX2.
 test-cpus: $(STAMP)  ## the numerical tests with the instruction sets of two older CPUs
@@ -79,7 +80,9 @@ test-cpus: $(STAMP)  ## the numerical tests with the instruction sets of two old
 	@echo "== AVX2"
 	@ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PARALLEL) $(NUMERICAL)
 
-test-slurm: $(STAMP)  ## test the SLURM scripts on a local two-node SLURM, installed as root
+# As root, and with apt-get where SLURM is not installed; elsewhere these tests are skipped, with the reason.
+test-slurm: $(STAMP)  ## test the batch scripts on a local SLURM of two nodes
+	@echo "== SLURM"
 	@$(PY) -m pytest -m slurm -rs --timeout 1200
 
 lint: $(STAMP)  ## ruff (lint and format), mypy, and the links of the documentation

@@ -1,4 +1,4 @@
-"""The commands and Python blocks of README.md and docs/ are accepted by the programs that they name."""
+"""The commands of pages, scripts and headers, and the Python blocks of pages, are accepted by their programs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 import open_clip
 import pytest
 
-from clipzoo.cli import __main__ as commands, launch, plan, train, trials
+from clipzoo.cli import __main__ as commands, launch, plan, train
 from clipzoo.cli.evaluate import PLACEHOLDERS
+from clipzoo.cli.recipes import recipe
 from clipzoo.config.compose import compose
 from scripts.documentation.docstrings import listed
 from tests.support.paths import ROOT
@@ -24,21 +25,37 @@ from tests.support.shards import picture
 OWN_TESTS = {ROOT / "docs" / "how_to" / "add_a_head.md", ROOT / "docs" / "how_to" / "your_own.md"}
 """Pages whose blocks tests/heads/test_add_a_head.py and tests/test_your_own.py run."""
 PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - OWN_TESTS)]
-OWN_FOLDER = "--config-dir conf"
+SOURCES = [
+    path
+    for pattern in ("slurm/*", "scripts/*.py", "conf/**/*.yaml", "clipzoo/**/*.py")
+    for path in sorted(ROOT.glob(pattern))
+]
+"""Scripts, and files whose headers show commands."""
+OWN_FOLDER = "--config-dir "
 CODE = re.compile(r"^```bash\n(.*?)^```|^ {4}(.*?)$", re.M | re.S)
-COMMAND = re.compile(r"^(?:python (?:train\.py|scripts/\w+\.py)|torchrun|sbatch|clipzoo) [^#\n]*", re.M)
+PROGRAM = r"(?:python (?:train\.py|scripts/\w+\.py)|torchrun(?= --)|sbatch|clipzoo) "
+COMMAND = re.compile(rf"^{PROGRAM}[^#\n]*", re.M)
+CELL = re.compile(rf"(?<=\| `){PROGRAM}[^`]*=[^`]*(?=`)")
+"""A command with settings in a table."""
 SUBCOMMANDS = {
     "evaluate": ["evaluate"], "report": ["report"], "launch": ["launch"], "make_world": ["world"],
     "make_shards": ["shards", "make"], "index_shards": ["shards", "index"], "inspect_shards": ["shards", "inspect"],
     "convert_set": ["datasets", "convert"], "make_set": ["datasets", "make"],
-    "train": ["train"], "eval": ["evaluate"], "sweep": ["launch"],
+    "train": ["train"], "eval": ["evaluate"], "sweep": ["launch"], "search": ["launch"], "plan": ["plan"],
 }  # fmt: skip
 """Subcommand of each script and SLURM file."""
 
 
 def documented() -> list[str]:
-    """Commands of all pages, without their comments, each once; not those with files of the page, OWN_FOLDER."""
-    code = ["".join(parts) for page in PAGES for parts in CODE.findall(page.read_text())]
+    """Commands of all pages and headers, without comments, each once; not those with files of a page, OWN_FOLDER."""
+    texts = {page: page.read_text() for page in PAGES}
+    code = ["".join(parts) for text in texts.values() for parts in CODE.findall(text)]
+    # The cells of a generated page are experiments, which tests/config composes.
+    code += [cell for page, text in texts.items() if page.name != "reproduce.md" for cell in CELL.findall(text)]
+    # The lines of a header, without "#"; a meaning stands two spaces behind the command.
+    for path in SOURCES:
+        lines = re.sub(r"^#? +", "", path.read_text(), flags=re.M).replace("\\\n", "").splitlines()
+        code += [line.partition("  ")[0].removesuffix(" &&") for line in lines]
     lines = dict.fromkeys(line.strip() for lines in code for line in COMMAND.findall(lines))
     return [line for line in lines if OWN_FOLDER not in line]
 
@@ -50,8 +67,8 @@ def subcommand(command: str) -> list[str]:
     """
     command = re.sub(r"\$\([^)]*\)|2>&1|\|.*", "", command)
     words = [word.replace("=...", "=folder/0.tar") for word in shlex.split(command) if word != "..."]
-    if words[0] == "clipzoo":
-        return words[1:]
+    if "clipzoo" in words:
+        return words[words.index("clipzoo") + 1 :]
     place, script = next((place, Path(word)) for place, word in enumerate(words) if word.endswith((".py", ".sbatch")))
     if script.stem not in SUBCOMMANDS:
         return []
@@ -75,7 +92,13 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
         with pytest.raises(SystemExit, match="^0$"):
             commands._parser().parse_args(words)
     elif words[0] == "launch":
-        trials.search_of(launch._options(words[1:]).overrides)
+        options = launch._options(words[1:])
+        if options.to == "slurm":
+            launch.batch_script(options)
+        elif options.to:
+            recipe(options)
+        else:
+            launch._checked_array(options.overrides, options.at_once)
     else:
         commands._parser().parse_args(words)
 

@@ -14,6 +14,7 @@ from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.cli.data import datasets, emoji, shards, world
 from clipzoo.cli.experiments import lab
 from clipzoo.cli.models import explore, export, index, search
+from clipzoo.distributed import slurm
 from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.distributed.stop_signals import handle_until_the_run_begins
 
@@ -50,6 +51,7 @@ def main(*command: str) -> int:
 
     command: words that precede the arguments of the command line; a script in scripts/ names its subcommand.
     """
+    slurm.set_environment()
     arguments = [*command, *sys.argv[1:]]
     if arguments and arguments[0] in RESUMABLE:
         handle_until_the_run_begins()

@@ -1,14 +1,16 @@
 """Run a sweep without a resident process: each point is a job of a SLURM array; afterwards, tabulate the points.
-With --to, print the file that starts one training on several machines.
+With --to, print or write the file that starts one training on several machines.
 
-clipzoo launch head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1                        lists the points
-clipzoo launch --submit --sbatch '--gpus-per-node=4' head=wpse seed=0,1                  submits slurm/sweep.sbatch
-clipzoo launch --point 3 head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1              trains point 3 here
-clipzoo launch --table zero_shot/imagenet/top1 head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1
-clipzoo launch --submit --at-once 8 search.sampler=tpe search.trials=40 ...     submits 8 processes of a search
-clipzoo launch search.sampler=tpe search.trials=40 ...                          lists its trials, writes its page
+clipzoo launch data=cc3m head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1              lists the points
+clipzoo launch --submit --sbatch '--gpus-per-node=4' data=cc3m head=wpse seed=0,1       submits sweep.sbatch
+clipzoo launch --point 3 data=cc3m head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1    trains point 3 here
+clipzoo launch --table zero_shot/imagenet/top1 data=cc3m head=wpse head.kernel.width=0.5,0.75,1.0 seed=0,1
+clipzoo launch --submit --at-once 8 experiment=wpse/cc3m_gaussian search=wpse search.sampler=tpe search.trials=40 \\
+    search.minimize=loss                            submits 8 processes of a search; without --submit its page
 clipzoo launch --to kubernetes --nodes 4 --gpus 8 name=kme runs=/runs experiment=kme/cc12m_kme
-                                        prints a file; or torchrun, pytorchjob, skypilot
+                                                    prints a file; or torchrun, pytorchjob, skypilot
+clipzoo launch --to slurm train --nodes 4 --output kme.sbatch experiment=kme/cc12m_kme
+                                                    writes a batch script; or sweep, search, eval
 
 Points are numbered from 0; the values of the last key change fastest. The table averages over seeds, marks the best
 point, and is written to <output> with its plot.
@@ -18,13 +20,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 from clipzoo.cli import trials
-from clipzoo.cli.arguments import Parser, number_in, output_folder, own_errors
+from clipzoo.cli.arguments import Parser, number_in, output_fault, own_errors
+from clipzoo.cli.evaluate import PLACEHOLDERS
 from clipzoo.cli.recipes import RECIPES, recipe
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
@@ -37,7 +41,11 @@ from clipzoo.runs.search.settings import Search
 from clipzoo.runs.search.space import Space
 from clipzoo.runs.search.study import Study, study_folder
 
-SWEEP_SCRIPT, SEARCH_SCRIPT = (Path("slurm") / f"{name}.sbatch" for name in ("sweep", "search"))
+SLURM = CONF.with_name("slurm")
+"""The folder of the batch scripts, of the wheel or of the checkout."""
+SCRIPTS = ("train", "sweep", "search", "eval")
+MEMORY = 32
+"""GB that the batch scripts ask for per rank."""
 
 
 def main(arguments: list[str]) -> None:
@@ -47,17 +55,20 @@ def main(arguments: list[str]) -> None:
 
 
 def _launch(options: argparse.Namespace) -> None:
-    if (search := trials.search_of(options.overrides)) is not None:
-        _launch_search(options, *search)
-        return
     if options.to is not None:
-        print(recipe(options), end="")
+        _write(batch_script(options) if options.to == "slurm" else recipe(options), options.output)
+        return
+    if options.output is not None and (fault := output_fault(str(options.output))):
+        raise ConfigError(f"argument --output: {fault}")
+    if options.submit:
+        submit(options)
+        return
+    if (search := trials.search_of(options.overrides)) is not None:
+        _show_search(options, *search)
         return
     points = sweep.points(options.overrides)
     if options.point is not None:
         train(points, options.point, options.overrides)
-    elif options.submit:
-        submit(points, options)
     elif options.table:
         show(points, options)
     else:
@@ -67,17 +78,73 @@ def _launch(options: argparse.Namespace) -> None:
             print(f"{number:4}  {values}  {point.folder}  {state}".rstrip())
 
 
-def _launch_search(options: argparse.Namespace, search: Search, space: Space) -> None:
-    """Submit processes that draw trials of a search, or show its trials until now."""
+def _write(text: str, file: Path | None) -> None:
+    """Print a file, or write it unless another one is there."""
+    if file is None:
+        print(text, end="")
+    elif file.exists() and (file.is_dir() or file.read_text() != text):
+        raise ConfigError(f"--output {file} exists: give another file, or remove it")
+    else:
+        write_whole(file, text)
+        print(file)
+
+
+def batch_script(options: argparse.Namespace) -> str:
+    """Return a script of the folder SLURM, with the overrides and numbers of the command line in it.
+
+    The script takes further overrides from sbatch.
+    """
+    script, *overrides = options.overrides or ("",)
+    if script not in SCRIPTS:
+        raise ConfigError(f"--to slurm needs one of {', '.join(SCRIPTS)} before the overrides, as in --to slurm train")
+    if options.min_nodes:
+        raise ConfigError("--min-nodes is for elastic runs of torchrun; a job of SLURM that loses a node is requeued")
+    text = (SLURM / f"{script}.sbatch").read_text()
+    ranks, devices = options.gpus, options.gpus
+    if overrides:
+        kind, array = script, ""
+        if script == "eval":
+            device = compose(overrides, "eval", nodes={"encoder": PLACEHOLDERS})["device"]
+        elif script == "train":
+            device = compose(overrides)["trainer"]["device"]
+        else:
+            kind, array, device = _checked_array(overrides, options.at_once)
+        if kind != script:
+            raise ConfigError(f"--to slurm {script}: the overrides are those of a {kind}, give --to slurm {kind}")
+        text = text.replace('"$@"', f'{shlex.join(overrides)} "$@"')
+        if array:
+            text = text.replace("#SBATCH --nodes=", f"#SBATCH --array={array}\n#SBATCH --nodes=")
+        devices = 0 if device == "cpu" else ranks
+    memory = ranks and f"{MEMORY * ranks}G"
+    settings = {"nodes": options.nodes, "ntasks-per-node": ranks, "gpus-per-node": devices, "mem": memory}
+    for option, value in settings.items():
+        if value is not None:
+            text = re.sub(f"^(#SBATCH --{option}=).*", rf"\g<1>{value}", text, flags=re.MULTILINE)
+    return text
+
+
+def _checked_array(overrides: list[str], at_once: int | None) -> tuple[str, str, str]:
+    """Check all points of a sweep, or the corners of a search.
+
+    Returns the name of the batch script, the range of its array, and `trainer.device`.
+    """
+    if (search := trials.search_of(overrides)) is not None:
+        plain = [compose(list(line)) for line in search[1].corner_lines()]
+        return "search", f"0-{(at_once or 1) - 1}", plain[0]["trainer"]["device"]
+    plain = [compose(list(point.overrides)) for point in sweep.points(overrides)]
+    limit = f"%{at_once}" if at_once else ""
+    return "sweep", f"0-{len(plain) - 1}{limit}", plain[0]["trainer"]["device"]
+
+
+def _show_search(options: argparse.Namespace, search: Search, space: Space) -> None:
+    """Show the trials of a search until now."""
     if options.point is not None or options.table:
         raise ConfigError("a search draws its points: clipzoo train -m ... trains them, and launch without --point and "
                           "--table shows them")  # fmt: skip
     for line in space.corner_lines():
         compose(line)
     study = Study(study_folder(search, space), search, space)
-    if options.submit:
-        _sbatch(SEARCH_SCRIPT, f"0-{(options.at_once or 1) - 1}", options)
-    elif study.folder.exists():
+    if study.folder.exists():
         trials.show(study)
     else:
         print("no trial of the search has been drawn: clipzoo train -m ... begins it")
@@ -91,22 +158,14 @@ def train(points: list[sweep.Point], number: int, overrides: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "clipzoo.cli", "train", *points[number].overrides])
 
 
-def submit(points: list[sweep.Point], options: argparse.Namespace) -> None:
-    """Check all points, then submit them to SLURM as one array."""
-    for point in points:
-        compose(list(point.overrides))
-    limit = f"%{options.at_once}" if options.at_once else ""
-    _sbatch(SWEEP_SCRIPT, f"0-{len(points) - 1}{limit}", options)
-
-
-def _sbatch(script: Path, array: str, options: argparse.Namespace) -> None:
-    """Submit a script as an array, with the overrides as its arguments."""
-    roots = [folder for folder in (Path.cwd(), CONF.parent) if (folder / script).exists()]
-    if not roots:
-        raise ConfigError(f"{script} does not exist in {Path.cwd()}: run --submit in a checkout of clipzoo")
+def submit(options: argparse.Namespace) -> None:
+    """Check all points, then submit them to SLURM as one array, with the script of ./slurm if there is one."""
+    script, array, _ = _checked_array(options.overrides, options.at_once)
+    own = Path("slurm") / f"{script}.sbatch"
+    file = own if own.exists() else SLURM / own.name
     try:
-        batch = ["sbatch", f"--array={array}", *shlex.split(options.sbatch), str(script)]
-        code = subprocess.run([*batch, *options.overrides], cwd=roots[0]).returncode
+        batch = ["sbatch", f"--array={array}", *shlex.split(options.sbatch), str(file), *options.overrides]
+        code = subprocess.run(batch, env={"PYTHON": sys.executable, **os.environ}).returncode
     except FileNotFoundError:
         raise ConfigError("there is no sbatch: run --submit on a machine with SLURM") from None
     except ValueError as error:
@@ -134,11 +193,12 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     action.add_argument("--point", type=number_in(NonNegativeCount), help="train this point, replacing this process")
     action.add_argument("--submit", action="store_true", help="submit all points as a SLURM array")
     action.add_argument("--table", metavar="METRIC", help="tabulate and plot this metric of results.json, or loss")
-    action.add_argument("--to", choices=RECIPES, help="print the file that starts a training on several machines")
+    action.add_argument("--to", choices=("slurm", *RECIPES), help="print or write the file that starts a training on "
+                        f"several machines; slurm takes one of {', '.join(SCRIPTS)} before the overrides")  # fmt: skip
     nodes = parser.add_argument_group("with --to")
-    nodes.add_argument("--nodes", type=number_in(Count), default=1, help="number of nodes (default: %(default)s)")
+    nodes.add_argument("--nodes", type=number_in(Count), help="number of nodes (default: 1)")
     nodes.add_argument("--min-nodes", type=number_in(Count), help="fewest nodes that go on after a loss; default: all")
-    nodes.add_argument("--gpus", type=number_in(Count), default=8, help="ranks of a node (default: %(default)s)")
+    nodes.add_argument("--gpus", type=number_in(Count), help="ranks of a node (default: 8; of slurm eval 1)")
     nodes.add_argument("--max-restarts", type=number_in(NonNegativeCount), default=3, help="default: %(default)s")
     nodes.add_argument("--host", default="HOST", help="first node, of torchrun")
     nodes.add_argument("--port", type=number_in(Count), default=29400, help="of the rendezvous (default: %(default)s)")
@@ -152,7 +212,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         help="maximum number of points that run at the same time; of a search, the number of processes",
     )
     parser.add_argument("--lowest", action="store_true", help="the lowest value is best")
-    parser.add_argument("--output", type=output_folder, help="folder for the table and its plot")
+    parser.add_argument("--output", type=Path, help="folder for the table and its plot; the file of --to")
     parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")
     return parser.parse_intermixed_args(_with_sbatch_joined(arguments))
 

@@ -1,7 +1,8 @@
 """Recipes that start one training on several machines: a script of torchrun, or a file for a scheduler.
 
 Every recipe runs `torchrun -m clipzoo.cli train OVERRIDES` on each node; torchrun's rendezvous on the first node
-assigns the ranks. All are elastic where the number of nodes has a minimum below its maximum.
+assigns the ranks. All are elastic where the number of nodes has a minimum below its maximum. SLURM's batch scripts, in
+slurm/, start the ranks without torchrun.
 """
 
 from __future__ import annotations
@@ -161,14 +162,15 @@ RECIPES: Mapping[str, Callable[[Launch], str]] = {
 def recipe(options: argparse.Namespace) -> str:
     """Return the file that starts the training of the overrides on several nodes."""
     plain = compose(list(options.overrides))
-    minimum = options.min_nodes or options.nodes
-    if minimum > options.nodes:
-        raise ConfigError(f"--min-nodes {minimum} is more than --nodes {options.nodes}")
+    nodes = options.nodes or 1
+    minimum = options.min_nodes or nodes
+    if minimum > nodes:
+        raise ConfigError(f"--min-nodes {minimum} is more than --nodes {nodes}")
     name = (plain["name"] or "clipzoo").lower()
     if not NAME.fullmatch(name):
         raise ConfigError(f"name={plain['name']} is no name of a job: use letters, digits and -, as in name=kme")
     launch = Launch(
-        name, tuple(options.overrides), options.nodes, minimum, options.gpus, options.max_restarts, options.host,
+        name, tuple(options.overrides), nodes, minimum, options.gpus or 8, options.max_restarts, options.host,
         options.port, options.gpu, options.image, options.volume, plain["trainer"]["device"] == "cpu",
     )  # fmt: skip
     return RECIPES[options.to](launch)

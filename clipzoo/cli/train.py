@@ -26,7 +26,7 @@ from clipzoo.config.from_model import filled
 from clipzoo.config.groups import CONF, hide_internal_options, own_folder
 from clipzoo.config.suggestions import FOREIGN_KEYS
 from clipzoo.config.trust import trusted_names
-from clipzoo.distributed import environment, submitit
+from clipzoo.distributed import environment, slurm
 from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked, number_of
 from clipzoo.runs import record, sweep
@@ -137,7 +137,7 @@ INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchp
 def job(config: DictConfig) -> None:
     try:
         with exit_on_error():
-            submitit.set_environment()
+            slurm.set_environment()
             train(config)
     except SystemExit as end:
         # The other points of a sweep are still trained; `main` names this one at the end.
@@ -167,7 +167,7 @@ def train(config: DictConfig) -> None:
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
     from clipzoo.api.build import build_model, build_parts, found_in_model
     from clipzoo.api.initial.start import initialise
-    from clipzoo.distributed.device import set_threads
+    from clipzoo.distributed.device import described, set_threads
     from clipzoo.distributed.elastic import Spares
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
@@ -200,7 +200,10 @@ def train(config: DictConfig) -> None:
             evaluator.open()
             best_metric = of_weights(trainer.saving.best_metric, averaged=parts.averaging is not None)
             evaluator.require(best_metric, trainer.length.global_batch)
-        world.run_on_first(lambda: begin(lock, plain, given, dataset, rows, precision, world))
+        device, warning = described(world, plain["data"].get("workers"))
+        world.run_on_first(lambda: begin(lock, plain, given, dataset, rows, f"{precision} on {device}", world))
+        if warning:
+            environment.say(f"clipzoo: warning: {warning}")
         training = Parts(
             model, parts.objective, dataset, parts.optimizer, trials.at_rungs(evaluator, watchdog), parts.logger,
             plain["seed"], folder, plain, parts.tuning, averaging=parts.averaging,
@@ -217,14 +220,16 @@ def begin(
     given: Mapping[str, Any],
     dataset: Dataset,
     rows: Rows,
-    precision: str,
+    hardware: str,
     world: World,
 ) -> None:
-    """Claim the run directory, and say what is trained and how. On the first rank. given: see `claim`."""
+    """Claim the run directory, and say what is trained and how. On the first rank.
+
+    given: see `claim`. hardware: precision, device and loader processes, in words.
+    """
     from clipzoo.api.formats.open_clip import export_note
     from clipzoo.api.initial.start import report_initial_weights
     from clipzoo.data.shards.captions import described as described_captions
-    from clipzoo.distributed.device import described
 
     kept = claim(lock, plain, dataset.fingerprint, given)
     if kept is not None:
@@ -232,8 +237,7 @@ def begin(
     report_initial_weights(rows, lock.folder)
     environment.say(
         f"{lock.folder}: {number_of(dataset.samples, 'sample')}, {plain['trainer']['global_batch']} per step, "
-        f"{number_of(world.size, 'rank')}, "
-        f"{precision} on {described(world.device, plain['data'].get('workers'))}{export_note(plain)}"
+        f"{number_of(world.size, 'rank')}, {hardware}{export_note(plain)}"
     )
     if (captions := dataset.captions()).pairs:
         figures = captions.figures(plain["trainer"]["global_batch"])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from clipzoo.distributed import environment
-from clipzoo.distributed.cores import cores_of_rank, loader_workers
+from clipzoo.distributed.cores import cores_of_rank, cores_per_rank, loader_workers
 from clipzoo.errors import ConfigError, number_of
+
+if TYPE_CHECKING:
+    from clipzoo.distributed.world import World
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which a user or a launcher sets the number of threads."""
@@ -48,17 +51,19 @@ def set_threads(device: torch.device) -> None:
         torch.set_num_threads(cores_of_rank())
 
 
-def described(device: torch.device, workers: Literal["auto"] | int | None) -> str:
-    """Return the device and the loader processes in words, as the first line of a training names them.
+def described(world: World, workers: Literal["auto"] | int | None) -> tuple[str, str]:
+    """Return device, cores and loader processes in words, for the first line of a training, and a warning or "".
 
-    workers: `data.workers`; None for a dataset without this key.
+    workers: `data.workers`; None for a dataset without this key. The warning: see `cores_per_rank`. Collective.
     """
-    on_gpu = device.type == "cuda"
-    threads = number_of(torch.get_num_threads(), "thread")
-    name = torch.cuda.get_device_name(device) if on_gpu else f"the CPU with {threads}"
-    if workers is None:
-        return name
-    return f"{name}, {number_of(loader_workers(on_gpu, workers), 'loader process', 'es')} per rank"
+    on_gpu = world.device.type == "cuda"
+    loaders = 0 if workers is None else loader_workers(on_gpu, workers)
+    cores, warning = cores_per_rank(world, loaders)
+    name = f"the CPU with {number_of(torch.get_num_threads(), 'thread')}"
+    parts = [torch.cuda.get_device_name(world.device) if on_gpu else name, f"{cores} core{'s' if cores != '1' else ''}"]
+    if workers is not None:
+        parts.append(number_of(loaders, "loader process", "es"))
+    return f"{', '.join(parts)} per rank", warning
 
 
 def is_fast_in_bf16(device: torch.device) -> bool:

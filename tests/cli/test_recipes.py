@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -93,14 +94,87 @@ def test_a_task_of_skypilot_finds_its_first_node(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--nodes", "2", "--min-nodes", "3", *OVERRIDES], "--min-nodes 3 is more than --nodes 2"),
-        (["name=a_b", SHARDS], "name=a_b is no name of a job"),
-        (["head=clipp"], "did you mean clip"),
+        (["kubernetes", "--nodes", "2", "--min-nodes", "3", *OVERRIDES], "--min-nodes 3 is more than --nodes 2"),
+        (["kubernetes", "name=a_b", SHARDS], "name=a_b is no name of a job"),
+        (["kubernetes", "head=clipp"], "did you mean clip"),
+        (["slurm", *OVERRIDES], "one of train, sweep, search, eval before the overrides"),
+        (["slurm", "train", "--min-nodes", "1", *OVERRIDES], "--min-nodes is for elastic runs"),
+        (["slurm", "train", "head=clipp"], "did you mean clip"),
+        (["slurm", "eval", "evall=demo"], "there is no key evall"),
+        (["slurm", "sweep", SHARDS, "head=clip,clipp"], "did you mean clip"),
+        (["slurm", "search", SHARDS, "seed=0,1"], "give --to slurm sweep"),
     ],
 )
 def test_a_launch_that_cannot_run_is_refused(words, message):
     with pytest.raises(ConfigError, match=message):
-        launch.main(["--to", "kubernetes", *words])
+        launch.main(["--to", *words])
+
+
+SEARCH = ["head=wpse", SHARDS, "head.kernel.width=interval(0.25,2)", "search.sampler=tpe", "search.trials=9",
+          "search.minimize=loss"]  # fmt: skip
+COMMANDS = {
+    "train": (["train", "--nodes", "4", "--gpus", "2", *OVERRIDES], ["train", *OVERRIDES], ""),
+    "sweep": (
+        ["sweep", "--nodes", "4", "--gpus", "2", "--at-once", "3", *OVERRIDES[1:], "seed=0,1"],
+        ["launch", "--point", "1", *OVERRIDES[1:], "seed=0,1"],
+        "0-1%3",
+    ),
+    "search": (
+        ["search", "--nodes", "4", "--gpus", "2", "--at-once", "3", *SEARCH],
+        ["train", "-m", "search.launcher='srun --wait=120'", *SEARCH],
+        "0-2",
+    ),
+    "eval": (
+        ["eval", "--nodes", "4", "--gpus", "2", "run=runs/my run", "eval=demo"],
+        ["evaluate", "run=runs/my run", "eval=demo"],
+        "",
+    ),
+}
+"""Command line -> arguments of clipzoo in the batch script, and the range of its array."""
+
+
+@pytest.mark.parametrize(("words", "command", "array"), COMMANDS.values(), ids=list(COMMANDS))
+def test_a_batch_script_asks_for_the_nodes_and_starts_the_command(words, command, array, capsys, tmp_path):
+    launch.main(["--to", "slurm", *words])
+    script = capsys.readouterr().out
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script, re.MULTILINE))
+    asked = [options[name] for name in ("nodes", "gpus-per-node", "ntasks-per-node", "mem", "cpus-per-task")]
+    assert asked == ["4", "2", "2", "64G", "8"] and options.get("array", "") == array
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "SLURM_ARRAY_TASK_ID": "1"}
+    done = subprocess.run(
+        ["bash", "-s", "seed=7"], input=script, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["-m", "clipzoo.distributed.slurm", *command, "seed=7"]
+
+
+@pytest.mark.parametrize("name", launch.SCRIPTS)
+def test_batch_scripts_without_overrides_are_those_of_the_checkout_and_state_their_memory(name, capsys):
+    launch.main(["--to", "slurm", name])
+    script = capsys.readouterr().out
+    assert script == (ROOT / "slurm" / f"{name}.sbatch").read_text()
+    ranks, memory = (
+        re.findall(rf"^#SBATCH --{option}=(\d+)", script, re.MULTILINE) for option in ("ntasks-per-node", "mem")
+    )
+    assert int(memory[0]) == launch.MEMORY * int(ranks[0])
+
+
+def test_a_batch_script_for_the_cpu_asks_for_no_gpus(capsys):
+    launch.main(["--to", "slurm", "train", *OVERRIDES, "trainer.device=cpu"])
+    assert "#SBATCH --gpus-per-node=0\n#SBATCH --ntasks-per-node=8\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [["torchrun"], ["slurm", "train"]])
+def test_a_file_that_is_there_is_not_overwritten_by_another_one(kind, tmp_path, capsys):
+    file = tmp_path / "job"
+    for _ in range(2):
+        launch.main(["--to", *kind, "--output", str(file), *OVERRIDES])
+    written = file.read_text()
+    with pytest.raises(ConfigError, match="exists"):
+        launch.main(["--to", *kind, "--output", str(file), *OVERRIDES, "seed=3"])
+    assert file.read_text() == written and capsys.readouterr().out == f"{file}\n" * 2
 
 
 @pytest.mark.slow

@@ -49,6 +49,20 @@ def test_package_and_configuration_come_from_the_wheel(environment, tmp_path):
 
 
 @pytest.mark.medium
+def test_the_wheel_writes_the_batch_scripts_of_the_checkout_and_submits_them(environment, tmp_path):
+    clipzoo = str(environment / "clipzoo")
+    for script in (ROOT / "slurm").iterdir():
+        written = call(tmp_path, clipzoo, "launch", "--to", "slurm", script.stem, "--output", script.name)
+        assert written.strip() == script.name and (tmp_path / script.name).read_text() == script.read_text()
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text('#!/bin/sh\nhead -n 2 "$2"; echo "$PYTHON"\n')
+    sbatch.chmod(0o755)
+    launch = ["launch", "--submit", "encoder=tiny", "data.shards=a.tar", "seed=0,1"]
+    header, python = call(tmp_path, "env", f"PATH={tmp_path}:{os.environ['PATH']}", clipzoo, *launch).splitlines()[1:]
+    assert header.startswith("# A sweep as an array job") and Path(python) == environment / "python"
+
+
+@pytest.mark.medium
 def test_the_version_of_the_package_is_that_of_its_file(environment, tmp_path):
     code = "import clipzoo; print(clipzoo.__version__)"
     version = call(tmp_path, str(environment / "python"), "-c", code).strip()

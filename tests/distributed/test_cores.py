@@ -7,6 +7,8 @@ import os
 import pytest
 
 from clipzoo.distributed import cores
+from clipzoo.distributed.world import World
+from tests.support.ranks import run_ranks
 
 
 @pytest.fixture
@@ -46,3 +48,27 @@ def test_a_load_above_the_cores_of_the_machine_is_reported(monkeypatch, load, wa
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 9.0))
     assert (cores.load_warning() is not None) == warns
+
+
+def test_cores_per_rank_are_named_and_a_shared_core_is_a_warning(machine):
+    machine(4, ranks=2)
+    assert cores.cores_per_rank(World(), workers=8) == ("2", "")
+    machine(1)
+    assert cores.cores_per_rank(World(), workers=0) == ("1", "")
+    count, warning = cores.cores_per_rank(World(), workers=1)
+    assert count == "1" and warning.startswith("a rank and its loader processes share one core")
+
+
+def bound_cores(first: int, second: int) -> tuple[str, str]:
+    world = World.join("cpu", 60)
+    os.sched_setaffinity(0, {(first, second)[world.rank]})
+    return cores.cores_per_rank(world, workers=0)
+
+
+@pytest.mark.medium
+def test_ranks_that_share_one_core_are_a_warning_and_ranks_with_a_core_each_are_not():
+    first, *others = sorted(os.sched_getaffinity(0))
+    for count, warning in run_ranks(2, bound_cores, first, first):
+        assert count == "1" and warning.startswith("2 ranks share 1 core of ")
+    for other in others[:1]:
+        assert run_ranks(2, bound_cores, first, other) == [("1", "")] * 2

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A SLURM of two nodes on this machine, as root and without systemd, for tests.
+# A SLURM of two nodes on this machine, as root and without systemd, for tests. Both nodes have the same two cores; with
+# SLURM_CPU_BIND=cores srun binds tasks to them, as clusters do.
 #   tests/support/local_slurm.sh start FOLDER     installs what is missing; SLURM_CONF=FOLDER/slurm.conf then finds it
 #   tests/support/local_slurm.sh stop FOLDER
 # Exits with 3 and the reason where it cannot be had. Partition `urgent` preempts `main`.
@@ -43,7 +44,7 @@ SlurmdPidFile=$folder/slurmd.%n.pid
 SlurmctldLogFile=$folder/log/slurmctld
 SlurmdLogFile=$folder/log/slurmd.%n
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -56,7 +57,7 @@ MinJobAge=300
 MailProg=/bin/true
 GresTypes=gpu
 SlurmdParameters=config_overrides
-NodeName=DEFAULT CPUs=64 Sockets=1 CoresPerSocket=64 ThreadsPerCore=1 RealMemory=500000 Gres=gpu:8 State=UNKNOWN
+NodeName=DEFAULT CPUs=2 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=500000 Gres=gpu:8 State=UNKNOWN
 NodeName=node1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$(($1 + 1))
 NodeName=node2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$(($1 + 2))
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE
@@ -66,6 +67,7 @@ CONF
 
 start() {
     [ "$(id -u)" = 0 ] || unavailable "its daemons have to be started as root"
+    [ "$(env -u OMP_NUM_THREADS nproc)" -ge 2 ] || unavailable "tasks of two cores need two"
     mkdir -p "$folder"
     install_slurm
     configure "${LOCAL_SLURM_PORT:-16820}"
