@@ -103,7 +103,7 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
     assert results["row"] == "wpse/CC3M/CLIP" and results["metrics"] == metrics
     page = (output / "report.md").read_text()
     assert "All datasets beside wpse/CC3M/CLIP" in page and "| Food-101 | missing | 13.05 |" in page
-    assert "python scripts/evaluate.py model=" in page
+    assert "clipzoo evaluate " in page
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
     [
         ([], "give one of run="),
         (["run=a", "model=b"], "give one of run="),
-        (["run=clipzoo/evaluation/a.pt"], "is no run: there is no clipzoo/config.yaml"),
+        (["run=clipzoo/evaluation/a.pt"], "is no run: there is no clipzoo/evaluation/a.pt/config.yaml"),
         (["run=nowhere"], "run=nowhere is no run"),
         (["model=ViT-B-32", "row=wpse/CC3M/CLAP"], "no paper has the row wpse/CC3M/CLAP; did you mean wpse/CC3M/CLIP"),
         (["model=no-such-model", "eval.drws=3"], "there is no key eval.drws; did you mean eval.draws"),

@@ -97,7 +97,7 @@ def test_positions_agree_with_a_stable_sort_on_ties():
     ("change", "expected"),
     [
         (lambda data: data.caption_image.pop(), "39 captions, but 38 entries in caption_image"),
-        (lambda data: data.caption_image.__setitem__(0, 13), "there are 13 images"),
+        (lambda data: data.caption_image.__setitem__(0, 13), "has 13 images"),
         (lambda data: data.images.append(data.images[0]), "1 of 14 images have no caption"),
     ],
 )

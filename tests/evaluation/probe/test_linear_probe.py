@@ -47,7 +47,7 @@ def test_a_final_fit_that_does_not_converge_is_named_in_the_log_the_results_and_
     log = capsys.readouterr().err
     for projection in ("before", "after"):
         assert f"probe of colours, {projection} projection: the final fit at C=" in log
-    assert "did not converge in 1 iterations; its accuracy is approximate" in log
+    assert "did not converge in 1 iteration; its accuracy is approximate" in log
 
 
 @pytest.mark.medium

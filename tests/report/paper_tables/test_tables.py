@@ -229,7 +229,7 @@ def test_the_page_needs_no_other_file(page):
 @pytest.mark.medium
 def test_the_page_lists_missing_rows_with_their_commands(page):
     text = page.read_text()
-    assert "python train.py -m experiment=cloob/cc3m_cloob_128 seed=0,1,2,3,4" in text
+    assert "clipzoo train -m experiment=cloob/cc3m_cloob_128 seed=0,1,2,3,4" in text
     assert "255 H100 hours, 5 runs" in text
     assert "unfinished" in text
     assert "variant: optim.weight_decay 0.2 for 0.5" in text
