@@ -130,7 +130,7 @@ def load(
         return LoadedModel(model, config).to(device).eval()
     folder = run_of(path)
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{path} is no run: there is no {folder / 'config.yaml'}")
+        raise ConfigError(f"{path} is not a run: there is no {folder / 'config.yaml'}")
     config = config_of(folder)
     nodes = {part: config[part] for part in ("encoder", "head")}
     require_trusted(nodes, trust)

@@ -15,7 +15,7 @@ from clipzoo.errors import ConfigError, installation
 from clipzoo.io.hub import from_hub
 from clipzoo.types import Features, NonNegativeCount, Part, Range, as_captions
 
-NOWHERE = "is no such folder, and cannot be loaded from the Hugging Face hub"
+NOWHERE = "is not a folder, and cannot be loaded from the Hugging Face hub"
 
 
 class DistilBertTower(Tower):
@@ -35,7 +35,7 @@ class DistilBertTower(Tower):
         else:
             key = "encoder.text_tower.pretrained"
             with from_hub(
-                pretrained, f"{key}={pretrained} is no such folder, and cannot be loaded from the Hugging Face hub"
+                pretrained, f"{key}={pretrained} is not a folder, and cannot be loaded from the Hugging Face hub"
             ):
                 self.trunk, _ = pretrained_model("DistilBertModel", pretrained)
         self.width = self.trunk.config.dim

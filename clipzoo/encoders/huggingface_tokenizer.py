@@ -91,7 +91,7 @@ class HuggingFaceTokenizer(Part):
         transformers = require_transformers("encoder.tokenizer")
         with from_hub(
             self.name,
-            f"encoder.tokenizer.name={self.name} is no folder with a tokenizer, and cannot be loaded from the Hugging "
+            f"encoder.tokenizer.name={self.name} is not a folder with a tokenizer, and cannot be loaded from the Hugging "
             "Face hub",
         ):
             tokenizer = transformers.AutoTokenizer.from_pretrained(

@@ -57,7 +57,7 @@ class Length:
             )
         if self.total_steps(samples) < 1:
             raise ConfigError(
-                f"trainer.epochs={self.epochs} of {number_of(samples, 'sample')} is no whole step of "
+                f"trainer.epochs={self.epochs} of {number_of(samples, 'sample')} is less than one step of "
                 f"{self.global_batch}: "
                 "raise trainer.epochs or lower trainer.global_batch"
             )
