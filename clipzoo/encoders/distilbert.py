@@ -54,7 +54,8 @@ class DistilBertTower(Tower):
 class DistilBertTokenizer(Part):
     """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; truncated captions keep their [SEP].
 
-    Control tokens in a caption, such as "[SEP]", are plain text. name: on the hub, or a folder; loaded on first use.
+    Control tokens in a caption, such as "[SEP]", are plain text.
+    name: a name on the hub, or a folder; loaded on first use.
     context_length: maximum number of tokens L of a caption.
     """
 

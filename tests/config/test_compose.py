@@ -43,7 +43,7 @@ def test_the_default_configuration_needs_only_shards():
         ),
         ("head=klip", "there is no head=klip; did you mean clip?"),
         ("lab=default", "lab is a setting of `clipzoo lab`, not of a training"),
-        ("study.epochs=1", "study.epochs is a setting of `python -m clipzoo.studies`, not of a training"),
+        ("study.epochs=1", "study.epochs is a setting of `clipzoo studies`, not of a training"),
         ("eval=null", "there is no eval=null; did you mean eval=none?"),
         ("objective=null", "there is no objective=null (options: "),
         ("heads=clip", "there is no key heads; did you mean head?"),
