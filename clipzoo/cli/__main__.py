@@ -43,7 +43,7 @@ COMMANDS = {
     "world": (world, "generate the demo's dataset"),
     "emoji": (emoji, "get emoji of two vendors as a dataset"),
 }
-"""Commands with arguments of their own: the module that defines them, and a summary."""
+"""Commands with their own arguments: the module that defines them, and a summary."""
 
 
 def main(*command: str) -> int:

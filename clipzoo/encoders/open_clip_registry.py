@@ -96,10 +96,10 @@ def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
     interpolation = preprocessing.get("interpolation") or "bicubic"
     resize = preprocessing.get("resize_mode") or "shortest"
     if interpolation not in ("bicubic", "bilinear") or resize not in ("shortest", "squash", "longest"):
-        raise ConfigError(f"{name}: its preprocess_cfg has interpolation={interpolation}, resize_mode={resize}; known "
-                          "are bicubic and bilinear, and shortest, squash and longest")  # fmt: skip
+        raise ConfigError(f"{name}: its preprocess_cfg has interpolation={interpolation}, resize_mode={resize}; "
+                          "supported are bicubic and bilinear, and shortest, squash and longest")  # fmt: skip
     if resize == "longest" and preprocessing.get("fill_color"):
-        raise ConfigError(f"{name}: its preprocess_cfg has fill_color={preprocessing['fill_color']}, known is 0")
+        raise ConfigError(f"{name}: its preprocess_cfg has fill_color={preprocessing['fill_color']}, supported is 0")
     return interpolation, resize
 
 

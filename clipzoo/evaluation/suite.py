@@ -90,7 +90,7 @@ class Suite(Part):
     ) -> None:
         self._root = Path(root)
         if validation is not None and VALIDATION in retrieval:
-            raise ConfigError(f"eval.retrieval names a dataset {VALIDATION}, as which eval.validation is listed")
+            raise ConfigError(f"eval.retrieval names a dataset {VALIDATION}: this name is reserved for eval.validation")
         self.validation, self._of_shards = validation, (caption_key, index_folder)
         names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
         self._names = names if validation is None else {**names, "retrieval": [*retrieval, VALIDATION]}
