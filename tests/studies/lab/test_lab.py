@@ -151,7 +151,7 @@ def test_a_class_in_the_file_of_a_lab_needs_trust():
 def test_the_file_of_a_lab_imports_nothing_beside_it(line, tmp_path, monkeypatch):
     (tmp_path / "payload.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\nclass Head: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="is no class of clipzoo|is an option of the command line alone"):
+    with pytest.raises(ConfigError, match="is not a class of clipzoo|is an option only of the command line"):
         settings_of([line, "head._target_=payload.Head"], ())
     assert not (tmp_path / "canary").exists()
 
