@@ -115,7 +115,7 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
         (["run=nowhere"], "run=nowhere is not a run"),
         (["model=ViT-B-32", "row=wpse/CC3M/CLAP"], "no paper has the row wpse/CC3M/CLAP; did you mean wpse/CC3M/CLIP"),
         (["model=no-such-model", "eval.drws=3"], "there is no key eval.drws; did you mean eval.draws"),
-        (["run=a", "row=wpse/CC3M/CLIP"], "a run has a row of its own"),
+        (["run=a", "row=wpse/CC3M/CLIP"], "a run has its own row"),
         (["checkpoint=a.pt"], "there is no key checkpoint; did you mean run?"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_run_is_known_by_its_digest_where_values_were_found_in_the_model(run):
     named = run.with_name(f"run-{digest(open_clip('from_model:image_size', 50.0))}")
     shutil.copytree(run, named)
     (named / "config.yaml").write_text(yaml.safe_dump(open_clip(32, 50.0)))
-    with pytest.raises(ConfigError, match=r"its name is the digest of its settings: go on in a copy"):
+    with pytest.raises(ConfigError, match=r"its name is the digest of its settings: continue in a copy"):
         directory.check_configuration(named, open_clip("from_model:image_size", 80.0))
 
 
