@@ -248,7 +248,7 @@ def page(result: dict[str, Any]) -> str:
         "# Gain of the training options",
         "",
         "`python scripts/benchmark_options.py`, one CPU thread, float32. Unless the row says otherwise, the whole step",
-        f"of {result['what']}. With the option over without it: below 1",
+        f"of {result['what']}. The columns divide the value with the option by that without it: below 1",
         "is a gain. CPU seconds of a step, and growth of the process's peak memory in its steps; every reading from a",
         "fresh process, in turn.",
         "",

@@ -73,7 +73,7 @@ def table(encoder: str, shape: Shape, card: Card) -> str:
     lines = [
         f"**{shape.ranks} GPUs, global batch {shape.batch}**: towers {pair * shape.local / 1e12:.0f} TFLOP a GPU, "
         f"{1000 * tower_seconds:.0f} ms; gradients {2 * gradient / 1e6:.0f} MB a GPU, {2000 * gradient / wire:.0f} ms, "
-        "behind the backward pass.",
+        "overlapped with the backward pass.",
         "",
         "| head | TFLOP | ms | MB received | ms | scores at once, MB | step against the towers' |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",

@@ -70,7 +70,7 @@ def written(canary: Path) -> Config:
     return {"_target_": "builtins.open", "_args_": [str(canary), "w"]}
 
 
-REFUSALS = "is no class of clipzoo|is no part of clipzoo|is not the name of a class|cannot be imported"
+REFUSALS = "is not a class of clipzoo|is not a part of clipzoo|is not the name of a class|cannot be imported"
 
 NODES: dict[str, Callable[[Path], Config]] = {
     "a process": touch,
@@ -146,7 +146,7 @@ def test_evaluate_refuses_a_hostile_run_with_a_message_and_code_2(part_name, run
     process = run_script("scripts/evaluate.py", f"run={run}", "device=cpu", log=tmp_path / "log", code=2)
     place = "head" if part_name == "head" else "encoder.tokenizer"
     assert (
-        f"{place}._target_=subprocess.Popen is no class of clipzoo: add trust=subprocess if you trust the package "
+        f"{place}._target_=subprocess.Popen is not a class of clipzoo: add trust=subprocess if you trust the package "
         "subprocess" in process.stderr
     )
     assert "Traceback" not in process.stderr and not canary.exists()

@@ -131,7 +131,7 @@ def part(node: Mapping[str, Any], trust: Collection[str] = (), kind: type = obje
     except Exception as error:
         raise PartError(f"{target} cannot be built: {first_line(error)}") from error
     if not is_a(built, kind):
-        raise ConfigError(f"{target} is no {kind.__name__}: change the _target_ of its group")
+        raise ConfigError(f"{target} is not of type {kind.__name__}: change the _target_ of its group")
     return built
 
 
@@ -155,7 +155,7 @@ def _constructor(target: object, trust: Collection[str]) -> Callable[..., Any]:
     if is_within(module, (OWN,)):
         is_part = isinstance(constructor, type) and issubclass(constructor, nn.Module | Part)
         is_allowed = is_part and is_within(origin, (OWN,))
-        reason = f"is no part of {OWN}: it is no head, objective, encoder or other class that a run is built from"
+        reason = f"is not a part of {OWN}: it is not a head, objective, encoder or other class that runs are built from"
     else:
         # A trusted package may import modules that are not trusted.
         is_allowed = callable(constructor) and is_within(origin, trust)

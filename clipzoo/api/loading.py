@@ -130,7 +130,7 @@ def load(
         return LoadedModel(model, config).to(device).eval()
     folder = run_of(path)
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{path} is no run: there is no {folder / 'config.yaml'}")
+        raise ConfigError(f"{path} is not a run: there is no {folder / 'config.yaml'}")
     config = config_of(folder)
     nodes = {part: config[part] for part in ("encoder", "head")}
     require_trusted(nodes, trust)
@@ -168,7 +168,7 @@ def _with_average(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if average is None:
         raise ConfigError(f"{path} has no averaged weights: its run was trained without average=ema or average=swa")
     if not average["has_begun"]:
-        raise ConfigError(f"{path} has no averaged weights yet: it was saved before the first step that enters them")
+        raise ConfigError(f"{path} has no averaged weights yet: it was saved before the first averaged step")
     return {**state, **{part: {**state[part], **average[part]} for part in ("model", "objective")}}
 
 

@@ -30,7 +30,7 @@ RESUMABLE = ("train", "evaluate", "launch")
 """Commands that exit with code 75 when they are asked to stop, so that their job is requeued."""
 
 COMMANDS = {
-    "report": (report, "write the report of a run, or the papers' tables beside finished runs"),
+    "report": (report, "write the report of a run, or the papers' tables with the results of finished runs"),
     "config": (configuration, "list the keys of a run: type, default, meaning, options"),
     "compare": (compare, "compare runs: metrics, intervals and paired tests of their differences"),
     "lab": (lab, "compare methods with equal search budgets and fresh seeds on generated scenes"),
@@ -39,11 +39,11 @@ COMMANDS = {
     "index": (index, "embed images once, to search them"),
     "search": (search, "search an index of images by captions"),
     "shards": (shards, "make, index or inspect WebDataset shards"),
-    "datasets": (datasets, "list or convert the benchmark datasets, or make one of your own"),
+    "datasets": (datasets, "list or convert the benchmark datasets, or make your own"),
     "world": (world, "generate the demo's dataset"),
     "emoji": (emoji, "get emoji of two vendors as a dataset"),
 }
-"""Commands with arguments of their own: the module that defines them, and a summary."""
+"""Commands with their own arguments: the module that defines them, and a summary."""
 
 
 def main(*command: str) -> int:

@@ -1,4 +1,4 @@
-"""Compare runs: metrics, paired tests, what their settings differ in, and samples on which only one is right.
+"""Compare runs: metrics, paired tests, settings that differ, and samples on which only one is right.
 
 clipzoo compare runs/a runs/b                runs/comparison/index.html, tables.md, tables.csv, tables.tex
 clipzoo compare runs/a elsewhere/b           comparison/index.html, ..., in the working directory
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", help="run directories, or folders of them; URLs too", metavar="FOLDER")
     parser.add_argument(
         "--output", type=output_folder,
-        help="folder for the page (default: comparison, beside runs of one folder, else in the working directory)",
+        help="folder for the page (default: comparison, in the common folder of the runs or the working directory)",
     )  # fmt: skip
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """List the keys of a run: type, default and meaning, and the options of each group.
 
 clipzoo config                     all of them
-clipzoo config tau                 those in which the word stands: keys, options, types and meanings are searched
-clipzoo config head temperature    those in which both words stand
+clipzoo config tau                 those that contain the word: keys, options, types and meanings are searched
+clipzoo config head temperature    those that contain both words
 clipzoo config --markdown          the page docs/configuration.md
 """
 

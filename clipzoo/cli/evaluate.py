@@ -109,9 +109,9 @@ def _check(plain: Mapping[str, Any]) -> None:
         if not plain["mix"]:
             raise ConfigError("mix=[] names no model: give mix=[0,0.25,0.5,0.75,1]")
     if plain["averaged"] and (plain["run"] is None or plain["mix_with"] is not None):
-        raise ConfigError("averaged=true goes with run= alone: it is the average of a run's weights")
+        raise ConfigError("averaged=true needs run= without mix_with=: it is the average of a run's weights")
     if plain["row"] is not None and plain["run"] is not None:
-        raise ConfigError(f"row={plain['row']} goes with model=: a run has a row of its own")
+        raise ConfigError(f"row={plain['row']} goes with model=: a run has its own row")
     if plain["row"] is not None:
         from clipzoo.report.paper_tables.published import require_row
 
@@ -122,7 +122,7 @@ def _stored_config(path: str, key: str = "run") -> dict[str, Any]:
     """Return the configuration of a run directory, or of the run that a checkpoint belongs to."""
     folder = run_of(Path(path))
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{key}={path} is no run: there is no {folder / 'config.yaml'}")
+        raise ConfigError(f"{key}={path} is not a run: there is no {folder / 'config.yaml'}")
     if not Path(path).exists():
         raise ConfigError(f"{key}={path} does not exist: the run's checkpoints are in {folder / 'checkpoints'}")
     return config_of(folder)

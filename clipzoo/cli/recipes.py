@@ -168,7 +168,7 @@ def recipe(options: argparse.Namespace) -> str:
         raise ConfigError(f"--min-nodes {minimum} is more than --nodes {nodes}")
     name = (plain["name"] or "clipzoo").lower()
     if not NAME.fullmatch(name):
-        raise ConfigError(f"name={plain['name']} is no name of a job: use letters, digits and -, as in name=kme")
+        raise ConfigError(f"name={plain['name']} is not a valid job name: use letters, digits and -, as in name=kme")
     launch = Launch(
         name, tuple(options.overrides), nodes, minimum, options.gpus or 8, options.max_restarts, options.host,
         options.port, options.gpu, options.image, options.volume, plain["trainer"]["device"] == "cpu",

@@ -1,4 +1,4 @@
-"""Write the report of a run, compare runs, or show the papers' tables beside the runs of a folder.
+"""Write the report of a run, compare runs, or show the papers' tables with the runs of a folder.
 
 clipzoo report runs/demo                     runs/demo/report.md and report.html, one file with its pictures
 clipzoo report runs/a runs/b runs/c          runs/comparison/index.html, tables.md, tables.csv, tables.tex

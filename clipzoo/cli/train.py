@@ -1,4 +1,4 @@
-"""Train a model: compose, check, build, fit, evaluate, report. `clipzoo train --help` lists what may be chosen."""
+"""Train a model: compose, check, build, fit, evaluate, report. `clipzoo train --help` lists the options."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
         os.environ.setdefault("CLIPZOO_SWEEP", sweep.sweep_name(lines))
     for option in ("config_path", "config_name", "experimental_rerun"):
         if getattr(options, option) is not None:
-            raise ConfigError(f"--{option.replace('_', '-')} is not for clipzoo, whose settings are groups and keys: "
-                              "choose them with KEY=VALUE, or add your own with --config-dir FOLDER")  # fmt: skip
+            raise ConfigError(f"--{option.replace('_', '-')} is not an option of clipzoo: choose groups and keys "
+                              "with KEY=VALUE, or add your own with --config-dir FOLDER")  # fmt: skip
     if (options.resolve or options.package is not None) and not options.cfg:
         raise ConfigError("--resolve and --package go with --cfg job")
     folders: list[str] = []

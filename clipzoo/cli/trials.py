@@ -1,4 +1,4 @@
-"""Searches: draw trials from the study of a command line, and train each in a process of its own."""
+"""Searches: draw trials from the study of a command line, and train each in a separate process."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def compose(
     for line in overrides if trust is not None else ():
         # `hydra.searchpath` imports packages.
         if re.split("[./@]", read(line).key_or_group)[0] in ("hydra", KEY):
-            raise ConfigError(f"{line} is an option of the command line alone: remove it from the file")
+            raise ConfigError(f"{line} is an option only of the command line: remove it from the file")
     lines, config = _explained(overrides, name)
     known = [
         *yaml.safe_load((CONF / f"{name}.yaml").read_text()),

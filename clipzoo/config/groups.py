@@ -68,7 +68,7 @@ def _own_files() -> list[Path]:
 @cache
 def _checked(folder: Path) -> Path:
     if not folder.is_dir():
-        raise ConfigError(f"--config-dir {folder} is no folder")
+        raise ConfigError(f"--config-dir {folder} is not a folder")
     files = _files(folder)
     if not files:
         raise ConfigError(

@@ -65,7 +65,7 @@ def require_values(override: Override, is_sweep: bool) -> None:
     values = alternatives(override)
     if values is None:
         raise ConfigError(
-            f"{line} is no list of values: give {key}=a,b,c or {key}=range(1,5), or "
+            f"{line} is not a list of values: give {key}=a,b,c or {key}=range(1,5), or "
             "draw from the range with search.sampler=tpe"
         )
     if values == []:

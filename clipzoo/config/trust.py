@@ -46,7 +46,7 @@ def refusal(target: object, trust: Collection[str]) -> str | None:
     if is_within(target, (OWN, *trust)):
         return None
     package = target.partition(".")[0]
-    return f"is no class of {OWN}: add {KEY}={package} if you trust the package {package}"
+    return f"is not a class of {OWN}: add {KEY}={package} if you trust the package {package}"
 
 
 def is_within(name: str, packages: Collection[str]) -> bool:

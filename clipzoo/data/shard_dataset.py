@@ -53,7 +53,7 @@ class ShardDataset(Part):
     max_bad_fraction: fraction of unusable samples above which training stops.
     workers: decoding processes of each rank; 0 decodes in the training process, "auto" is as many as the cores allow.
     prefetch: batches that each worker prepares ahead.
-    index_folder: folder of the index; None for beside the shards, or the run directory if that is not writable.
+    index_folder: folder of the index; None for that of the shards, or the run directory if that is not writable.
     cache_folder, cache_gigabytes: local copies of remote shards, see `cache.ShardCache`; at least two windows.
     """
 

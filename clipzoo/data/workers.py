@@ -174,13 +174,13 @@ class _Receiver(Generic[Item]):
                     raise TrainingError(_death(worker.pid, worker.exitcode, key))
             if isinstance(item, Exception):
                 # Errors of the dataset are items: this is one of the loader.
-                raise TrainingError(f"the loader processes failed: {item}; {key}=0 does without them") from item
+                raise TrainingError(f"the loader processes failed: {item}; {key}=0 uses none") from item
             waited += POLL  # polls, not seconds: a job that was suspended does not count as hanging
             if waited >= timeout:
                 states = ", ".join(f"{worker.pid} {_state(worker.pid)}" for worker in self._workers)
                 raise TrainingError(
-                    f"the loader processes have not delivered a batch for {timeout:g} seconds ({states}): does their "
-                    f"storage answer? A slow one needs a higher trainer.timeout; {key}=0 does without loader processes"
+                    f"the loader processes have not delivered a batch for {timeout:g} seconds ({states}): check "
+                    f"the storage; raise trainer.timeout if it is slow, or set {key}=0 to use no loader processes"
                 )
 
     def close(self) -> None:

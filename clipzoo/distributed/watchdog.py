@@ -196,7 +196,11 @@ class Watchdog:
         positions = [
             f"rank {rank} is at step {heartbeats[rank].step}, {heartbeats[rank].activity}" for rank in behind[:8]
         ]
-        cause = f"{'; '.join(positions)}; the others wait for it" if behind else "no rank is behind: is it the network?"
+        cause = (
+            f"{'; '.join(positions)}; the others wait for it"
+            if behind
+            else "all ranks have entered the same collectives: check the network"
+        )
         board.report(FAILED, f"clipzoo: {symptom}: {cause}")
 
     def _lost_ranks(self, board: MessageBoard) -> list[int]:

@@ -60,9 +60,9 @@ class Encoder(nn.Module):
 class Tower(nn.Module):
     """Base class of towers. The trunk is the library's own module; no projection follows it.
 
-    width: of the pooled features. Tokens have the same width.
+    width: width of the pooled features. Tokens have the same width.
     left_out: parts of names of tensors that pretrained models have and this tower does not, such as a decoder.
-    embed_width: of the projection after the tower in its pretrained model; None for a tower without one.
+    embed_width: width of the projection after the tower in its pretrained model; None for a tower without one.
     names_elsewhere: prefix of our names -> prefix in pretrained models, where they differ by more than a prefix of all
         names.
     """
@@ -98,7 +98,7 @@ class ImageTower(Tower):
     """Base class of image towers: float images [b, 3, H, W] -> Features.
 
     input_size: H and W of the images. mean, std: normalisation of [0, 1] images that the model is made for.
-    interpolation, resize_mode: of images in evaluations, see `clipzoo.evaluation.transform.Transform`.
+    interpolation, resize_mode: resizing of images in evaluations, see `clipzoo.evaluation.transform.Transform`.
     """
 
     input_size: int

@@ -15,7 +15,7 @@ from clipzoo.errors import ConfigError, installation
 from clipzoo.io.hub import from_hub
 from clipzoo.types import Features, NonNegativeCount, Part, Range, as_captions
 
-NOWHERE = "is no such folder, and cannot be loaded from the Hugging Face hub"
+NOWHERE = "is not a folder, and cannot be loaded from the Hugging Face hub"
 
 
 class DistilBertTower(Tower):
@@ -35,7 +35,7 @@ class DistilBertTower(Tower):
         else:
             key = "encoder.text_tower.pretrained"
             with from_hub(
-                pretrained, f"{key}={pretrained} is no such folder, and cannot be loaded from the Hugging Face hub"
+                pretrained, f"{key}={pretrained} is not a folder, and cannot be loaded from the Hugging Face hub"
             ):
                 self.trunk, _ = pretrained_model("DistilBertModel", pretrained)
         self.width = self.trunk.config.dim
@@ -54,7 +54,8 @@ class DistilBertTower(Tower):
 class DistilBertTokenizer(Part):
     """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; truncated captions keep their [SEP].
 
-    Control tokens in a caption, such as "[SEP]", are plain text. name: on the hub, or a folder; loaded on first use.
+    Control tokens in a caption, such as "[SEP]", are plain text.
+    name: a name on the hub, or a folder; loaded on first use.
     context_length: maximum number of tokens L of a caption.
     """
 

@@ -32,12 +32,12 @@ class HuggingFaceText(TextTower):
     Padding is not attended to, and changes no feature. A model of encoder and decoder (T5) gives its encoder, one of
     image and text (CLIP) its text model; neither has a projection.
 
-    name: on the hub, a folder, or a kind of model ("bert", "modernbert") with the settings of `options` alone.
+    name: a name on the hub, a folder, or a kind of model ("bert", "modernbert") with the settings of `options`.
     options: settings of the model's configuration (num_hidden_layers, attention_dropout, ...).
-    tokenizer: its name on the hub or its folder; "clip" for CLIP's; None for that of `name`.
-    pooling: "first" token, "mean" over the caption, or its "end" token; "auto": the first for models of masked
-        language (BERT), the mean for encoders of an encoder-decoder (T5), else the end token (CLIP, causal models).
-    context_length: None for the model's, at most 512. end_token: None for the tokenizer's.
+    tokenizer: a name on the hub or a folder; "clip" for CLIP's; None for that of `name`.
+    pooling: "first" token, "mean" over the caption, or its "end" token; "auto": the first for masked
+        language models (BERT), the mean for encoder-decoders (T5), else the end token (CLIP, causal models).
+    context_length: number of tokens; None for the model's, at most 512. end_token: id; None for the tokenizer's.
     checkpoint: recompute activations in the backward pass.
     """
 

@@ -91,8 +91,8 @@ class HuggingFaceTokenizer(Part):
         transformers = require_transformers("encoder.tokenizer")
         with from_hub(
             self.name,
-            f"encoder.tokenizer.name={self.name} is no folder with a tokenizer, and cannot be loaded from the Hugging "
-            "Face hub",
+            f"encoder.tokenizer.name={self.name} is not a folder with a tokenizer, and cannot be loaded from the "
+            "Hugging Face hub",
         ):
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 self.name, split_special_tokens=True, trust_remote_code=False

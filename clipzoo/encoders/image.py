@@ -90,7 +90,7 @@ class TimmTower(ImageTower):
 class ClipViT(Tower):
     """open_clip's vision transformer, with its norm before the blocks. Tokens: CLS first, after ln_post.
 
-    image_size: H = W. patch_size: side of a patch in pixels. width: of the tokens. layers: number of blocks.
+    image_size: H = W. patch_size: side of a patch in pixels. width: width of the tokens. layers: number of blocks.
     heads: number of attention heads. quick_gelu: x sigmoid(1.702 x) instead of GELU.
     checkpoint: recompute activations in the backward pass.
     """

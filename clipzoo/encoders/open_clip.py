@@ -36,8 +36,9 @@ class OpenClipImage(ImageTower):
     Tokens: the last layer after the final norm (CLS first), the queries of CoCa's attentional pooling, or the positions
     of a feature map. The last projection belongs to the head.
 
-    name: of open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER". image_size: H = W; None for the model's.
-    options: of open_clip's vision_cfg, in place of the model's (patch_dropout, timm_drop_path, ...).
+    name: a name in open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
+    image_size: H = W; None for the model's.
+    options: settings of open_clip's vision_cfg, in place of the model's (patch_dropout, timm_drop_path, ...).
     checkpoint: recompute activations in the backward pass instead of keeping them.
     """
 
@@ -126,8 +127,10 @@ class OpenClipText(TextTower):
     open_clip's mask tensor, and on captions of any length; a bidirectional one without a padding mask, and CoCa's,
     whose features depend on the padding, take all positions (`needs_padding`).
 
-    name: of open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER". context_length: None for the model's.
-    options: of open_clip's text_cfg, in place of the model's. checkpoint: recompute activations in the backward pass.
+    name: a name in open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
+    context_length: number of tokens; None for the model's.
+    options: settings of open_clip's text_cfg, in place of the model's.
+    checkpoint: recompute activations in the backward pass.
     """
 
     trunk: Any

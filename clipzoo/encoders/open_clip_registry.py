@@ -79,7 +79,7 @@ def _require_plain_towers(name: str, model: Mapping[str, Any]) -> None:
 
     image, text = model["vision_cfg"].get("timm_model_name"), model["text_cfg"].get("hf_model_name")
     if image is not None and not timm.is_model(str(image)):
-        raise ConfigError(f"{name}: vision_cfg.timm_model_name={image} is none of timm's models")
+        raise ConfigError(f"{name}: vision_cfg.timm_model_name={image} is not a model of timm")
     if text is not None:
         from clipzoo.encoders.huggingface import require_own_code
 
@@ -96,10 +96,10 @@ def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
     interpolation = preprocessing.get("interpolation") or "bicubic"
     resize = preprocessing.get("resize_mode") or "shortest"
     if interpolation not in ("bicubic", "bilinear") or resize not in ("shortest", "squash", "longest"):
-        raise ConfigError(f"{name}: its preprocess_cfg has interpolation={interpolation}, resize_mode={resize}; known "
-                          "are bicubic and bilinear, and shortest, squash and longest")  # fmt: skip
+        raise ConfigError(f"{name}: its preprocess_cfg has interpolation={interpolation}, resize_mode={resize}; "
+                          "supported are bicubic and bilinear, and shortest, squash and longest")  # fmt: skip
     if resize == "longest" and preprocessing.get("fill_color"):
-        raise ConfigError(f"{name}: its preprocess_cfg has fill_color={preprocessing['fill_color']}, known is 0")
+        raise ConfigError(f"{name}: its preprocess_cfg has fill_color={preprocessing['fill_color']}, supported is 0")
     return interpolation, resize
 
 
@@ -140,7 +140,7 @@ def _from_hub(name: str) -> Mapping[str, Any]:
     with from_hub(name, f"{name} cannot be read from the Hugging Face hub"):
         content = _get_hf_config(name.removeprefix(HUB))
     if not isinstance(model := content.get("model_cfg"), Mapping) or not model.keys() >= MODEL_FIELDS.keys():
-        raise ConfigError(f"{name} is no model of open_clip: its {FILE} has no model_cfg of two towers")
+        raise ConfigError(f"{name} is not a model of open_clip: its {FILE} has no model_cfg of two towers")
     return content
 
 

@@ -24,9 +24,9 @@ class ClipTextTower(Tower):
     of a mask tensor the attention kernel skips half of the work, and L may be shorter than the context, because in a
     causal tower no position depends on later ones.
 
-    context_length: maximum number of tokens L. vocabulary: number of token ids. width: of the tokens.
+    context_length: maximum number of tokens L. vocabulary: number of token ids. width: width of the tokens.
     layers: number of transformer blocks. heads: number of attention heads.
-    end_token: its id; all positions after its first occurrence are padding.
+    end_token: id of the end token; all positions after its first occurrence are padding.
     distinct_pads: the k-th position after the end token has its own embedding, row vocabulary - 1 + k (for WPSE and
     KME-CLIP, where padding tokens are points). norm_eps: epsilon of the layer norms.
     checkpoint: recompute activations in the backward pass.

@@ -81,7 +81,7 @@ def _require_listed(options: Mapping[str, Any], place: str, name: str) -> None:
     for option in options:
         if option not in OPTIONS:
             raise ConfigError(
-                f"{place}{option} is no option of timm's {name} that a configuration may set"
+                f"{place}{option} is not an option of timm's {name} that a configuration may set"
                 f"{nearest(option, OPTIONS, most=3)}; the options are {', '.join(OPTIONS)}"
             )
 

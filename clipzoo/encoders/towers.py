@@ -89,9 +89,9 @@ class TwoTowers(Encoder):
 class Towers(TwoTowers):
     """Any image tower and any text tower, with the sizes, the normalisation and the tokenizer that they are made for.
 
-    image, text: the towers. name: of the model of both, where their configurations refer to it.
-    image_width, text_width: None for the towers' own, as for all other arguments.
-    embed_width: of the model's embeddings; only the default of head.embed_width.
+    image, text: the towers. name: name of the model of both towers, where their configurations refer to it.
+    image_width, text_width: widths of the features; None for the towers' own, as for all other arguments.
+    embed_width: width of the model's embeddings; only the default of head.embed_width.
     """
 
     relations = {"tokenizer.context_length == context_length": "both must be the same"}

@@ -41,24 +41,24 @@ class Suite(Part):
     Args:
         root: folder of the datasets.
         zero_shot, linear_probe, retrieval: names of the datasets for each task.
-        tokenizer, image_size: of the model's encoder.
-        interpolation, resize_mode: of images, see `Transform`.
-        prompts: whose class names and templates: "slip", "clip" or the dataset's own, see datasets/benchmarks.py.
+        tokenizer, image_size: those of the model's encoder.
+        interpolation, resize_mode: resizing of images, see `Transform`.
+        prompts: class names and templates of "slip" or "clip", or the dataset's own, see datasets/benchmarks.py.
         missing: raise an error for missing datasets, or report them.
         probe_resize: shorter side before the probe's central crop, as a multiple of image_size (other tasks: 1).
         probe_validation: share of train on which the probe chooses C where a dataset has no validation split.
         batch_size: images or captions per batch on one rank.
         workers: processes per rank that decode images.
-        precision: of the encoders.
-        draws: of random features, for heads that have them.
+        precision: precision of the encoders.
+        draws: number of draws of random features, for heads that have them.
         paired: measure the paired recall of KME-CLIP too.
         every_epochs: epochs between evaluations during training; None evaluates at its end only.
-        seed: of the samples of train on which the linear probe chooses C.
+        seed: seeds the choice of the samples of train on which the linear probe chooses C.
         keep_features: leave the probe's features on disk.
         at_start: evaluate before the first step too: the initial weights of a fine-tuning.
         validation: shards of held-out pairs, whose recall is measured, and in a training the loss of its objective,
             validation/loss.
-        caption_key, index_folder: of the validation shards, as data.caption_key and data.index_folder.
+        caption_key, index_folder: for the validation shards, as data.caption_key and data.index_folder.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Suite(Part):
     ) -> None:
         self._root = Path(root)
         if validation is not None and VALIDATION in retrieval:
-            raise ConfigError(f"eval.retrieval names a dataset {VALIDATION}, as which eval.validation is listed")
+            raise ConfigError(f"eval.retrieval names a dataset {VALIDATION}: this name is reserved for eval.validation")
         self.validation, self._of_shards = validation, (caption_key, index_folder)
         names = {"zero_shot": zero_shot, "linear_probe": linear_probe, "retrieval": retrieval}
         self._names = names if validation is None else {**names, "retrieval": [*retrieval, VALIDATION]}

@@ -26,7 +26,7 @@ class Kernel(Part, ABC):
 class GaussianKernel(Kernel):
     """exp(-r^2 / 2 width^2); omega ~ N(0, width^-2).
 
-    width: of the kernel, in the units of the distance r.
+    width: width of the kernel, in the units of the distance r.
     """
 
     def __init__(self, width: Scale) -> None:
@@ -46,7 +46,7 @@ class InverseMultiquadricKernel(Kernel):
     The kernel is a mixture of Gaussian kernels of width `width / |g|`, since E exp(-t g^2) = (1 + 2 t)^-1/2. Sampling
     is therefore exact in any dimension and needs no tabulated Bessel density, as in WPSE's released code.
 
-    width: of the kernel, in the units of the distance r.
+    width: width of the kernel, in the units of the distance r.
     """
 
     def __init__(self, width: Scale) -> None:

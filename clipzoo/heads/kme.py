@@ -30,7 +30,7 @@ class KmeHead(Head[PointSet]):
         gamma = 1 / (2 temperature) (proposition 2).
     image_points: number of leading image tokens that are points; null: all.
     text_points: "all" positions, including padding, or those of the "caption".
-    merge: number of points that an image has at most, nearby ones being merged (an approximation); null: all, exact.
+    merge: maximum number of points of an image; nearby points are merged (an approximation); null: all, exact.
     """
 
     needs_tokens = True

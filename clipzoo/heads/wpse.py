@@ -32,11 +32,11 @@ class WpseHead(VectorHead):
     weights: "signed", bound * tanh(a / bound), or "positive", bound * sigmoid(a / bound). weight_bound: the bound.
     reduction: "mean" over the points, as in the released code and its results, or "sum", as in eq. 6.
     image_points: number of leading image tokens that are points; null: all.
-    text_points: "all" positions, including padding, or those of the "caption". The mean is then over the points of the
-        caption: an embedding depends neither on padding nor, in its scale, on the length of the caption.
+    text_points: "all" positions, including padding, or those of the "caption". With "caption" the mean is over
+        the caption's points, so an embedding depends neither on padding nor, in its scale, on the caption's length.
     temperature: initial 1 / scale. The scale has no exponential and is clamped to [min_scale, max_scale].
     seed: seed of the random features.
-    initial_weight: of positive weights, where the raw weight is 0; null: half of the bound, whose square multiplies all
+    initial_weight: positive weights where the raw weight is 0; null: half of the bound, whose square multiplies all
         scores at the start.
     """
 

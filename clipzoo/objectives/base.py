@@ -64,7 +64,7 @@ class Objective(nn.Module):
         warnings = []
         if not self.own_temperature and are_cosines(head.score_range):
             warnings.append(
-                f"objective {self.name} has no temperature of its own, and head {type(head).__name__} gives it plain "
+                f"objective {self.name} has no temperature, and head {type(head).__name__} gives it plain "
                 "cosines, which are too flat to train well: use head=clip, or give this head a temperature"
             )
         return warnings

@@ -17,7 +17,7 @@ class CyCLIP(Objective):
     """CLIP's loss + cross_modal * 1/N sum_ij (s(x_i, y_j) - s(x_j, y_i))^2
     + in_modal * 1/N sum_ij (s(x_i, x_j) - s(y_i, y_j))^2, s the cosine.
 
-    temperature: of CLIP's loss; initial value if `learnable_temperature`.
+    temperature: temperature of CLIP's loss; initial value if `learnable_temperature`.
     learnable_temperature: train it; False fixes it. max_scale: upper bound of 1 / temperature.
     in_modal, cross_modal: weights of the consistency terms.
     """

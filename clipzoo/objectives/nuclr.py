@@ -42,7 +42,8 @@ class NUCLR(MovingAverageObjective):
     positives in the model's gradient.
 
     temperature: tau, fixed, on cosines. gamma: weight of the new value in u.
-    zeta, xi: initial values. eta: initial learning rate of zeta; eta_image_factor: its factor for the zeta of images.
+    zeta, xi: initial values. eta: initial learning rate of zeta.
+    eta_image_factor: factor of eta for the zeta of images.
     momentum: weight of the new gradient in the momentum of zeta (0.9 in the released code).
     frozen_epochs: number of whole epochs at the start in which zeta is constant; 0 is the paper's spade variant.
     learn_zeta: False is the dagger variant.

@@ -10,7 +10,7 @@ def plain_cosines(head: Head, objective: str) -> list[str]:
     reasons = []
     if head.learnable_temperature:
         reasons.append(
-            f"objective {objective} has a temperature of its own, and head {type(head).__name__} learns another: "
+            f"objective {objective} has its own temperature, and head {type(head).__name__} learns another: "
             "use head=cosine"
         )
     low, high = head.score_range

@@ -31,7 +31,7 @@ from clipzoo.report.table import Cell, Table, text_table
 from clipzoo.runs.record import revision
 
 LEAD = (
-    "Our runs beside the numbers that the papers print. A run represents a row only if its configuration is that of "
+    "Our runs with the numbers that the papers print. A run represents a row only if its configuration is that of "
     "the row's experiment, apart from seeds and paths; any other run is shown as a variant, with its differences."
 )
 SMALL = (
@@ -42,7 +42,7 @@ SMALL = (
 
 
 OWN = (
-    "Runs that differ in their seed alone are one line. A difference between two lines is "
+    "Runs that differ only in their seed are one line. A difference between two lines is "
     "due to all the settings that differ, and to chance: compare several seeds before you believe a small one."
 )
 SELECTED = (

@@ -35,7 +35,7 @@ def read_arrays(path: Path, names: Iterable[str] = (), most: int = LARGEST) -> d
                 return {name: _array(arrays, name) for name in names or arrays.files}
         # Damaged bytes end in OSError, ValueError, EOFError, BadZipFile, zlib.error, KeyError, SyntaxError and more.
         except Exception as error:
-            raise io.DamagedFileError(path, f"is no undamaged .npz file ({error})", REMEDY) from None
+            raise io.DamagedFileError(path, f"is not an intact .npz file ({error})", REMEDY) from None
 
 
 def _array(arrays: Any, name: str) -> np.ndarray:

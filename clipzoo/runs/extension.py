@@ -51,7 +51,9 @@ def refusal(folder: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -
     length = {key: stored["trainer"].get(key) for key in ("epochs", "steps")}
     shorter = {**plain, "trainer": {**plain["trainer"], **length}}
     if folder.name.endswith((f"-{digest(stored)}", f"-{digest(shorter)}")):
-        return f"its name is the digest of its settings: go on in a copy (cp -r {folder} {folder.parent}/NEW, name=NEW)"
+        return (
+            f"its name is the digest of its settings: continue in a copy (cp -r {folder} {folder.parent}/NEW, name=NEW)"
+        )
     return None
 
 
@@ -69,7 +71,7 @@ def keep_results(folder: Path) -> Path | None:
     checkpoint = next((one for one in checkpoints_in(folder / "checkpoints") if step_of(one) == steps), None)
     if checkpoint is None:
         last = folder / "checkpoints" / f"step_{steps:08d}.pt"
-        raise ConfigError(f"{folder} cannot go on: its last checkpoint {last} does not exist")
+        raise ConfigError(f"{folder} cannot continue: its last checkpoint {last} does not exist")
     kept = folder / f"{ENDED}{steps:08d}"
     shutil.rmtree(kept, ignore_errors=True)
     with io.new_folder(kept) as new:

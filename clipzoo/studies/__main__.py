@@ -125,7 +125,7 @@ def _check(plain: dict[str, Any]) -> None:
     known = sorted(path.stem for path in (CONF / "study").glob("*.yaml"))
     for name in plain["studies"]:
         if name not in known:
-            raise ConfigError(f"studies names {name!r}, which is none of: {', '.join(known)}")
+            raise ConfigError(f"studies names {name!r}, which is not one of: {', '.join(known)}")
     try:
         Path(plain["folder"]).mkdir(parents=True, exist_ok=True)
     except OSError as error:

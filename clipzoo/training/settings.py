@@ -57,7 +57,7 @@ class Length:
             )
         if self.total_steps(samples) < 1:
             raise ConfigError(
-                f"trainer.epochs={self.epochs} of {number_of(samples, 'sample')} is no whole step of "
+                f"trainer.epochs={self.epochs} of {number_of(samples, 'sample')} is less than one step of "
                 f"{self.global_batch}: "
                 "raise trainer.epochs or lower trainer.global_batch"
             )
@@ -68,9 +68,9 @@ class Length:
 class Computation:
     """How steps are computed. Only the precisions, clip_gradient and loss_limit change results.
 
-    precision: of the encoders; "auto" for bf16 where the device is fast in it, else float32. Heads and objectives
-    compute in the precision of the parameters.
-    head_products: of fp32 matrix products, those of heads and objectives, on a GPU.
+    precision: precision of the encoders; "auto" for bf16 where the device is fast in it, else float32. Heads and
+    objectives compute in the precision of the parameters.
+    head_products: precision of fp32 matrix products on a GPU, in heads and objectives.
     micro_batch: samples that pass the encoders at once on a rank; None for the rank's whole batch.
     tile: rows and columns of the tiles of scores; None for a matrix, "auto" for tiles where the matrix would be large.
     clip_gradient: largest norm of the gradient. loss_limit: a larger absolute loss counts as divergence.

@@ -11,7 +11,7 @@
 # Twitter's. On the way, a table of pictures becomes training shards and an evaluation dataset, by the commands that serve any pictures.
 # The page is an executed notebook ([notebook](another_vendor.ipynb)).
 #
-# **Licences.** Google's pictures are Noto Emoji under the Apache License 2.0. Twitter's are Twemoji under CC BY 4.0: whoever shows them names
+# **Licences.** Google's pictures are Noto Emoji under the Apache License 2.0. Twitter's are Twemoji under CC BY 4.0; attribute them to
 # "Twemoji by Twitter, Inc and other contributors". The names come from unicode-emoji-json (MIT). The command prints all three.
 #
 # ## Fetch the pictures
@@ -44,8 +44,8 @@ Picture("emoji.png", width=760)
 # %% [markdown]
 # ## An evaluation dataset
 #
-# The other vendor's table becomes a classification dataset: the class of a picture is its name, and a class is described by the template `{c}`, the name
-# alone. A second dataset measures retrieval.
+# The other vendor's table becomes a classification dataset: the class of a picture is its name, and a class is described by the template `{c}`, which is
+# only the name. A second dataset measures retrieval.
 
 # %%
 # !clipzoo datasets make data/emoji/twitter.csv data/vendors/downstream/names --label name --template '{c}'

@@ -144,11 +144,11 @@ best
 # !clipzoo compare runs/seeds/*clip* runs/seeds/*angle*
 
 # %% [markdown]
-# The page has all tables and curves. Its table of differences, of the new head less CLIP in percent points:
+# The page has all tables and curves. Its table of differences, new head minus CLIP in percentage points:
 
 # %%
 # !grep -A7 Differences runs/seeds/comparison/tables.md
 
 # %% [markdown]
-# Nothing is separated: in so short a training the angle and the cosine cannot be told apart. Read the interval of the difference before the means: with three seeds only large differences can be told from chance, and the line about the smallest
+# Nothing is separated: in so short a training the angle and the cosine cannot be distinguished. Read the interval of the difference before the means: with three seeds only large differences can be distinguished from chance, and the line about the smallest
 # difference says how large. More seeds narrow it. `clipzoo lab` runs such comparisons of the built-in methods as one command, with searches that prune and pages of all results.

@@ -58,5 +58,5 @@ def test_a_sweep_of_the_mix_evaluates_both_runs_and_the_models_between_them(tmp_
     swept = json.loads((second / "mix" / "metrics.json").read_text())
     assert [swept["0"], swept["1"]] == alone and swept["0.5"].keys() == alone[0].keys()
     assert "| 0.5 |" in (second / "mix" / "mix.md").read_text()
-    with pytest.raises(ConfigError, match="mix_with=nothing is no run"):
+    with pytest.raises(ConfigError, match="mix_with=nothing is not a run"):
         evaluate([f"run={second}", "mix_with=nothing", *settings])

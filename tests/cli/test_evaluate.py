@@ -102,7 +102,7 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
     results = json.loads((output / "results.json").read_text())
     assert results["row"] == "wpse/CC3M/CLIP" and results["metrics"] == metrics
     page = (output / "report.md").read_text()
-    assert "All datasets beside wpse/CC3M/CLIP" in page and "| Food-101 | missing | 13.05 |" in page
+    assert "All datasets with wpse/CC3M/CLIP" in page and "| Food-101 | missing | 13.05 |" in page
     assert "clipzoo evaluate " in page
 
 
@@ -111,11 +111,11 @@ def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings
     [
         ([], "give one of run="),
         (["run=a", "model=b"], "give one of run="),
-        (["run=clipzoo/evaluation/a.pt"], "is no run: there is no clipzoo/evaluation/a.pt/config.yaml"),
-        (["run=nowhere"], "run=nowhere is no run"),
+        (["run=clipzoo/evaluation/a.pt"], "is not a run: there is no clipzoo/evaluation/a.pt/config.yaml"),
+        (["run=nowhere"], "run=nowhere is not a run"),
         (["model=ViT-B-32", "row=wpse/CC3M/CLAP"], "no paper has the row wpse/CC3M/CLAP; did you mean wpse/CC3M/CLIP"),
         (["model=no-such-model", "eval.drws=3"], "there is no key eval.drws; did you mean eval.draws"),
-        (["run=a", "row=wpse/CC3M/CLIP"], "a run has a row of its own"),
+        (["run=a", "row=wpse/CC3M/CLIP"], "a run has its own row"),
         (["checkpoint=a.pt"], "there is no key checkpoint; did you mean run?"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_task_of_skypilot_finds_its_first_node(capsys):
     ("words", "message"),
     [
         (["kubernetes", "--nodes", "2", "--min-nodes", "3", *OVERRIDES], "--min-nodes 3 is more than --nodes 2"),
-        (["kubernetes", "name=a_b", SHARDS], "name=a_b is no name of a job"),
+        (["kubernetes", "name=a_b", SHARDS], "name=a_b is not a valid job name"),
         (["kubernetes", "head=clipp"], "did you mean clip"),
         (["slurm", *OVERRIDES], "one of train, sweep, search, eval before the overrides"),
         (["slurm", "train", "--min-nodes", "1", *OVERRIDES], "--min-nodes is for elastic runs"),

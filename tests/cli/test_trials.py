@@ -41,7 +41,7 @@ TOP5 = "search.maximize=zero_shot/colours/top5"
         ([*TPE, "search.minimize=loss", PEAK, "hydra/launcher=slurm"], "hydra/launcher=slurm is for plain sweeps"),
         (["search.trials=3", "seed=0,1"], "search.trials=3 has no effect without search.sampler=tpe"),
         (["hydra/sweeper=optuna"], "there is no hydra/sweeper=optuna: a search draws its points with search.sampler"),
-        ([PEAK], "is no list of values: give optim.schedule.peak=a,b,c or"),
+        ([PEAK], "is not a list of values: give optim.schedule.peak=a,b,c or"),
     ],
 )
 def test_a_wrong_search_is_one_message(lines, words):

@@ -114,7 +114,7 @@ def test_an_option_of_another_program_is_answered_with_our_key():
     ("script", "override", "expected"),
     [
         ("train.py", "head=klip", "clipzoo: there is no head=klip; did you mean clip?"),
-        ("scripts/evaluate.py", "run=nowhere", "clipzoo: run=nowhere is no run"),
+        ("scripts/evaluate.py", "run=nowhere", "clipzoo: run=nowhere is not a run"),
     ],
 )
 def test_a_mistake_leaves_with_code_2_before_torch_is_imported(script, override, expected):

@@ -55,7 +55,7 @@ def test_an_option_with_the_name_of_one_of_clipzoo_is_refused(folder):
 
 def test_a_folder_that_does_not_exist_or_has_no_group_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="none is no folder"):
+    with pytest.raises(ConfigError, match="none is not a folder"):
         compose(["head=clip"])
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     with pytest.raises(ConfigError, match="has no options: it is laid out like clipzoo's conf"):

@@ -63,7 +63,7 @@ def test_a_stopped_loader_process_ends_a_run_of_one_rank_with_a_remedy(tiny_shar
     loaders = children(rank.pid)
     os.kill(loaders[0], signal.SIGSTOP)
     log = log_of_end(rank, 1)
-    assert f"{loaders[0]} is stopped" in log and "data.workers=0 does without loader processes" in log
+    assert f"{loaders[0]} is stopped" in log and "data.workers=0 to use no loader processes" in log
     assert "Traceback" not in log
     assert wait_until_gone(loaders, 10)
 

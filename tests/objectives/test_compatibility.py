@@ -56,7 +56,7 @@ def test_infonce_trains_every_head_as_published(pairs):
 def test_plain_cosines_without_a_temperature_train_with_a_warning(pairs):
     for objective in set(config_names("objective")) - set(OWN_TEMPERATURE):
         (warning,) = pairs[objective, "cosine"].warnings
-        assert f"{objective} has no temperature of its own" in warning and "head=clip" in warning
+        assert f"{objective} has no temperature," in warning and "head=clip" in warning
     own = build_objective("siglip", "objective.initial_scale=10.0")
     assert not check_pair(build_head("cosine"), own).warnings
 
@@ -97,7 +97,7 @@ def test_cyclip_requires_scores_within_a_modality():
 
 
 def test_require_reports_all_reasons_in_one_error():
-    with pytest.raises(ConfigError, match=r"(?s)temperature of its own.*divides cosines"):
+    with pytest.raises(ConfigError, match=r"(?s)its own temperature.*divides cosines"):
         require(build_head("clip"), build_objective("nuclr"))
 
 

@@ -91,7 +91,7 @@ def test_the_points_of_a_sweep_do_not_go_on_with_each_other(run, monkeypatch):
 def test_a_run_whose_name_is_the_digest_of_its_settings_goes_on_in_a_copy(run):
     named = run.with_name(f"head-clip-{digest(configuration())}")
     shutil.copytree(run, named)
-    with pytest.raises(ConfigError, match=rf"go on in a copy \(cp -r {named} .*/NEW, name=NEW\)"):
+    with pytest.raises(ConfigError, match=rf"continue in a copy \(cp -r {named} .*/NEW, name=NEW\)"):
         directory.check_configuration(named, configuration(epochs=80.0))
     directory.check_configuration(run, configuration(epochs=80.0))
 
@@ -104,13 +104,13 @@ def test_a_run_is_known_by_its_digest_where_values_were_found_in_the_model(run):
     named = run.with_name(f"run-{digest(open_clip('from_model:image_size', 50.0))}")
     shutil.copytree(run, named)
     (named / "config.yaml").write_text(yaml.safe_dump(open_clip(32, 50.0)))
-    with pytest.raises(ConfigError, match=r"its name is the digest of its settings: go on in a copy"):
+    with pytest.raises(ConfigError, match=r"its name is the digest of its settings: continue in a copy"):
         directory.check_configuration(named, open_clip("from_model:image_size", 80.0))
 
 
 def test_a_run_without_its_last_checkpoint_does_not_go_on_and_keeps_its_results(run):
     (run / "checkpoints" / "step_00000100.pt").unlink()
-    with pytest.raises(ConfigError, match=r"cannot go on: its last checkpoint .*step_00000100.pt does not exist"):
+    with pytest.raises(ConfigError, match=r"cannot continue: its last checkpoint .*step_00000100.pt does not exist"):
         claim(run, configuration(epochs=80.0))
     assert directory.is_finished(run) and directory.config_of(run)["trainer"]["epochs"] == 50.0
 

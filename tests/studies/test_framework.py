@@ -105,7 +105,7 @@ def test_a_study_that_fails_says_so_and_does_not_stop_the_others(tmp_path: Path)
     ("override", "message"),
     [
         ("jobs=0", "jobs must be a whole number of at least 1 or null, not 0"),
-        ("studies=[rank,nothing]", "studies names 'nothing', which is none of: digits, "),
+        ("studies=[rank,nothing]", "studies names 'nothing', which is not one of: digits, "),
         ("studies=rank", "studies must be a list, every value str, not 'rank'"),
         ("folder=null", "folder must be str, not None"),
         ("folder=/dev/null/studies", "folder=/dev/null/studies cannot be created: Not a directory"),

@@ -8,4 +8,4 @@ from clipzoo.heads.clip import ClipHead
 
 
 class OwnHead(ClipHead):
-    """A head that is no class of clipzoo."""
+    """A head that is not a class of clipzoo."""

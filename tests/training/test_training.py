@@ -124,7 +124,7 @@ def test_a_length_below_one_step_is_refused():
     plain = compose(["data.shards=x.tar", "trainer.epochs=0.5", "optim.schedule.warmup_epochs=0"])
     plain["trainer"]["global_batch"] = 8
     pairs = InMemoryDataset(torch.zeros(15, 1), torch.zeros(15, 1))
-    with pytest.raises(ConfigError, match=r"trainer.epochs=0.5 of 15 samples is no whole step of 8"):
+    with pytest.raises(ConfigError, match=r"trainer.epochs=0.5 of 15 samples is less than one step of 8"):
         part(plain["trainer"]).check(pairs, 0, World())
 
 

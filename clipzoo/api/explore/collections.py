@@ -56,7 +56,9 @@ def collections_of(config: Mapping[str, Any], names: Sequence[str], limit: int) 
         raise ConfigError(f"the run has no evaluation data (its eval lists no dataset): {REMEDY}")
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ConfigError(f"--dataset {unknown[0]} is no evaluation dataset of the run (there are: {', '.join(known)})")
+        raise ConfigError(
+            f"--dataset {unknown[0]} is not an evaluation dataset of the run (it has: {', '.join(known)})"
+        )
     for name in names or known:
         try:
             yield _collection(open_benchmark(name, Path(node["root"]), node.get("prompts", "set")), node["root"], limit)

@@ -74,7 +74,7 @@ def export(
 def require(model: LoadedModel, folder: str | Path, to: str) -> None:
     """Raise ConfigError unless `export` can write the model."""
     if to not in FORMATS:
-        raise ConfigError(f"to={to} is no format ({', '.join(FORMATS)}){nearest(to, list(FORMATS))}")
+        raise ConfigError(f"to={to} is not a format ({', '.join(FORMATS)}){nearest(to, list(FORMATS))}")
     if reasons := FORMATS[to].faults(model):
         raise ConfigError(f"{to} cannot represent this model: {'; '.join(reasons)}")
     if missing := [name for name in FORMATS[to].packages if find_spec(name) is None]:

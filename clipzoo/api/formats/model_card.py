@@ -117,7 +117,7 @@ def _limits() -> str:
     return """## Limits
 
 The model knows what its training data show and say, with their errors and biases, in the language of their captions.
-Scores are comparable among the captions of one image and the images of one caption; they are no probabilities. It has
+Scores are comparable among the captions of one image and the images of one caption; they are not probabilities. It has
 not been tested for any use that affects people, and must not be used to identify or to judge them."""
 
 

@@ -69,7 +69,7 @@ def _huggingface(tokenizer: HuggingFaceTokenizer) -> Files:
     if not source.is_fast:
         raise ConfigError(f"{what} runs in Python and has no tokenizer.json")
     if tokenizer.strip_end or not tokenizer.ends_itself:
-        raise ConfigError(f"{what} ends captions in a way that tokenizer.json cannot state")
+        raise ConfigError(f"{what} ends captions in a way that tokenizer.json cannot represent")
     content = json.loads(source.backend_tokenizer.to_str())
     # As added tokens they would be recognised in text. The post-processor and the model keep their ids.
     in_model = _words(content["model"])

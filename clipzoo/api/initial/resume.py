@@ -99,7 +99,7 @@ def run_and_step(source: str) -> tuple[Path, int | None]:
     path = Path(with_variables(source))
     run = run_of(path)
     if not (run / "config.yaml").exists():
-        raise ConfigError(f"init.resume={source} is no run: there is no {run / 'config.yaml'}")
+        raise ConfigError(f"init.resume={source} is not a run: there is no {run / 'config.yaml'}")
     if not path.exists():
         raise ConfigError(f"init.resume={source} does not exist: the run's checkpoints are in {run / 'checkpoints'}")
     return run, step_of(path) if is_checkpoint(path) else None

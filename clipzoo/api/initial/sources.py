@@ -114,7 +114,7 @@ def _from_transformers(name: str) -> Source:
 def _timm_name(tower: nn.Module | None, key: str) -> str:
     settings = getattr(getattr(tower, "trunk", None), "pretrained_cfg", None)
     if not settings:
-        raise ConfigError(f"{key}=timm: this tower is none of timm's: give timm:NAME, or another encoder/image")
+        raise ConfigError(f"{key}=timm: this tower is not from timm: give timm:NAME, or another encoder/image")
     return ".".join(filter(None, (settings["architecture"], settings.get("tag"))))
 
 

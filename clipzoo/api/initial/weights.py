@@ -42,13 +42,13 @@ SAME = {
 class InitialWeights(Part):
     """Weights of the first step.
 
-    weights: for the whole model: a run directory, one of its checkpoints, a .safetensors file, an exported folder,
-        "open_clip:NAME/TAG", "timm" or "huggingface" (those of the encoder's name, or "timm:NAME").
-    image, text, head: for one part, in place of `weights`; "random" keeps the values of the seed. The objective's
-        learned scale and bias come with the head.
+    weights: source for the whole model: a run directory, one of its checkpoints, a .safetensors file, an exported
+        folder, "open_clip:NAME/TAG", "timm" or "huggingface" (those of the encoder's name, or "timm:NAME").
+    image, text, head: source for one part, in place of `weights`; "random" keeps the values of the seed. The
+        objective's learned scale and bias come with the head.
     leave_out: patterns of names of tensors that the run does not use, such as "logit_bias"; all others are used, or
         the run does not start.
-    digests: of the weights, by argument; set when the configuration is checked.
+    digests: SHA-256 of the weights, by argument; set when the configuration is checked.
     resume: a run, or one of its checkpoints, whose training the run continues; see `clipzoo.api.initial.resume`.
     """
 

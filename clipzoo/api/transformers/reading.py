@@ -36,7 +36,7 @@ def from_transformers(folder: Path) -> tuple[Model, dict[str, Any]]:
     if kind == "clip":
         _check_vocabulary(folder)
     library: Any = clip if kind == "clip" else siglip
-    with one_message(f"{path} is no configuration of a {kind} model", REMEDY):
+    with one_message(f"{path} is not the configuration of a {kind} model", REMEDY):
         nodes = library.configuration(path, content)
     images = _image_settings(folder, nodes["encoder"]["image_size"])
     nodes["encoder"] |= {key: images.pop(key) for key in ("mean", "std")}

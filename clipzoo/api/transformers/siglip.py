@@ -77,7 +77,7 @@ def configuration(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
         ("text_config", text, ("gelu", "gelu_pytorch_tanh")),
     ):
         if part.hidden_act not in known:
-            raise ConfigError(f"{path}: {name}.hidden_act {part.hidden_act} is none of {', '.join(known)}")
+            raise ConfigError(f"{path}: {name}.hidden_act {part.hidden_act} is not one of {', '.join(known)}")
     context, folder = text.max_position_embeddings, str(path.parent)
     encoder = {
         "_target_": "clipzoo.encoders.towers.Towers",

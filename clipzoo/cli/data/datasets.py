@@ -32,12 +32,12 @@ MAKE = """Make an evaluation dataset from your own images.
   SOURCE is                                 evaluated as
   a folder of folders                       classification: each folder is a class
   a folder with train/, (val/,) test/       classification, with a linear probe: folders of classes in each
-  a folder, --captions                      retrieval: NAME.txt beside NAME.png has a caption on each line
+  a folder, --captions                      retrieval: NAME.txt next to NAME.png has a caption on each line
   a .csv or .tsv, --label COLUMN            classification: an image and its class in each row
   a .csv or .tsv, --caption COLUMN          retrieval: an image and a caption in each row
 
 OUTPUT is the folder of the dataset: data/mine/flags is evaluated with eval.root=data/mine eval.zero_shot=[flags].
-Files that are no images or cannot be decoded are counted, and named in OUTPUT/left_out.tsv.
+Files that are not images or cannot be decoded are counted, and listed in OUTPUT/left_out.tsv.
 """
 
 
@@ -166,7 +166,7 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
 def _make_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="a folder, a .csv or a .tsv")
     parser.add_argument("output", type=output_folder, help="folder of the dataset; must not exist")
-    parser.add_argument("--captions", action="store_true", help="of a folder: NAME.txt beside each image")
+    parser.add_argument("--captions", action="store_true", help="of a folder: NAME.txt next to each image")
     parser.add_argument("--image", default="filepath", help="column of image paths, relative to the table")
     parser.add_argument("--label", help="column of class names")
     parser.add_argument("--caption", help="column of captions; rows with the same image are its captions")

@@ -1,7 +1,7 @@
 """Get emoji of two vendors as a dataset: train on the pictures of one, evaluate on those of the other.
 
-clipzoo emoji                                                     data/emoji: trained on Google's, judged on Twitter's
-clipzoo emoji --train twitter --root data/emoji-twitter           the other way round
+clipzoo emoji                                                    data/emoji: train on Google's, evaluate on Twitter's
+clipzoo emoji --train twitter --root data/emoji-twitter          the other way round
 
 npm fetches the packages by name (136 MB, kept in data/npm). A complete dataset is reused.
 """

@@ -1,4 +1,4 @@
-"""Evaluation of the models between two runs, `clipzoo evaluate run=... mix_with=... mix=[...]`."""
+"""Evaluation of interpolations between two runs, `clipzoo evaluate run=... mix_with=... mix=[...]`."""
 
 from __future__ import annotations
 

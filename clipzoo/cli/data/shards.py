@@ -1,6 +1,6 @@
 """Make, index or inspect WebDataset shards.
 
-clipzoo shards make pictures/ shards/                  a folder: NAME.jpg with NAME.txt beside it
+clipzoo shards make pictures/ shards/                  a folder: NAME.jpg with NAME.txt
 clipzoo shards make pairs.tsv shards/ --image filepath --caption title --hold-out 5%
 clipzoo shards make dataset_coco.json shards/ --images coco/ --splits train restval      Karpathy's splits
 clipzoo shards index 'data/cc3m/{00000..00331}.tar'
@@ -206,7 +206,7 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _caption_line(text: str) -> str:
     if not text or (text.lstrip("-").isdecimal() and int(text) < 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is no line: lines count from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a line number: lines count from 1")
     return text
 
 
@@ -232,7 +232,9 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     _shard_arguments(parser)
     add_batch(parser)
     parser.add_argument("--samples", type=number_in(Count), default=100_000, help="most samples to read, at random")
-    parser.add_argument("--quick", action="store_true", help="read the headers of images only: finds no cut images")
+    parser.add_argument(
+        "--quick", action="store_true", help="read the headers of images only: does not detect truncated images"
+    )
     _reading_arguments(parser)
     parser.add_argument("--sheet", type=Path, help="write a contact sheet of images and captions to this PNG")
     parser.add_argument("--images", type=number_in(Count), default=36, help="images on the contact sheet")
@@ -248,4 +250,4 @@ def _reading_arguments(parser: argparse.ArgumentParser) -> None:
 def _shard_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; together one source")
     parser.add_argument("--caption-key", help="as data.caption_key: the caption's key in .json (default: the .txt)")
-    parser.add_argument("--index-folder", type=Path, help="folder of the index (default: beside the shards)")
+    parser.add_argument("--index-folder", type=Path, help="folder of the index (default: that of the shards)")

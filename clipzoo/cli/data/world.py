@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind = number_in({"seed": Seed, "image-size": IMAGE_SIZE}.get(name, Count))
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (default: %(default)s)")
     parser.add_argument(
-        "--captions", choices=CAPTIONS, default=CAPTIONS[0], help="what captions name (default: %(default)s)"
+        "--captions", choices=CAPTIONS, default=CAPTIONS[0], help="content of the captions (default: %(default)s)"
     )
     parser.set_defaults(run=run)
 

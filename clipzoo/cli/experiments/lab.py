@@ -3,11 +3,11 @@
 The same command continues after a kill.
 
 clipzoo lab                                     the lab of conf/lab/default.yaml, in the folder lab/default
-clipzoo lab my_lab.yaml --output lab/mine       a lab of your own
+clipzoo lab my_lab.yaml --output lab/mine       your own lab
 clipzoo lab --methods CLIP KME-CLIP --seeds 10  some methods, more seeds
 clipzoo lab scaling                             power laws in compute, samples and width
-clipzoo lab mine.yaml --config-dir conf --trust mypackage   a lab with a head of your own
-clipzoo lab --report                            the page of what is trained so far
+clipzoo lab mine.yaml --config-dir conf --trust mypackage   a lab with your own head
+clipzoo lab --report                            the page of the trainings so far
 
 Any number of processes may run the same command: they share the trainings.
 """
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config-dir", type=Path, metavar="FOLDER", help="folder of custom config options, as for clipzoo train"
     )
-    parser.add_argument("--report", action="store_true", help="train nothing; write the page of what is trained so far")
+    parser.add_argument("--report", action="store_true", help="train nothing; write the page of the trainings so far")
     parser.add_argument(
         "--page", type=Path, help="file of the Markdown page (default: lab.md in the folder of the lab)"
     )

@@ -1,11 +1,11 @@
-"""Explore trained models in a browser: pictures by caption, neighbours, what carries a score, maps and curves.
+"""Explore trained models in a browser: pictures by caption, neighbours, terms of a score, maps and curves.
 
 clipzoo explore runs/demo
 clipzoo explore runs/emoji/clip runs/emoji/wpse runs/emoji/kme
 clipzoo explore runs/demo --images pictures/
 clipzoo explore runs/demo --static page          page/index.html, which needs no server
 
-The page is served on this machine alone, and no data leaves it.
+The page is served only on this machine, and no data leaves it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _collections(options: argparse.Namespace, models: Sequence[LoadedModel]) -> 
     opened = list(collections_of(config, options.dataset, options.limit))
     missing = [message for message in opened if isinstance(message, str)]
     if len(missing) == len(opened):
-        raise ConfigError("\n         ".join([*missing, f"no evaluation dataset of the run is there: {REMEDY}"]))
+        raise ConfigError("\n         ".join([*missing, f"no evaluation dataset of the run was found: {REMEDY}"]))
     for message in missing:
         say(f"left out: {message}")
     return [collection for collection in opened if not isinstance(collection, str)]

@@ -36,4 +36,4 @@ def search(options: argparse.Namespace) -> None:
         print("\n".join(matches_as_text([matches])))
     if options.recall:
         recall = index.recall(options.captions, options.count, options.candidates)
-        print(f"recall at {options.count} beside exact search: {recall:.3f}")
+        print(f"recall at {options.count} compared with exact search: {recall:.3f}")

@@ -90,17 +90,17 @@ def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[li
         if (caption := path.with_suffix(".txt")) in known:
             pairs.append(Pair(path, [], caption, caption_line))
         else:
-            left_out.append(LeftOut(path, "missing_caption", f"there is no {caption.name} beside it"))
+            left_out.append(LeftOut(path, "missing_caption", f"there is no {caption.name} next to it"))
     used = {pair.caption_file for pair in pairs}
     for path in files:
         if path not in used and not _is_image(path):
-            reason = "there is no image beside it" if path.suffix == ".txt" else f"no {', '.join(IMAGE_EXTENSIONS)}"
+            reason = "there is no image next to it" if path.suffix == ".txt" else f"not {', '.join(IMAGE_EXTENSIONS)}"
             left_out.append(LeftOut(path, NO_IMAGE_FILE, reason))
     if not pairs:
         images = sum(_is_image(path) for path in files)
         others = f"; it holds {len(files) - images} other files" if len(files) > images else ""
         raise ConfigError(
-            f"{folder}: none of {number_of(images, 'image')} has a caption beside it (the same name with .txt){others}"
+            f"{folder}: none of {number_of(images, 'image')} has a caption next to it (the same name with .txt){others}"
         )
     return pairs, left_out
 

@@ -67,7 +67,7 @@ class Frozen(TowerTuning):
 
 @checked
 class LastLayers(TowerTuning):
-    """The last `layers` blocks train, and what follows them; everything before them is frozen."""
+    """The last `layers` blocks and all layers after them train; all layers before them are frozen."""
 
     def __init__(self, layers: Layers, rate: Weight, layer_decay: LayerDecay) -> None:
         self.layers, self.rate, self.layer_decay = layers, rate, layer_decay
@@ -84,8 +84,9 @@ class LastLayers(TowerTuning):
 class Lora(TowerTuning):
     """Low-rank adapters train, nothing else; see `LowRank`.
 
-    rank, alpha: of the adapters. targets: patterns of names of weights, such as ["*attn*"]; None for all linear maps of
-    the blocks, fused query, key and value included.
+    rank, alpha: rank and scale of the adapters.
+    targets: patterns of names of weights, such as ["*attn*"]; None for all linear maps of the blocks, fused query, key
+    and value included.
     """
 
     def __init__(

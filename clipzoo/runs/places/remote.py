@@ -152,7 +152,7 @@ def write_back(place: str, key: str) -> None:
         run = RemoteRuns(url, key).run("report")
     before = require(run.store, lambda: lease.writer(run.store)) or {}
     if before and not before.get("released") and before.get("id") != Record(run.folder).id:
-        log.warning("%s is being trained by %s: the results are in %s alone", url, before.get("owner"), run.folder)
+        log.warning("%s is being trained by %s: the results are only in %s", url, before.get("owner"), run.folder)
         return
     with RunLock(run.folder) as lock:
         try:

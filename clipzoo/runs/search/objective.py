@@ -60,7 +60,7 @@ def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: 
             )
         if rungs and number == 0 and is_cost:
             raise ConfigError(
-                f"search.rungs compare evaluations during training, and {name} is none: give search.rungs=[], or "
+                f"search.rungs compare evaluations during training, and {name} is not one: give search.rungs=[], or "
                 "another first metric"
             )
 

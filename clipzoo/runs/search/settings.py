@@ -19,11 +19,11 @@ class Search:
     Args:
         sampler: draws the points; None: a plain sweep over all combinations of lists.
         trials: number of points to draw; None: all combinations, for "grid".
-        maximize, minimize: metrics, in this order; the first one decides about pruning.
-        seed: of the draws, which are a function of this seed, the number of the trial and the earlier results.
+        maximize, minimize: metrics, in this order; pruning uses the first one.
+        seed: seeds the draws, which are a function of this seed, the number of the trial and the earlier results.
         startup: number of random points before "tpe" models the results.
         rungs: shares of the training after which trials are compared; empty: no pruning.
-        keep: share of the trials that go on at a rung.
+        keep: share of the trials that continue at a rung.
         launcher: words before the command of a trial, which start its ranks.
     """
 

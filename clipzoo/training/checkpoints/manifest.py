@@ -148,15 +148,15 @@ def decoded(value: Any, tensor: Callable[[Keys, str], Any], path: Keys = ()) -> 
     if not isinstance(value, dict):
         return value
     if TENSOR in value:
-        _require(isinstance(value[TENSOR], str), "the name of a tensor is no text")
+        _require(isinstance(value[TENSOR], str), "the name of a tensor is not a string")
         return tensor(path, value[TENSOR])
     if TUPLE in value:
-        _require(isinstance(value[TUPLE], list), "a tuple is no list")
+        _require(isinstance(value[TUPLE], list), "a tuple is not a list")
         return tuple(decoded(item, tensor, (*path, index)) for index, item in enumerate(value[TUPLE]))
     items = value[ITEMS] if ITEMS in value else list(value.items())
     _require(
         isinstance(items, list) and all(len(item) == 2 and isinstance(item[0], str | int) for item in items),
-        "a mapping is no list of keys and values",
+        "a mapping is not a list of keys and values",
     )
     return {key: decoded(item, tensor, (*path, key)) for key, item in items}
 
@@ -192,7 +192,7 @@ def read_manifest(folder: Path) -> Manifest:
     except io.DamagedFileError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise io.DamagedFileError(path, f"is no manifest of a checkpoint ({error})", REMEDY) from None
+        raise io.DamagedFileError(path, f"is not the manifest of a checkpoint ({error})", REMEDY) from None
     return Manifest(content["state"], tensors, files)
 
 

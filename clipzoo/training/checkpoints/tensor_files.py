@@ -60,7 +60,7 @@ def opened(path: Path) -> Any:
     except FileNotFoundError:
         raise io.DamagedFileError(path, "is missing", REMEDY) from None
     except (SafetensorError, OSError) as error:
-        fault = f"is no .safetensors file with the tensors of its checkpoint ({error})"
+        fault = f"is not a .safetensors file with the tensors of its checkpoint ({error})"
         raise io.DamagedFileError(path, fault, REMEDY) from None
 
 

@@ -130,7 +130,7 @@ class Spikes:
         where = f"; its samples are in {path}" if path else ""
         if self.policy == "stop":
             raise TrainingError(
-                f"{sentence}{where}. The last checkpoint is untouched: go on without the batch with "
+                f"{sentence}{where}. The last checkpoint is untouched: continue without the batch with "
                 "trainer.on_spike=skip, or with it with trainer.on_spike=report"
             )
         if self.leaves_out and self._in_a_row > MOST_IN_A_ROW:

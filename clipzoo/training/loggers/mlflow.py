@@ -16,10 +16,10 @@ LONGEST_VALUE = 500
 
 
 class MLflowLogger(MetricLogger):
-    """Logs numbers, settings, final metrics and the report's pictures to MLflow; a resumed run goes on in its run.
+    """Logs numbers, settings, final metrics and report pictures to MLflow; a resumed run continues its MLflow run.
 
-    uri: of the server, or sqlite:///FILE (which needs all of mlflow); None for MLFLOW_TRACKING_URI.
-    experiment: its name.
+    uri: URI of the server, or sqlite:///FILE (which needs all of mlflow); None for MLFLOW_TRACKING_URI.
+    experiment: name of the experiment.
     """
 
     def __init__(self, uri: str | None, experiment: str) -> None:

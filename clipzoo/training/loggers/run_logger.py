@@ -35,7 +35,7 @@ class Logger(Part):
 
     wandb: "online", "offline" (upload later with `wandb sync`) or "off". project, entity, group: W&B's names; without a
     group the runs of a sweep share one. tensorboard: write event files; an error if TensorBoard is not installed.
-    also: further loggers by any name, of other services or of one's own.
+    also: further loggers by any name, for other services or your own.
     """
 
     def __init__(

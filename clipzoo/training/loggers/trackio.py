@@ -12,9 +12,10 @@ from clipzoo.training.loggers.extras import require_package
 
 
 class TrackioLogger(MetricLogger):
-    """Logs numbers and settings to Trackio; a resumed run goes on in its run.
+    """Logs numbers and settings to Trackio; a resumed run continues its Trackio run.
 
-    project: its name in the dashboard. space_id: a space on the Hugging Face hub that shows it; None for this machine.
+    project: name of the project in the dashboard.
+    space_id: a space on the Hugging Face hub that shows it; None for this machine.
     """
 
     def __init__(self, project: str, space_id: str | None) -> None:

@@ -15,7 +15,7 @@ from clipzoo.types import Count, Epochs, NonNegativeCount, Part, Positive, Proba
 class ExponentialAverage(Part):
     """Exponential moving average (EMA): a step weighs half of the step that came one half-life later.
 
-    The weights of all steps sum to one, so that the initial weights of the model never enter.
+    The weights of all steps sum to one, so the initial weights of the model are not averaged.
     half_life_epochs, half_life_steps, half_life_samples: half-life in this unit; give one of the three, the
     others are null.
     """
@@ -43,8 +43,8 @@ class ExponentialAverage(Part):
 class StochasticWeightAverage(Part):
     """Stochastic weight averaging (SWA, Izmailov et al. 2018): the plain mean of the weights along the end of training.
 
-    start_epochs, start_steps, start_samples: the first step that enters; all null for `start_share`, a part of the
-    training. every_epochs, every_steps, every_samples: time between steps that enter; all null for every step.
+    start_epochs, start_steps, start_samples: the first step that is averaged; all null for `start_share`, a part of the
+    training. every_epochs, every_steps, every_samples: time between averaged steps; all null for every step.
     """
 
     start_share: Probability

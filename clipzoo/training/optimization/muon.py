@@ -25,10 +25,11 @@ class Muon(GroupedOptimizer):
 
     Embeddings, convolutions, the head's projections, norms, biases and scales belong to AdamW.
 
-    momentum, nesterov: of Muon. ns_steps: Newton-Schulz iterations. adjust_lr_fn: factor of the learning rate of an
-    [A, B] matrix: "match_rms_adamw", .2 sqrt(max(A, B)), with which the rate and the weight decay of AdamW serve Muon;
-    "original", sqrt(max(1, A / B)). adamw_rate: factor of the learning rate of AdamW's parameters.
-    betas, eps: of AdamW.
+    momentum: momentum of Muon. nesterov: use Nesterov's momentum. ns_steps: Newton-Schulz iterations.
+    adjust_lr_fn: factor of the learning rate of an [A, B] matrix: "match_rms_adamw", .2 sqrt(max(A, B)), with which the
+    rate and the weight decay of AdamW suit Muon; "original", sqrt(max(1, A / B)).
+    adamw_rate: factor of the learning rate of AdamW's parameters.
+    betas: decay rates of AdamW's moments. eps: added to the root of its second moment.
     """
 
     momentum: Decay

@@ -19,7 +19,7 @@ class AdamW(GroupedOptimizer):
     """torch's fused AdamW, without weight decay for parameters of fewer than two dimensions (biases, norms, scales).
 
     betas: decay rates of the first and the second moment. eps: added to the root of the second moment.
-    weight_decay: of matrices.
+    weight_decay: weight decay of matrices.
     """
 
     betas: tuple[Decay, Decay]
@@ -39,7 +39,7 @@ class SGD(GroupedOptimizer):
     """torch's stochastic gradient descent. Weight decay is added to the gradient, as in torch.
 
     momentum: weight of the earlier gradients. nesterov: look one step of the momentum ahead.
-    weight_decay: of matrices.
+    weight_decay: weight decay of matrices.
     """
 
     momentum: Decay
@@ -84,7 +84,7 @@ class AdamW8bit(GroupedOptimizer):
     """AdamW of bitsandbytes: 8-bit moments for tensors of at least 4096 elements (Dettmers et al. 2022).
 
     betas: decay rates of the first and the second moment. eps: added to the root of the second moment.
-    weight_decay: of matrices.
+    weight_decay: weight decay of matrices.
     """
 
     betas: tuple[Decay, Decay]

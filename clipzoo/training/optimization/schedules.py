@@ -38,7 +38,7 @@ class WarmupSchedule(Part):
 
     end: learning rate at the end of the training.
     warmup_epochs, warmup_steps, warmup_samples: length of the warmup; one of them, the others null.
-    restart_epochs, restart_steps, restart_samples: period after which the schedule starts again from its peak (CLOOB: 7
+    restart_epochs, restart_steps, restart_samples: period after which the schedule restarts from its peak (CLOOB: 7
     epochs); all null for one period from the warmup to the end of training.
     per_epoch: the rate changes only at the start of an epoch (NUCLR).
     """

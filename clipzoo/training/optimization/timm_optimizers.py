@@ -20,7 +20,7 @@ LOOKAHEAD = "lookahead_"
 class TimmOptimizer(GroupedOptimizer):
     """An optimizer of timm.
 
-    name: as in `timm.optim.list_optimizers()`; with lookahead_ in front, in Lookahead. betas: for optimizers that have
+    name: as in `timm.optim.list_optimizers()`; lookahead_NAME wraps NAME in Lookahead. betas: for optimizers that have
     them; null for their own. options: further arguments of its class.
     """
 

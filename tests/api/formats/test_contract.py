@@ -76,7 +76,7 @@ def test_an_export_never_overwrites_another(tmp_path):
 
 
 def test_an_unknown_format_is_named_with_the_known_ones(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"to=onxx is no format \(open_clip, .*\); did you mean onnx"):
+    with pytest.raises(ConfigError, match=r"to=onxx is not a format \(open_clip, .*\); did you mean onnx"):
         clipzoo.export(loaded("clip"), tmp_path, "onxx")
 
 

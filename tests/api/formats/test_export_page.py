@@ -61,4 +61,4 @@ def test_the_page_of_exports_runs(workplace, capsys):
                 ran.append(line.split()[1])
     assert ran.count("export") == 4 and {"index", "search", "python"} <= set(ran)
     assert numpy.isfinite(names["logits"]).all() and names["logits"].shape == (3, 2)
-    assert "recall at 10 beside exact search: 1.000" in capsys.readouterr().out
+    assert "recall at 10 compared with exact search: 1.000" in capsys.readouterr().out

@@ -135,9 +135,9 @@ def changed(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 CONFIGS = {
-    "a class of another package": ("head._target_", "subprocess.Popen", "subprocess.Popen is no class of clipzoo"),
-    "a function of ours": ("encoder.tokenizer._target_", "clipzoo.io.write_whole", "is no part of clipzoo"),
-    "a nested class": ("head.temperature", {"_target_": "os.system"}, "os.system is no class of clipzoo"),
+    "a class of another package": ("head._target_", "subprocess.Popen", "subprocess.Popen is not a class of clipzoo"),
+    "a function of ours": ("encoder.tokenizer._target_", "clipzoo.io.write_whole", "is not a part of clipzoo"),
+    "a nested class": ("head.temperature", {"_target_": "os.system"}, "os.system is not a class of clipzoo"),
     "an absolute path": ("encoder.tokenizer.name", "/etc/passwd", "names a place outside the directory"),
     "a path upwards": ("encoder.tokenizer.name", "a/../../b", "names a place outside the directory"),
     "an address": ("encoder.image_tower.name", "https://host/x", "names a place outside the directory"),

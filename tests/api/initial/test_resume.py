@@ -58,7 +58,7 @@ def test_a_checkpoint_that_a_run_would_not_reach_is_refused_and_leaves_no_direct
         "head.temperature=0.5": "is a run of another configuration (head.temperature 0.07 -> 0.5): only its length",
         f"init.resume={checkpoints}/step_00000006.pt": "the learning rates of the two runs differ after step 5",
         f"init.resume={checkpoints}/step_00000003.pt": f"does not exist: the run's checkpoints are in {checkpoints}",
-        f"init.resume={tmp_path}/nothing": f"init.resume={tmp_path}/nothing is no run: there is no",
+        f"init.resume={tmp_path}/nothing": f"init.resume={tmp_path}/nothing is not a run: there is no",
     }
     for change, message in refused.items():
         log = train(tiny_shards, tmp_path / "branch", *BRANCH, f"init.resume={stable}", change, expected_code=2)

@@ -74,7 +74,7 @@ def test_emoji_have_unicodes_order_names_with_of_for_countries_and_no_skin_tones
 
 def test_a_picture_with_a_path_for_its_name_is_refused():
     entry = {**ENTRIES[2], "image": "../../pizza.png"}
-    with pytest.raises(ConfigError, match="is no name of a picture"):
+    with pytest.raises(ConfigError, match="is not the name of a picture"):
         read_emoji(json.dumps([entry]).encode(), json.dumps(NAMES).encode())
 
 

@@ -42,7 +42,7 @@ def test_npm_gets_the_missing_packages_by_name_and_version(tmp_path, monkeypatch
 def test_without_npm_the_message_names_the_files_that_are_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        ConfigError, match=r"npm is not installed, .* install Node\.js .* or put pictures-1\.2\.3\.tgz "
+        ConfigError, match=r"npm, .* is not installed: install Node\.js .* or put pictures-1\.2\.3\.tgz "
     ):
         fetch([PACKAGE], tmp_path / "npm", pytest.fail)
 

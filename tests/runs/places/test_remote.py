@@ -159,7 +159,7 @@ def test_what_a_command_writes_to_a_copy_is_sent_back_unless_the_run_is_being_tr
     (copy / "report.md").write_text("newer")
     write_back(f"{RUNS}/a", "run")
     assert files.store["/bucket/runs/a/report.md"].getvalue() == b"new"
-    assert f"the results are in {copy} alone" in caplog.text
+    assert f"the results are only in {copy}" in caplog.text
 
 
 def test_a_command_beside_a_training_on_this_machine_does_not_take_its_lock(files, tmp_path):

@@ -33,6 +33,6 @@ def test_a_metric_that_the_evaluation_lacks_is_refused_before_training():
     for name in ("zero_shot/b/top1", "top1", "linear_probe/*/before/top1"):
         with pytest.raises(ConfigError, match="there is no metric .* .there are: zero_shot/a/..., retrieval/c/..."):
             require_metrics([name], evaluation, rungs=[])
-    with pytest.raises(ConfigError, match="search.rungs compare evaluations during training, and loss is none"):
+    with pytest.raises(ConfigError, match="search.rungs compare evaluations during training, and loss is not one"):
         require_metrics(["loss"], evaluation, rungs=[0.5])
     require_metrics(["mine/b/top1"], {"_target_": "mypackage.MyEvaluator"}, rungs=[0.5])

@@ -142,7 +142,7 @@ def test_a_rung_written_as_a_decimal_is_a_multiple_of_one_over_the_evaluations(t
 
 def test_a_class_in_the_file_of_a_lab_needs_trust():
     own = ["head=clip", "head._target_=tests.support.own_parts.OwnHead"]
-    with pytest.raises(ConfigError, match="OwnHead is no class of clipzoo: add trust=tests if"):
+    with pytest.raises(ConfigError, match="OwnHead is not a class of clipzoo: add trust=tests if"):
         settings_of(own, ())
     assert settings_of(own, ["tests"])["head"]["_target_"] == "tests.support.own_parts.OwnHead"
 
@@ -151,7 +151,7 @@ def test_a_class_in_the_file_of_a_lab_needs_trust():
 def test_the_file_of_a_lab_imports_nothing_beside_it(line, tmp_path, monkeypatch):
     (tmp_path / "payload.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\nclass Head: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="is no class of clipzoo|is an option of the command line alone"):
+    with pytest.raises(ConfigError, match="is not a class of clipzoo|is an option only of the command line"):
         settings_of([line, "head._target_=payload.Head"], ())
     assert not (tmp_path / "canary").exists()
 
@@ -165,7 +165,7 @@ def test_a_head_in_a_folder_of_options_is_searched_and_trained_with_trust_in_its
     (part,) = lab.comparisons
     own = {"Own": tuple("head=own" if line == "head=clip" else line for line in part.methods["CLIP"])}
     lab = replace(lab, comparisons=(replace(part, methods=own),))
-    with pytest.raises(ConfigError, match="OwnHead is no class of clipzoo: add trust=tests if"):
+    with pytest.raises(ConfigError, match="OwnHead is not a class of clipzoo: add trust=tests if"):
         one_cell(lab, tmp_path).require_valid()
     cell = one_cell(replace(lab, trust=("tests",)), tmp_path)
     while cell.work(print):
