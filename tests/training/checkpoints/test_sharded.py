@@ -204,7 +204,7 @@ CHUNK, OTHER = [[0, 0], [5, 11], SHARD], "rank_00001.safetensors"
             "its tensors are larger than its files",
         ),
         (lambda m: m["tensors"].pop("model/weight"), "names a tensor that it does not list"),
-        (lambda m: m["state"].update(model={"__tensor__": ["x"]}), "the name of a tensor is no text"),
+        (lambda m: m["state"].update(model={"__tensor__": ["x"]}), "the name of a tensor is not a string"),
         (lambda m: m["state"].update(model={"__items__": 3}), "is not the manifest of a checkpoint"),
         (lambda m: m["state"].update(model={"__tuple__": "abc"}), "a tuple is not a list"),
         (lambda m: m.update(tensors=[]), "as tensors, not a mapping"),
