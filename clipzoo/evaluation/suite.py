@@ -13,7 +13,7 @@ import torch
 from clipzoo.data.tokenizer import Tokenizer
 from clipzoo.distributed.environment import say
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError
+from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation import outputs
 from clipzoo.evaluation.cache import cached, dataset_key, model_key
 from clipzoo.evaluation.checks import check_classes, check_labels, check_paired
@@ -132,8 +132,8 @@ class Suite(Part):
         pairs = self._datasets.get(VALIDATION) if self.validation is not None else None
         if isinstance(pairs, RetrievalDataset) and len(pairs.images) < global_batch:
             say(
-                f"evaluation: eval.validation has {len(pairs.images)} pairs, fewer than trainer.global_batch="
-                f"{global_batch}: {VALIDATION_LOSS} has fewer negatives than the training loss and is lower"
+                f"evaluation: eval.validation has {number_of(len(pairs.images), 'pair')}, fewer than "
+                f"trainer.global_batch={global_batch}: {VALIDATION_LOSS} has fewer negatives than the training loss and is lower"
             )
         known = [f"{task}/{name}" for task in self._names for name in self._available(task)]
         is_loss = metric == str(VALIDATION_LOSS) and self.validation is not None

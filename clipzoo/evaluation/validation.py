@@ -104,7 +104,9 @@ def open_validation(shards: str | list[str], caption_key: str | None, index_fold
                 captions.append(caption)
                 pairs.append((index, shard, position))
     if len(pairs) < 2:
-        raise ConfigError(f"eval.validation={shards} has {len(pairs)} pairs of an image and a caption: give at least 2")
+        raise ConfigError(
+            f"eval.validation={shards} needs at least 2 pairs of an image and a caption, and has {len(pairs)}"
+        )
     if len(pairs) < samples:
         say(f"evaluation: {samples - len(pairs)} of {samples} samples of eval.validation have no image or no caption")
     return RetrievalDataset(VALIDATION, _Images(pairs, ShardReader(cache, caption_key)), captions, range(len(pairs)))

@@ -178,7 +178,7 @@ def _selected(row: PaperRow, candidates: Sequence[Match]) -> tuple[SeedGroup | N
         name = max(scores, key=lambda candidate: scores[candidate])
         how = f"the best of {number_of(len(scores), 'point')} by {search.by}"
     else:
-        return None, f"{len(points)} points were run, but none can be selected: {search.by} was not measured"
+        return None, f"no point of the search can be selected: {search.by} was not measured"
     return groups[name], f"{name}: {how}; {_searched(search)}"
 
 
