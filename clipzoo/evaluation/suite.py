@@ -133,7 +133,8 @@ class Suite(Part):
         if isinstance(pairs, RetrievalDataset) and len(pairs.images) < global_batch:
             say(
                 f"evaluation: eval.validation has {number_of(len(pairs.images), 'pair')}, fewer than "
-                f"trainer.global_batch={global_batch}: {VALIDATION_LOSS} has fewer negatives than the training loss and is lower"
+                f"trainer.global_batch={global_batch}: {VALIDATION_LOSS} has fewer negatives than "
+                "the training loss and is lower"
             )
         known = [f"{task}/{name}" for task in self._names for name in self._available(task)]
         is_loss = metric == str(VALIDATION_LOSS) and self.validation is not None
