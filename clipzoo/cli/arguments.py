@@ -5,28 +5,119 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from clipzoo.config.annotations import kind_of_object
 from clipzoo.config.groups import VARIABLE
-from clipzoo.config.vocabulary import Count
+from clipzoo.config.vocabulary import Samples
 from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.errors import ConfigError
+from clipzoo.io.reading import shortened
 from clipzoo.io.stores.filesystem import is_url
 
+LONGEST_NAME, LONGEST_PATH = 255, 4096
+"""Sizes in bytes that file systems and Linux allow for the name of a file and for a path."""
 OUTPUTS = {"output", "static", "cache"}
 """Arguments that name a folder for results; their `type` is `output_folder`."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises ConfigError for a wrong command line; so do the parsers of its subcommands."""
+    """A parser that raises ConfigError for a wrong command line; so do the parsers of its subcommands.
+
+    Texts and paths must be valid UTF-8 and not blank, and no list has a value twice. An option that
+    is declared with `needs=["--table", "--to hub"]` is refused unless one of these options is given, with this value if
+    one is named. The namespace has the names of the options that were given as `given`.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self._needs: dict[argparse.Action, Sequence[str]] = {}
+        self._given: set[argparse.Action] = set()
+        super().__init__(*arguments, **settings)
+        self.register("type", Path, _path)
+
+    def add_argument(self, *names: str, needs: Sequence[str] = (), **settings: Any) -> argparse.Action:  # type: ignore[override]
+        action = super().add_argument(*names, **settings)
+        if needs:
+            self._needs[action] = needs
+            action.help = f"with {' or '.join(needs)}: {action.help}"
+        return action
+
+    def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
+        return self._checked(super().parse_known_args, *arguments, **settings)
+
+    def parse_known_intermixed_args(self, *arguments: Any, **settings: Any) -> Any:
+        return self._checked(super().parse_known_intermixed_args, *arguments, **settings)
+
+    def _checked(self, parse: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        self._given.clear()
+        options, others = parse(*arguments, **settings)
+        given = {name: getattr(options, action.dest, None) for action in self._given for name in action.option_strings}
+        for action in self._given & self._needs.keys():
+            needed = self._needs[action]
+            if not any(one in given or one in (f"{name} {value}" for name, value in given.items()) for one in needed):
+                raise ConfigError(f"{action.option_strings[-1]} has no effect without {' or '.join(needed)}")
+        for action in self._given:
+            values = getattr(options, action.dest, None)
+            if (
+                isinstance(values, list)
+                and action.nargs != "*"
+                and (repeated := [*(Counter(values) - Counter({*values}))])
+            ):
+                raise ConfigError(f"{'/'.join(action.option_strings) or action.metavar} {repeated[0]} is given twice")
+        options.given = {*given, *vars(options).get("given", ())}
+        return options, others
+
+    def _get_values(self, action: argparse.Action, texts: list[str]) -> Any:
+        # Called for each option and positional argument of the command line, and for nothing else.
+        self._given.add(action)
+        for text in texts if action.nargs != argparse.PARSER else ():
+            if not text.strip():
+                raise argparse.ArgumentError(action, f"must not be blank, not {text!r}")
+            if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+                raise argparse.ArgumentError(action, f"{text!r} is not valid UTF-8")
+        return super()._get_values(action, texts)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise ConfigError if one of these options was given. why: ends the message, such as "is for tables"."""
+    for name in names:
+        if name in options.given:
+            raise ConfigError(f"{name} {why}")
+
+
+def word(characters: str) -> Callable[[str], str]:
+    """Return an argparse `type` that admits a word of these characters, a class of regular expressions.
+
+    Its first character is a letter or a digit.
+    """
+
+    def read(text: str) -> str:
+        if not re.fullmatch(f"[A-Za-z0-9]{characters}{{0,252}}", text):
+            raise argparse.ArgumentTypeError(f"must be a word of {characters[1:-1]}, not {shortened(text)}")
+        return text
+
+    return read
+
+
+def _path(text: str) -> Path:
+    path = Path(text)
+    if len(text.encode()) > LONGEST_PATH or any(len(part.encode()) > LONGEST_NAME for part in path.parts):
+        raise argparse.ArgumentTypeError(
+            f"{shortened(text)} is longer than {LONGEST_PATH} bytes, or a name in it is longer than {LONGEST_NAME}"
+        )
+    for parent in path.parents:
+        if os.path.lexists(parent) and not parent.is_dir():
+            raise argparse.ArgumentTypeError(f"{text} cannot exist: {parent} is not a folder")
+    return path
 
 
 def number_in(annotation: Any) -> Callable[[str], Any]:
@@ -45,16 +136,17 @@ def number_in(annotation: Any) -> Callable[[str], Any]:
 def add_batch(parser: argparse.ArgumentParser) -> None:
     """Add --batch, for which the expected number of equal captions is printed."""
     parser.add_argument(
-        "--batch", type=number_in(Count), default=2048,
+        "--batch", type=number_in(Samples), default=2048,
         help="batch size for which the expected number of equal captions is printed (default: %(default)s)",
     )  # fmt: skip
 
 
 def output_folder(text: str) -> Path:
     """Return the folder of `--output`; an argparse `type`. See `output_fault`."""
+    path = _path(text)
     if fault := output_fault(text):
         raise argparse.ArgumentTypeError(fault)
-    return Path(text)
+    return path
 
 
 def output_fault(text: str) -> str | None:
@@ -64,7 +156,7 @@ def output_fault(text: str) -> str | None:
         fault = "names no folder"
     elif is_url(text):
         fault = "is a URL, but results are written to the disk"
-    elif path.exists() and not path.is_dir():
+    elif os.path.lexists(path) and not path.is_dir():
         fault = "is not a folder"
     elif (path / "config.yaml").exists() or (path / "checkpoints").exists():
         fault = "is a run directory"
@@ -89,7 +181,7 @@ def own_errors(options: argparse.Namespace) -> Iterator[None]:
     Raises:
         ConfigError: the folder for the results is an input, too.
     """
-    given = [value.absolute() for value in vars(options).values() if isinstance(value, Path)]
+    given = [Path(one).absolute() for value in vars(options).values() for one in _texts(value)]
     for name in OUTPUTS & vars(options).keys():
         inputs = [one for key, value in vars(options).items() if key not in OUTPUTS for one in _texts(value)]
         output = getattr(options, name)

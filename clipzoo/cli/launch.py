@@ -27,12 +27,12 @@ import sys
 from pathlib import Path
 
 from clipzoo.cli import trials
-from clipzoo.cli.arguments import Parser, number_in, output_fault, own_errors
+from clipzoo.cli.arguments import Parser, number_in, output_fault, own_errors, word
 from clipzoo.cli.evaluate import PLACEHOLDERS
 from clipzoo.cli.recipes import RECIPES, recipe
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
-from clipzoo.config.vocabulary import Count, NonNegativeCount
+from clipzoo.config.vocabulary import Machines, NonNegativeCount, Port, Restarts
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import write_whole
 from clipzoo.runs import sweep
@@ -97,8 +97,6 @@ def batch_script(options: argparse.Namespace) -> str:
     script, *overrides = options.overrides or ("",)
     if script not in SCRIPTS:
         raise ConfigError(f"--to slurm needs one of {', '.join(SCRIPTS)} before the overrides, as in --to slurm train")
-    if options.min_nodes:
-        raise ConfigError("--min-nodes is for elastic runs of torchrun; a job of SLURM that loses a node is requeued")
     text = (SLURM / f"{script}.sbatch").read_text()
     ranks, devices = options.gpus, options.gpus
     if overrides:
@@ -195,24 +193,46 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     action.add_argument("--table", metavar="METRIC", help="tabulate and plot this metric of results.json, or loss")
     action.add_argument("--to", choices=("slurm", *RECIPES), help="print or write the file that starts a training on "
                         f"several machines; slurm takes one of {', '.join(SCRIPTS)} before the overrides")  # fmt: skip
-    nodes = parser.add_argument_group("with --to")
-    nodes.add_argument("--nodes", type=number_in(Count), help="number of nodes (default: 1)")
-    nodes.add_argument("--min-nodes", type=number_in(Count), help="fewest nodes that go on after a loss; default: all")
-    nodes.add_argument("--gpus", type=number_in(Count), help="ranks of a node (default: 8; of slurm eval 1)")
-    nodes.add_argument("--max-restarts", type=number_in(NonNegativeCount), default=3, help="default: %(default)s")
-    nodes.add_argument("--host", default="HOST", help="first node, of torchrun")
-    nodes.add_argument("--port", type=number_in(Count), default=29400, help="of the rendezvous (default: %(default)s)")
-    nodes.add_argument("--gpu", default="H100", help="name of the GPU, of SkyPilot (default: %(default)s)")
-    nodes.add_argument("--image", default="clipzoo:latest", help="container of Kubernetes (default: %(default)s)")
-    nodes.add_argument("--volume", default="runs", help="claim mounted at /runs, of Kubernetes (default: %(default)s)")
-    parser.add_argument("--sbatch", default="", help="options for sbatch, in one string")
+    size, nodes, pods = number_in(Machines), ["--to"], ["--to kubernetes", "--to pytorchjob"]
+    recipes = [f"--to {name}" for name in RECIPES]
+    parser.add_argument("--nodes", type=size, needs=nodes, help="number of nodes (default: 1)")
+    parser.add_argument(
+        "--min-nodes", type=size, needs=recipes, help="fewest nodes that go on after a loss; default: all"
+    )
+    parser.add_argument("--gpus", type=size, needs=nodes, help="ranks of a node (default: 8; of slurm eval 1)")
+    parser.add_argument(
+        "--max-restarts", type=number_in(Restarts), default=3, needs=recipes, help="of the ranks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--host", type=word("[A-Za-z0-9.:-]"), default="HOST", needs=["--to torchrun"], help="first node"
+    )
+    parser.add_argument(
+        "--port", type=number_in(Port), default=29400, needs=["--to torchrun", "--to kubernetes", "--to skypilot"],
+        help="of the rendezvous (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpu", type=word("[A-Za-z0-9_.-]"), default="H100", needs=["--to skypilot"],
+        help="name of the GPU (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image", type=word("[A-Za-z0-9_./:@-]"), default="clipzoo:latest", needs=pods,
+        help="container (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--volume", type=word("[a-z0-9.-]"), default="runs", needs=pods,
+        help="claim mounted at /runs (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--sbatch", default="", needs=["--submit"], help="options for sbatch, in one string")
     parser.add_argument(
         "--at-once",
-        type=number_in(Count),
+        type=size,
+        needs=["--submit", "--to slurm"],
         help="maximum number of points that run at the same time; of a search, the number of processes",
     )
-    parser.add_argument("--lowest", action="store_true", help="the lowest value is best")
-    parser.add_argument("--output", type=Path, help="folder for the table and its plot; the file of --to")
+    parser.add_argument("--lowest", action="store_true", needs=["--table"], help="the lowest value is best")
+    parser.add_argument(
+        "--output", type=Path, needs=["--table", "--to"], help="folder for the table and its plot; the file of --to"
+    )
     parser.add_argument("overrides", nargs="*", help="overrides of train; key=a,b,c is swept")
     return parser.parse_intermixed_args(_with_sbatch_joined(arguments))
 

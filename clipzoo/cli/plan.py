@@ -14,11 +14,11 @@ import argparse
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated
 
-from clipzoo.cli.arguments import Parser, number_in
+from clipzoo.cli.arguments import Parser, number_in, refuse
 from clipzoo.config.compose import compose
 from clipzoo.config.from_model import filled
 from clipzoo.config.trust import trusted_names
-from clipzoo.config.vocabulary import Count, Positive, Range
+from clipzoo.config.vocabulary import Machines, Range, Samples
 from clipzoo.errors import ConfigError, number_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 12_000_000
 """Size of the dataset unless --samples gives it: that of CC12M."""
+Figure = Annotated[float, Range(at_least=1e-3, at_most=1e6)]
+"""A number of a data sheet, in GB, GB/s or TFLOP/s."""
 SHOWN = 8
 """Settings in the table."""
 
@@ -125,6 +127,12 @@ def _milliseconds(seconds: float) -> str:
 def _cluster(options: argparse.Namespace) -> Cluster:
     from clipzoo.api.plan.cluster import GPUS, Cluster
 
+    if options.gpus <= options.per_node:
+        refuse(options, ("--per-node", "--between"), f"is for several nodes, and one has all {options.gpus} GPUs")
+    elif options.gpus % options.per_node:
+        raise ConfigError(f"--gpus {options.gpus} cannot be divided into nodes of --per-node {options.per_node}")
+    if options.per_node == 1:
+        refuse(options, ("--within",), "is for nodes of several GPUs, not for --per-node 1")
     gpu = GPUS[options.gpu]
     changes = {
         name: value
@@ -142,7 +150,7 @@ def _cluster(options: argparse.Namespace) -> Cluster:
 def _parser() -> Parser:
     from clipzoo.api.plan.cluster import GPUS
 
-    number, size = number_in(Positive), number_in(Count)
+    number, size = number_in(Figure), number_in(Machines)
     parser = Parser("clipzoo plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")
     parser.add_argument("--per-node", type=size, default=8, help="GPUs of a node (default: %(default)s)")
@@ -155,6 +163,8 @@ def _parser() -> Parser:
     )
     share = number_in(Annotated[float, Range(above=0, at_most=1)])
     parser.add_argument("--reached", type=share, default=0.4, help="reached share of the peak (default: %(default)s)")
-    parser.add_argument("--samples", type=size, default=SAMPLES, help="samples of the dataset (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=number_in(Samples), default=SAMPLES, help="samples of the dataset (default: %(default)s)"
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of train")
     return parser

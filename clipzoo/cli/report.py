@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from clipzoo.cli.arguments import output_folder
+from clipzoo.cli.arguments import output_folder, refuse
 from clipzoo.errors import ConfigError
 from clipzoo.runs.places.remote import local_copy, write_back
 
@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     if options.list:
+        refuse(options, ("--table", "--output", "--note"), "has no effect with --list")
+        if options.folders:
+            raise ConfigError("--list names the tables of the papers: give no folder")
         from clipzoo.report.paper_tables.published import table, table_names
         from clipzoo.report.render import terminal
         from clipzoo.report.table import text_table
@@ -49,6 +52,9 @@ def run(options: argparse.Namespace) -> None:
     if len(given) == 1 and is_run(options.folders[0]) and not options.table:
         from clipzoo.report.run_page.page import write_report
 
+        refuse(
+            options, ("--output", "--note"), f"is for several runs or --table: the page of {given[0]} is in its folder"
+        )
         print(write_report(options.folders[0]))
     else:
         write_comparison(options.folders, options.table, options.output, options.note)
@@ -62,6 +68,10 @@ def write_comparison(
     """Write the papers' tables, or a comparison of several runs, and print the path of the page."""
     from clipzoo.report.tables_page import write_pages
 
+    places = [folder.resolve() for folder in folders]
+    for folder, place in zip(folders, places, strict=True):
+        if places.count(place) > 1:
+            raise ConfigError(f"{folder} is given {places.count(place)} times: give each run once")
     default = folders[0] / "report" if len(folders) == 1 else comparison_folder(folders)
     print(write_pages(folders, tables, output or default, note, scaling=scaling))
 

@@ -89,8 +89,13 @@ def _subscript(words: str, name: str, parameters: list[ast.expr]) -> Kind:
             distinct = list(dict.fromkeys(kind.words for kind in kinds))
             values = f"every value {distinct[0]}" if len(distinct) == 1 else ", ".join(kind.words for kind in kinds)
             return Kind(f"a list of {len(kinds)}, {values}", lambda value: _is_list(value) and _pairwise(kinds, value))
-        case "dict" | "Mapping", [_, kind]:
-            return Kind(words, lambda value: isinstance(value, Mapping) and all(map(kind.admits, value.values())))
+        case "dict" | "Mapping", [key, kind]:
+            return Kind(
+                words,
+                lambda value: (
+                    isinstance(value, Mapping) and all(map(key.admits, value)) and all(map(kind.admits, value.values()))
+                ),
+            )
     raise UncheckableError(words)
 
 
@@ -109,7 +114,7 @@ def _constrained(base: ast.expr, constraints: list[ast.expr]) -> Kind:
 def _constraint(expression: ast.expr) -> Any:
     match expression:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments, keywords=keywords):
-            if name in ("Range", "MultipleOf", "Ascending", "NonFinite"):
+            if name in ("Range", "MultipleOf", "Ascending", "Distinct", "NonFinite"):
                 # Bounds are literals.
                 given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords if keyword.arg}
                 return getattr(vocabulary, name)(*map(ast.literal_eval, arguments), **given)

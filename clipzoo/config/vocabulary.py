@@ -64,6 +64,16 @@ class Ascending:
 
 
 @dataclass(frozen=True)
+class Distinct:
+    """A list that has no value twice."""
+
+    words = "and given once"
+
+    def admits(self, value: Sequence[Any]) -> bool:
+        return all(one not in value[:place] for place, one in enumerate(value))
+
+
+@dataclass(frozen=True)
 class NonFinite:
     """Admit inf and nan too."""
 
@@ -93,6 +103,12 @@ Seconds = Annotated[float, Range(at_least=1, at_most=10**7)]
 Gigabytes = Annotated[float, Range(above=0, at_most=10**9)]
 
 Count = Annotated[int, Range(at_least=1)]
+Machines = Annotated[int, Range(at_least=1, at_most=100_000)]
+"""Number of nodes, GPUs or jobs."""
+Restarts = Annotated[int, Range(at_least=0, at_most=1000)]
+Port = Annotated[int, Range(at_least=1, at_most=65535)]
+Samples = Annotated[int, Range(at_least=1, at_most=10**12)]
+"""Number of images, captions or pairs."""
 NonNegativeCount = Annotated[int, Range(at_least=0)]
 Layers = Annotated[int, Range(at_least=1, at_most=1000)]
 Workers = Annotated[int, Range(at_least=0, at_most=256)]
@@ -105,6 +121,7 @@ SpikePolicy = Literal["report", "stop", "skip", "rewind"]
 """Response to a spike of the loss; see `clipzoo.training.settings.Inspection`."""
 Seed = Annotated[int, Range(at_least=0, at_most=2**63 - 1)]
 
+Names = Annotated[list[str], Distinct()]
 OrderedPair = Annotated[tuple[float, float], Ascending()]
 ChannelTriple = tuple[float, float, float]
 """One number for red, green and blue."""

@@ -28,7 +28,7 @@ from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.io import below, write_json
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, MetricKey, written
-from clipzoo.types import Count, Epochs, Part, Progress, Range, Seed, Workers, checked
+from clipzoo.types import Count, Epochs, Names, Part, Progress, Range, Seed, Workers, checked
 
 SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
 """Splits that a task needs."""
@@ -64,9 +64,9 @@ class Suite(Part):
     def __init__(
         self,
         root: str,
-        zero_shot: list[str],
-        linear_probe: list[str],
-        retrieval: list[str],
+        zero_shot: Names,
+        linear_probe: Names,
+        retrieval: Names,
         tokenizer: Tokenizer,
         image_size: Count,
         interpolation: Literal["bicubic", "bilinear"],

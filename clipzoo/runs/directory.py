@@ -85,7 +85,8 @@ def config_of(folder: Path) -> dict[str, Any]:
     io.require_no_links(folder)
     path = folder / CONFIG
     config = io.read_yaml(path, CONFIG_REMEDY)
-    io.require_fields(path, config, {"seed": int, **dict.fromkeys(PARTS, dict)}, CONFIG_REMEDY)
+    nodes = [*PARTS, *(name for name in ("eval", "logger") if name in config)]
+    io.require_fields(path, config, {"seed": int, **dict.fromkeys(nodes, dict)}, CONFIG_REMEDY)
     for part in PARTS:
         io.require_fields(path, config[part], {"_target_": str}, CONFIG_REMEDY)
     return renamed.current(config)

@@ -50,8 +50,8 @@ def test_mistakes_on_the_command_line_are_named(tmp_path):
     for words, message in {
         (tmp_path / "none", tmp_path / "out"): "none does not exist",
         (table, tmp_path / "out"): "give the column of .*--label COLUMN",
-        (table, tmp_path / "out", "--captions"): "--captions reads a folder",
-        (table, tmp_path / "out", "--label", "name", "--caption", "name"): "a dataset has captions, or classes",
+        (table, tmp_path / "out", "--captions"): "--captions is for a folder",
+        (table, tmp_path / "out", "--label", "name", "--caption", "name"): "--label is for a dataset with classes",
         (table, tmp_path / "out", "--label", "class"): "has no column 'class', but: filepath, name",
         (table, tmp_path / "out", "--label", "name"): "out needs at least two classes and has 0",
     }.items():

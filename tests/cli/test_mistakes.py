@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mistakes import Line, Outcome, fault, lines, outcomes, right_lines, run_all, write_files
+from tests.support.mistakes import (
+    Line,
+    Outcome,
+    fault,
+    lines,
+    outcomes,
+    preparations,
+    right_commands,
+    right_lines,
+    run_all,
+    write_files,
+)
 from tests.support.paths import ROOT
 from tests.support.processes import Process
 
@@ -42,9 +53,9 @@ def test_a_thousand_mistakes_end_with_one_message_and_exit_code_2(tiny_shards, t
     files = write_files(tmp_path / "files", tiny_shards)
     commands = lines(1000, 0, files)
     # Without their mistakes the command lines are carried out.
-    assert [outcome.code for outcome in run_lines(right_lines(files), tmp_path / "right")] == [0] * len(
-        right_lines(files)
-    )
+    for number, right in enumerate((preparations(files), [*right_lines(files), *right_commands(files)])):
+        done = zip(right, run_lines(right, tmp_path / f"right_{number}"), strict=True)
+        assert [f"{line}: {outcome.errors[-600:]}" for line, outcome in done if outcome.code] == []
     assert "\n".join(faults(commands, tmp_path / "outcomes")) == ""
 
 

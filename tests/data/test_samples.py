@@ -59,6 +59,7 @@ BAD = {
 BAD_JSON = {
     "no json": ({"png": picture(1), "txt": b"number 1"}, "missing_caption"),
     "broken json": ({"png": picture(1), "json": b'{"caption": '}, "bad_json"),
+    "json nested too deep": ({"png": picture(1), "json": b"[" * 100_000}, "bad_json"),
     "json of another kind": ({"png": picture(1), "json": b"[1, 2]"}, "missing_caption"),
     "no such key": ({"png": picture(1), "json": b'{"url": "number 1"}'}, "missing_caption"),
     "null": ({"png": picture(1), "json": b'{"caption": null}'}, "missing_caption"),

@@ -15,14 +15,17 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from clipzoo.cli.__main__ import _parser
+from clipzoo.cli.__main__ import OVERRIDE_COMMANDS, _parser
+from clipzoo.cli.arguments import output_folder
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import groups, options
 from clipzoo.runs.flat import flat
 from tests.support.paths import ROOT
+from tests.support.shards import picture
 
 SECONDS = 120
 """Longest run of one command line."""
@@ -58,10 +61,13 @@ class Outcome:
 def lines(count: int, seed: int, files: Mapping[str, Path]) -> list[Line]:
     """Draw `count` command lines. files: see `write_files`."""
     draw = random.Random(seed)
-    kinds = (_train, _wrong_train, _structure, _launch, _evaluate, _study, _program, _program, _file)
-    weights = (30, 20, 15, 5, 10, 6, 6, 6, 2)
+    kinds = (_train, _wrong_train, _structure, _launch, _evaluate, _study, _program, _file)
+    weights = (15, 10, 10, 5, 8, 4, 43, 5)
     # A folder of its own for each line: a line must not find its run finished by another one.
-    folders = [dict(files) | {"runs": files["runs"].with_name(f"runs_{number}")} for number in range(count)]
+    folders = [
+        {**files, "runs": files["runs"].with_name(f"runs_{number}"), "made": files["made"].with_name(f"made_{number}")}
+        for number in range(count)
+    ]
     return [draw.choices(kinds, weights)[0](draw, own) for own in folders]
 
 
@@ -72,7 +78,10 @@ def right_lines(files: Mapping[str, Path]) -> list[Line]:
 
 
 def write_files(folder: Path, shards: str) -> dict[str, Path]:
-    """Write the files that command lines name: tables of pairs and the shards of a short training."""
+    """Write the files that command lines name: tables of pairs, pictures, a dangling link, shards of a short training.
+
+    Returns paths by name, also of the files that `preparations` make.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     contents: dict[str, bytes] = {
         "ragged.csv": b"filepath,title\na.jpg\nb.jpg,b,c\n",
@@ -83,10 +92,19 @@ def write_files(folder: Path, shards: str) -> dict[str, Path]:
         "broken.json": b'{"images": [',
         "other.json": b'{"images": [{"file": 1}]}',
         "list.json": b"[1, 2]",
+        "text": b"a text",
     }
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    return {name: folder / name for name in contents} | {"shards": Path(shards), "runs": folder / "runs"}
+    for number in range(8):
+        for path in (folder / "pictures" / ("red", "blue")[number % 2], folder / "captioned"):
+            path.mkdir(parents=True, exist_ok=True)
+            (path / f"{number}.png").write_bytes(picture(number))
+            (path / f"{number}.txt").write_text(f"picture {number}")
+    (folder / "dangling").symlink_to("nosuch")
+    names = [*contents, "runs", "made", "run", "other", "index", "world", "pictures", "captioned", "dangling"]
+    paths = {name: folder / name for name in names}
+    return {**paths, "shards": Path(shards), "run": folder / "trained" / "run", "other": folder / "trained" / "other"}
 
 
 def _train(draw: random.Random, files: Mapping[str, Path], script: str = "train.py") -> Line:
@@ -171,16 +189,74 @@ def _study(draw: random.Random, files: Mapping[str, Path]) -> Line:
     return Line("clipzoo/studies/__main__.py", tuple(draw.choice(wrong)), True)
 
 
+@dataclass(frozen=True)
+class Program:
+    """A command or script with a parser of its own. base: arguments without a mistake; {name}: a path of `files`.
+
+    is_short: the base is carried out within seconds, on this machine.
+    """
+
+    script: str
+    words: tuple[str, ...]
+    parser: Any
+    base: tuple[str, ...]
+    is_short: bool = True
+
+    def line(self, files: Mapping[str, Path], arguments: Sequence[str], is_wrong: bool) -> Line:
+        return Line(self.script, (*self.words, *(argument.format_map(files) for argument in arguments)), is_wrong)
+
+
 def _program(draw: random.Random, files: Mapping[str, Path]) -> Line:
-    """A wrong option of a command or script that has a parser of its own."""
-    script, required, actions = draw.choice(_programs())
-    numbers = [action for action in actions if callable(action.type) and action.type is not Path]
-    choices = [action for action in actions if action.choices and action.option_strings]
-    wrong = [["--nosuch"], ["--nosuch=3"]]
-    wrong += [[action.option_strings[0], text] for action in numbers for text in ("-5", "nan", "abc", "1e300", "1.5x")]
-    wrong += [[action.option_strings[0], "nosuch"] for action in choices]
-    wrong += [[action.option_strings[0]] for action in actions if action.option_strings and action.nargs in (None, "+")]
-    return Line(script, (*required, *draw.choice(wrong)), True)
+    """A mistake in the arguments of a command or script that has a parser of its own."""
+    is_command = draw.random() < 0.8
+    program = draw.choice([program for program in _programs() if is_command == (program.script == COMMAND)])
+    base, parser = program.base, program.parser
+    options = [action for action in parser._actions if action.option_strings and action.dest not in ("help", "version")]
+    with_value = [action for action in options if action.nargs != 0]
+    wrong: list[tuple[str, ...]] = [(*base, "--nosuch"), (*base, "--nosuch=3"), (*base, "\udcff")]
+    wrong += [(*base, _name(action)) for action in with_value if action.nargs != "*"]
+    wrong += [(*base, f"{_name(action)}={text}") for action in with_value for text in _wrong_values(action, is_command)]
+    # An option without the option that it belongs to.
+    needed = {need.split()[0] for needs in getattr(parser, "_needs", {}).values() for need in needs}
+    for action in getattr(parser, "_needs", {}):
+        if not needed & {argument.split("=")[0] for argument in base}:
+            wrong.append((*base, _name(action), *([] if action.nargs == 0 else [_right_value(action)])))
+    for place, argument in enumerate(base):
+        if place == 0 or (not argument.startswith("-") and not base[place - 1].startswith("--")):
+            texts = ["", " ", "\udcff"]
+            if argument.startswith("{"):
+                texts += ["/dev/null/x", "x" * 300, "{dangling}/x", "{text}", "/dev/null"]
+            wrong += [(*base[:place], text, *base[place + 1 :]) for text in texts]
+    lists = [action for action in parser._actions if action.nargs == "+" and not action.option_strings]
+    wrong += [(base[0], *base) for action in lists if base]
+    return program.line(files, draw.choice(wrong), True)
+
+
+def _wrong_values(action: argparse.Action, is_command: bool) -> list[str]:
+    texts, huge = ["", " ", "\udcff"], ["1" + "0" * 18] * (is_command and "seed" not in action.dest)
+    if action.choices:
+        return [*texts, "nosuch"]
+    if action.type in (Path, output_folder):
+        folders = ["{text}", "/dev/null"] if action.type is output_folder else []
+        return [*texts, "/dev/null/x", "x" * 300, "/" + "x/" * 2500, "{dangling}/x", *folders]
+    if _is_number(action):
+        return [*texts, "-5", "nan", "inf", "abc", "1e300", "1.5x", "1" + "0" * 400, *huge]
+    return texts
+
+
+def _is_number(action: argparse.Action) -> bool:
+    try:
+        return callable(action.type) and isinstance(action.type("1"), int | float)
+    except argparse.ArgumentTypeError:
+        return False
+
+
+def _right_value(action: argparse.Action) -> str:
+    return str(next(iter(action.choices))) if action.choices else "1"
+
+
+def _name(action: argparse.Action) -> str:
+    return action.option_strings[-1]
 
 
 def _file(draw: random.Random, files: Mapping[str, Path]) -> Line:
@@ -233,6 +309,8 @@ def _choice(group: str, option: str) -> list[str]:
         "head/kernel": ["head=wpse"], "encoder/image": ["encoder=towers", *towers],
         "encoder/text": ["encoder=towers", *towers], "encoder": ["encoder.name=ViT-B-32"] if option == "open_clip"
         else towers if option == "towers" else [],
+        "average": ["encoder=tiny", *(["average.half_life_steps=10"] if option == "ema" else [])],
+        "optim": ["encoder=tiny", *(["optim.name=adamw"] if option == "timm" else [])],
     }  # fmt: skip
     return [*needed.get(group, ["encoder=tiny"]), f"{group}={option}"]
 
@@ -256,36 +334,84 @@ def _always_wrong(draw: random.Random, key: str) -> str:
     return draw.choice(["nan", "inf", "-inf", "[nan,1]", "[inf]", "{a:1}", "[{a:nan}]", "1" + "0" * 400, "${nosuch}"])
 
 
+def preparations(files: Mapping[str, Path]) -> list[Line]:
+    """The commands that make what other command lines read: runs, a dataset and an index. All must be carried out."""
+    draw = random.Random(0)
+    training = [line for line in _short_training(draw, files, "infonce") if not line.startswith(("head=", "runs="))]
+    runs = [
+        Line("train.py", (*training, f"head={head}", f"runs={files['run'].parent}", f"name={name}"), False)
+        for head, name in (("clip", "run"), ("kme", "other"))
+    ]
+    small = ["--train", "16", "--probe", "16", "--test", "16", "--scenes", "8", "--processes", "1"]
+    world = Line(COMMAND, ("world", "--root", str(files["world"]), *small), False)
+    index = ("index", str(files["run"]), "--images", str(files["pictures"]), "--output", str(files["index"]))
+    return [*runs, world, Line(COMMAND, index, False)]
+
+
+def right_commands(files: Mapping[str, Path]) -> list[Line]:
+    """The command lines of all commands without their mistakes: all must be carried out."""
+    programs = [program for program in _programs() if program.is_short and program.script == COMMAND]
+    return [
+        program.line({**files, "made": files["made"] / str(number)}, program.base, False)
+        for number, program in enumerate(programs)
+    ]
+
+
+COMMAND = "clipzoo/cli/__main__.py"
+BASES = {
+    "report": ("{run}",), "config": ("head",), "compare": ("{run}", "{other}"),
+    "lab": ("--report", "--output", "{made}"), "emoji": (),
+    "explore": ("{run}", "--images", "{pictures}", "--static", "{made}", "--limit", "2"),
+    "export": ("{run}", "--to", "hub", "--output", "{made}"),
+    "index": ("{run}", "--images", "{pictures}", "--output", "{made}"),
+    "search": ("a red picture", "--index", "{index}"),
+    "shards make": ("{captioned}", "{made}", "--processes", "1"), "shards index": ("{shards}", "--processes", "1"),
+    "shards inspect": ("{shards}", "--processes", "1"), "datasets list": (),
+    "datasets convert": ("food101", "--source", "{captioned}", "--root", "{made}"),
+    "datasets prompts": ("{world}/downstream/shapes", "{made}"),
+    "datasets make": ("{pictures}", "{made}", "--processes", "1"),
+    "world": ("--root", "{made}", "--train", "8", "--probe", "8", "--test", "8", "--scenes", "4", "--processes", "1"),
+    "launch": ("head=clip", "data.shards={shards}", "seed=0,1"),
+    "plan": ("encoder=tiny", "head=clip", "trainer.global_batch=64", "--gpus", "8"),
+}  # fmt: skip
+"""Arguments of each command without a mistake."""
+LONG = ("lab", "emoji", "datasets convert")
+"""Commands whose base is not carried out: they train for hours, or need files of others."""
+
+
 @cache
-def _programs() -> list[tuple[str, tuple[str, ...], list[argparse.Action]]]:
-    """Every program with a parser of its own: script, arguments that it requires, and its actions."""
-    commands = _subcommands(_parser())
-    shards, datasets = _subcommands(commands["shards"]), _subcommands(commands["datasets"])
-    doors = {
-        "make_shards": (shards["make"], ("/nosuch", "/nosuch/out")), "index_shards": (shards["index"], ("/nosuch",)),
-        "inspect_shards": (shards["inspect"], ("/nosuch",)), "make_world": (commands["world"], ()),
-        "report": (commands["report"], ("/nosuch",)), "convert_set": (datasets["convert"], ("food101",)),
-        "make_set": (datasets["make"], ("/nosuch", "/nosuch/out")),
+def _programs() -> list[Program]:
+    """Every command and script that has a parser of its own."""
+    leaves = {name: parser for name, parser in _leaves(_parser()) if name not in OVERRIDE_COMMANDS}
+    leaves |= {name: _parser_of(import_module(OVERRIDE_COMMANDS[name][0]), []) for name in ("launch", "plan")}
+    programs = [
+        Program(COMMAND, tuple(name.split()), parser, BASES[name], name not in LONG) for name, parser in leaves.items()
+    ]
+    thin = {
+        "make_shards", "index_shards", "inspect_shards", "make_world", "report", "convert_set", "make_set", "evaluate",
+        "launch", "plan", "benchmark", "loader_process",
     }  # fmt: skip
-    programs = [(f"scripts/{name}.py", required, parser._actions) for name, (parser, required) in doors.items()]
-    thin = {*doors, "evaluate", "launch", "plan", "benchmark", "loader_process"}
     for path in sorted((ROOT / "scripts").glob("*.py")):
         if path.stem not in thin:
-            required = ("heads",) if path.stem == "demo_tables" else ()
-            programs.append((f"scripts/{path.name}", required, _actions_of(path)))
-    return [*programs, ("scripts/benchmark.py", (), []), ("scripts/loader_process.py", (), [])]
+            base = ("heads",) if path.stem == "demo_tables" else ()
+            programs.append(Program(f"scripts/{path.name}", (), _parser_of(_module(path)), base, is_short=False))
+    return programs
 
 
-def _subcommands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    (action,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return action.choices
+def _leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield the parsers that have no subcommands, with their words."""
+    commands = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not commands:
+        yield name, parser
+    for action in commands:
+        for word, child in action.choices.items():
+            yield from _leaves(child, f"{name} {word}".strip())
 
 
-def _actions_of(path: Path) -> list[argparse.Action]:
-    """The actions of a script's parser, as it stands when the script parses its command line."""
+def _module(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
-    module: Any = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     # Python puts the folder of a program before all others.
     sys.path.insert(0, str(path.parent))
@@ -293,32 +419,40 @@ def _actions_of(path: Path) -> list[argparse.Action]:
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(path.parent))
-    found: list[argparse.Action] = []
+    return module
+
+
+def _parser_of(module: Any, *arguments: Any) -> argparse.ArgumentParser:
+    """The parser of `module.main`, as it stands when `main` parses its command line."""
+    parsers: list[argparse.ArgumentParser] = []
 
     class Parsed(Exception):  # noqa: N818
         pass
 
     def parse(parser: argparse.ArgumentParser, *arguments: Any) -> None:
-        found.extend(parser._actions)
+        parsers.append(parser)
         raise Parsed
 
     # Without a parser of this class, main() would do the whole work of the script.
-    assert hasattr(module, "Parser"), f"{path.name} does not use clipzoo.cli.arguments.Parser"
+    assert hasattr(module, "Parser"), f"{module} does not use clipzoo.cli.arguments.Parser"
     ways = ("parse_args", "parse_known_args", "parse_intermixed_args", "parse_known_intermixed_args")
     parser_class = module.Parser
-    module.Parser = type("Parser", (argparse.ArgumentParser,), dict.fromkeys(ways, parse))
+    module.Parser = type("Parser", (parser_class,), dict.fromkeys(ways, parse))
     try:
         with contextlib.suppress(Parsed):
-            module.main()
+            module.main(*arguments)
     finally:
         module.Parser = parser_class
-    return [action for action in found if action.dest != "help"]
+    (parser,) = parsers
+    return parser
 
 
 def run_all(commands: Sequence[Line], folder: str) -> None:
     """Run each command line in a fork of this process; write its outcome to `folder`/NUMBER.json."""
-
     os.chdir(ROOT)
+    # The forks import nothing large, which would take most of their time.
+    for name in ("torch", "clipzoo.cli.train", "clipzoo.cli.evaluate", "clipzoo.api.loading", "clipzoo.api.build"):
+        import_module(name)
     for number, line in enumerate(commands):
         stem = Path(folder) / str(number)
         code = _waited(_forked(line, stem))
@@ -336,7 +470,7 @@ def fault(line: Line, outcome: Outcome) -> str | None:
     text = outcome.output + outcome.errors
     if outcome.code is None:
         return f"still running after {SECONDS} s"
-    if "Traceback (most" in text:
+    if "Traceback (most" in text or "(traceback: " in text:
         return "a traceback"
     if outcome.code == 0:
         return "accepted" if line.is_wrong else None

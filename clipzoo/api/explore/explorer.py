@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from clipzoo.api.explore.collections import Collection
 from clipzoo.api.explore.explanations import explanation
@@ -174,7 +175,9 @@ def _principal_components(images: Embedding) -> Answer:
     # Of the thousands of components, two are needed.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        left, lengths, _ = torch.pca_lowrank(some, SUBSPACE, niter=ITERATIONS)
+        left, lengths, _ = torch.pca_lowrank(some, min(SUBSPACE, *some.shape), niter=ITERATIONS)
+    # One picture has one component.
+    left, lengths = pad(left, (0, 1)), pad(lengths, (0, 1))
     points = left[:, :2] * lengths[:2]
     share = lengths[:2].square() / (some - some.mean(dim=0)).square().sum().clamp(min=1e-30)
     scale = points.abs().max().clamp(min=1e-30)

@@ -27,7 +27,7 @@ from clipzoo.api.published import read_weights
 from clipzoo.api.search.candidates import Candidates
 from clipzoo.api.search.gallery import Gallery, read_gallery
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError, number_of
+from clipzoo.errors import ConfigError, number_of, one_message
 from clipzoo.evaluation.cache import model_key
 from clipzoo.evaluation.ranking import exact_products
 from clipzoo.types import Embedding, PointSet, as_captions, concatenate
@@ -63,10 +63,16 @@ class SearchIndex:
         if missing > 0:
             raise ConfigError(f"{folder} lacks {missing} blocks: run the same clipzoo index again to complete it")
         self.names: list[str] = io.read_json(self.folder / NAMES, LONGEST_NAME * facts["count"], REMEDY, list)
+        if _digest(self.names) != facts["names"]:
+            raise io.DamagedFileError(self.folder / NAMES, f"has other names than {FILE}", REMEDY)
         self.model = model or load(facts["model"], trust=trust)
         if model_key(self.model, ()) != facts["key"]:
             raise ConfigError(f"{folder} was built with other weights of {facts['model']}: {REMEDY}")
-        self.images = concatenate([_read(path) for path in _blocks(self.folder, facts)])
+        blocks = [_read(path) for path in _blocks(self.folder, facts)]
+        with one_message(f"{folder} is damaged", REMEDY):
+            self.images = concatenate(blocks)
+            # Fails for embeddings of another width or type.
+            self._score(self.embed("a picture"), torch.arange(1))
         if not len(self.images) == len(self.names) == facts["count"]:
             fault = f"counts {facts['count']} images, but has {len(self.names)} names and {len(self.images)} embeddings"
             raise io.DamagedFileError(self.folder / FILE, fault, REMEDY)
@@ -148,7 +154,7 @@ def build_index(
     folder, gallery = Path(folder), read_gallery(images) if isinstance(images, str) else images
     facts = {
         "model": source, "images": gallery.source, "count": len(gallery.names), "block": BLOCK,
-        "key": model_key(model, ()), "names": hashlib.sha256("\n".join(gallery.names).encode()).hexdigest(),
+        "key": model_key(model, ()), "names": _digest(gallery.names),
     }  # fmt: skip
     world.run_on_first(lambda: _claim(folder, facts, gallery.names, replace))
     paths = _blocks(folder, facts)
@@ -191,6 +197,10 @@ def _facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
+def _digest(names: Sequence[object]) -> str:
+    return hashlib.sha256("\n".join(map(str, names)).encode(errors="surrogateescape")).hexdigest()
+
+
 def _blocks(folder: Path, facts: dict[str, Any]) -> list[Path]:
     count = math.ceil(facts["count"] / facts["block"])
     return [folder / "blocks" / f"{number:05d}.safetensors" for number in range(count)]
@@ -204,7 +214,12 @@ def _tensors(embedding: Embedding) -> dict[str, Tensor]:
 
 def _read(path: Path) -> Embedding:
     tensors = read_weights(path)
-    return PointSet(tensors["points"], tensors["log_weights"]) if "points" in tensors else tensors["embedding"]
+    match sorted(tensors):
+        case ["log_weights", "points"]:
+            return PointSet(tensors["points"], tensors["log_weights"])
+        case ["embedding"]:
+            return tensors["embedding"]
+    raise io.DamagedFileError(path, f"holds the tensors {', '.join(sorted(tensors)) or 'of none'}", REMEDY)
 
 
 def matches_as_text(results: Sequence[Sequence[Match]]) -> Iterator[str]:

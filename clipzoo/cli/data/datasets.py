@@ -17,9 +17,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipzoo.cli.arguments import add_batch, number_in, output_folder
+from clipzoo.cli.arguments import add_batch, number_in, output_folder, refuse
 from clipzoo.cli.progress import Progress
-from clipzoo.config.vocabulary import Count, Processes
+from clipzoo.config.vocabulary import Processes, Samples
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.io import below
 
@@ -61,10 +61,6 @@ def list_datasets() -> None:
 
 
 def convert_dataset(options: argparse.Namespace) -> None:
-    if options.list:
-        return list_datasets()
-    if options.name is None or options.source is None:
-        raise ConfigError("give a dataset and --source FOLDER, or --list")
     from clipzoo.evaluation.datasets.benchmarks import convert
 
     convert(options.name, options.source, options.root, options.prompts)
@@ -76,6 +72,14 @@ def make_dataset(options: argparse.Namespace) -> None:
 
     if not options.source.exists():
         raise ConfigError(f"{options.source} does not exist")
+    if options.source.is_dir():
+        refuse(
+            options, ("--image", "--label", "--caption", "--split"), f"is for a table, and {options.source} is a folder"
+        )
+    else:
+        refuse(options, ("--captions",), f"is for a folder: for {options.source} give --caption COLUMN")
+    if options.captions or options.caption:
+        refuse(options, ("--label", "--template", "--metric"), "is for a dataset with classes, not with captions")
     own_dataset.require_free(options.output)
     progress = Progress("evaluation dataset", "images")
     if options.captions or options.caption:
@@ -123,12 +127,8 @@ def _classes(options: argparse.Namespace) -> Source:
 def _captions(options: argparse.Namespace) -> Source:
     from clipzoo.evaluation.datasets.own_sources import captioned_folder, table_of_captions
 
-    if options.label or options.template:
-        raise ConfigError("a dataset has captions, or classes (--label, --template): make two datasets")
     if options.source.is_dir():
         return captioned_folder(options.source)
-    if not options.caption:
-        raise ConfigError(f"--captions reads a folder: for {options.source} give --caption COLUMN")
     return table_of_captions(options.source, options.image, options.caption, options.split)
 
 
@@ -148,18 +148,17 @@ def _prompts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dataset", type=Path, help="folder of a classification dataset")
     parser.add_argument("output", type=output_folder, help="folder of the shards")
     parser.add_argument("--split", default="train", help="default: %(default)s")
-    parser.add_argument("--samples", type=number_in(Count), default=1000, help="in a shard; default: %(default)s")
+    parser.add_argument("--samples", type=number_in(Samples), default=1000, help="in a shard; default: %(default)s")
     parser.set_defaults(run=write_prompts)
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="a dataset of the catalogue")
-    parser.add_argument("--source", type=Path, help="the folder of the dataset's files as distributed")
-    parser.add_argument("--root", type=Path, default=Path("data/downstream"), help="default: %(default)s")
+    parser.add_argument("name", help="a dataset of the catalogue: clipzoo datasets list")
+    parser.add_argument("--source", type=Path, required=True, help="the folder of the dataset's files as distributed")
+    parser.add_argument("--root", type=output_folder, default=Path("data/downstream"), help="default: %(default)s")
     parser.add_argument(
         "--prompts", choices=("slip", "clip"), default="slip", help="ImageNet's 7 (slip) or 80 (clip) templates"
     )
-    parser.add_argument("--list", action="store_true", help="the same as `clipzoo datasets list`")
     parser.set_defaults(run=convert_dataset)
 
 

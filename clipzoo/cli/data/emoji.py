@@ -11,11 +11,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from clipzoo.cli.arguments import output_folder
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, default=Path("data/emoji"), help="output folder (default: %(default)s)")
     parser.add_argument(
-        "--packages", type=Path, default=Path("data/npm"), help="folder of npm's packages (default: %(default)s)"
+        "--root", type=output_folder, default=Path("data/emoji"), help="output folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--packages",
+        type=output_folder,
+        default=Path("data/npm"),
+        help="folder of npm's packages (default: %(default)s)",
     )
     parser.add_argument(
         "--train", choices=("google", "twitter"), default="google", help="vendor to train on (default: %(default)s)"

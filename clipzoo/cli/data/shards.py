@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from clipzoo.cli.arguments import add_batch, number_in, output_folder
+from clipzoo.cli.arguments import add_batch, number_in, output_folder, refuse
 from clipzoo.cli.progress import Progress
-from clipzoo.config.vocabulary import Count, Gigabytes, Processes, Range, Seed
+from clipzoo.config.vocabulary import Count, Gigabytes, Processes, Range, Samples, Seed
 from clipzoo.errors import ConfigError, number_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from clipzoo.data.shards.index import ShardIndex
     from clipzoo.data.shards.writer import Written
 
+Tiles = Annotated[int, Range(at_least=1, at_most=10_000)]
+"""Images of a contact sheet."""
 MAKE = """Pack images and captions into shards.
 
 A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
@@ -57,10 +59,15 @@ def make(options: argparse.Namespace) -> None:
     from clipzoo.data.shards.writer import write_shards
 
     others: list[LeftOut] = []
+    kinds = {
+        "a folder": ("--caption-line",), "a .json of Karpathy's splits": ("--images", "--splits"),
+        "a table": ("--image", "--caption"),
+    }  # fmt: skip
+    kind = list(kinds)[0 if options.source.is_dir() else 1 if options.source.suffix == ".json" else 2]
+    for other in kinds.keys() - {kind}:
+        refuse(options, kinds[other], f"is for {other}, and {options.source} is {kind}")
     if options.source.is_dir():
         pairs, others = pairs_from_folder(options.source, options.caption_line)
-    elif options.caption_line is not None:
-        raise ConfigError(f"--caption-line is for a folder of images with captions, not for {options.source}")
     elif options.source.suffix == ".json":
         pairs = pairs_from_karpathy(options.source, options.images, options.splits)
     elif options.source.is_file():
@@ -175,7 +182,7 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caption", default="title", help="the table's column of captions")
     parser.add_argument("--images", type=Path, default=Path("."), help="the image folder of a .json")
     parser.add_argument("--splits", nargs="+", default=["train"], help="splits of a .json")
-    parser.add_argument("--samples-a-shard", type=number_in(Count), default=10_000)
+    parser.add_argument("--samples-a-shard", type=number_in(Samples), default=10_000)
     parser.add_argument(
         "--shuffle-seed",
         type=number_in(Annotated[int, Range(at_least=-1, at_most=2**63 - 1)]),
@@ -223,21 +230,27 @@ def _share(text: str) -> float:
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
     _shard_arguments(parser)
     parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
-    parser.add_argument("--cache-folder", help="local copies of remote shards")
-    parser.add_argument("--cache-gigabytes", type=number_in(Gigabytes), default=50.0)
+    parser.add_argument("--cache-folder", type=output_folder, help="local copies of remote shards")
+    parser.add_argument(
+        "--cache-gigabytes",
+        needs=["--cache-folder"],
+        help="of the copies (default: %(default)s)",
+        type=number_in(Gigabytes),
+        default=50.0,
+    )
     parser.set_defaults(run=index)
 
 
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     _shard_arguments(parser)
     add_batch(parser)
-    parser.add_argument("--samples", type=number_in(Count), default=100_000, help="most samples to read, at random")
+    parser.add_argument("--samples", type=number_in(Samples), default=100_000, help="most samples to read, at random")
     parser.add_argument(
         "--quick", action="store_true", help="read the headers of images only: does not detect truncated images"
     )
     _reading_arguments(parser)
     parser.add_argument("--sheet", type=Path, help="write a contact sheet of images and captions to this PNG")
-    parser.add_argument("--images", type=number_in(Count), default=36, help="images on the contact sheet")
+    parser.add_argument("--images", type=number_in(Tiles), default=36, needs=["--sheet"], help="default: %(default)s")
     parser.add_argument("--seed", type=number_in(Seed), default=0)
     parser.set_defaults(run=inspect)
 
@@ -250,4 +263,4 @@ def _reading_arguments(parser: argparse.ArgumentParser) -> None:
 def _shard_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shards", nargs="+", help="tars, patterns, folders, URLs or pipe:command; together one source")
     parser.add_argument("--caption-key", help="as data.caption_key: the caption's key in .json (default: the .txt)")
-    parser.add_argument("--index-folder", type=Path, help="folder of the index (default: that of the shards)")
+    parser.add_argument("--index-folder", type=output_folder, help="folder of the index (default: that of the shards)")

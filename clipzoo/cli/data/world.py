@@ -12,11 +12,12 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from clipzoo.cli.arguments import number_in
+from clipzoo.cli.arguments import number_in, output_folder
 from clipzoo.cli.progress import Progress
-from clipzoo.config.vocabulary import Count, Processes, Range, Seed
+from clipzoo.config.vocabulary import Processes, Range, Seed
 
 IMAGE_SIZE = Annotated[int, Range(at_least=16, at_most=4096)]
+WORLD_COUNT = Annotated[int, Range(at_least=1, at_most=10**8)]
 WORLD_OPTIONS = (
     ("seed", 0, "seed of the generated scenes"),
     ("image-size", 64, "side of an image in pixels"),
@@ -32,12 +33,14 @@ CAPTIONS = ("natural", "mixed", "several", "one", "popular", "duplicates", "satu
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, default=Path("data/demo"), help="output folder (default: %(default)s)")
+    parser.add_argument(
+        "--root", type=output_folder, default=Path("data/demo"), help="output folder (default: %(default)s)"
+    )
     parser.add_argument(
         "--processes", type=number_in(Processes), default=os.cpu_count() or 1, help="default: all cores"
     )
     for name, default, meaning in WORLD_OPTIONS:
-        kind = number_in({"seed": Seed, "image-size": IMAGE_SIZE}.get(name, Count))
+        kind = number_in({"seed": Seed, "image-size": IMAGE_SIZE}.get(name, WORLD_COUNT))
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (default: %(default)s)")
     parser.add_argument(
         "--captions", choices=CAPTIONS, default=CAPTIONS[0], help="content of the captions (default: %(default)s)"

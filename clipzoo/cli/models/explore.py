@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import number_in, output_folder
-from clipzoo.config.vocabulary import Count, Range
+from clipzoo.config.vocabulary import Range, Samples
 from clipzoo.errors import ConfigError, installation
 from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
 
@@ -35,23 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "models", nargs="+", metavar="RUN", help="run directories, checkpoints, hub directories, or hf-hub:NAME"
     )
-    parser.add_argument("--images", help="explore a folder of images or tar shards instead of the evaluation datasets")
-    parser.add_argument(
+    pictures = parser.add_mutually_exclusive_group()
+    pictures.add_argument(
+        "--images", help="explore a folder of images or tar shards instead of the evaluation datasets"
+    )
+    pictures.add_argument(
         "--dataset", action="append", default=[], metavar="NAME", help="only this evaluation dataset; repeatable"
     )
     parser.add_argument(
-        "--limit", type=number_in(Count), default=2000, help="pictures per dataset (default: %(default)s)"
+        "--limit", type=number_in(Samples), default=2000, help="pictures per dataset (default: %(default)s)"
     )
-    parser.add_argument(
+    page = parser.add_mutually_exclusive_group()
+    page.add_argument(
         "--port", type=number_in(Annotated[int, Range(at_least=0, at_most=65535)]), default=PORT,
         help="port of the page; 0 for a free one (default: %(default)s)",
     )  # fmt: skip
+    page.add_argument("--static", type=output_folder, metavar="DIR", help="write a page that needs no server, and end")
     parser.add_argument(
-        "--static", type=output_folder, metavar="DIR", help="write a page that needs no server, and end"
-    )
-    parser.add_argument(
-        "--captions", type=number_in(Count), default=24,
-        help="captions of each dataset that a static page has (default: %(default)s)",
+        "--captions", type=number_in(Samples), default=24, needs=["--static"],
+        help="captions of each dataset (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--cache", type=output_folder, metavar="DIR", help="folder for embeddings (default: RUN/explore)"

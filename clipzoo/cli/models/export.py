@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 
 from clipzoo.cli.arguments import output_folder
-from clipzoo.errors import ConfigError
 
 FORMATS = ("open_clip", "transformers", "hub", "torch", "onnx")
 
@@ -27,17 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=output_folder, required=True, help="folder for the files")
     parser.add_argument("--average", action="store_true", help="the averaged weights of a run with average=...")
     parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
-    parser.add_argument("--licence", help="licence of the model, for the card of a hub directory")
-    parser.add_argument("--data-licence", help="licence of the training data, for the card")
-    parser.add_argument("--upload", metavar="USER/NAME", help="upload the hub directory; needs a token of the hub")
+    hub = ["--to hub"]
+    parser.add_argument("--licence", needs=hub, help="licence of the model, for the card of a hub directory")
+    parser.add_argument("--data-licence", needs=hub, help="licence of the training data, for the card")
+    parser.add_argument(
+        "--upload", metavar="USER/NAME", needs=hub, help="upload the directory; needs a token of the hub"
+    )
     parser.set_defaults(run=export)
 
 
 def export(options: argparse.Namespace) -> None:
-    of_the_hub = {"--licence": options.licence, "--data-licence": options.data_licence, "--upload": options.upload}
-    given = [name for name, value in of_the_hub.items() if value is not None]
-    if given and options.to != "hub":
-        raise ConfigError(f"{given[0]} goes with --to hub, not with --to {options.to}")
     from clipzoo.api.formats import hub
     from clipzoo.api.formats.export import export
     from clipzoo.api.loading import load

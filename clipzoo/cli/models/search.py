@@ -10,17 +10,24 @@ import argparse
 from pathlib import Path
 
 from clipzoo.cli.arguments import number_in
-from clipzoo.config.vocabulary import Count
+from clipzoo.config.vocabulary import Samples
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("captions", nargs="+", metavar="CAPTION")
     parser.add_argument("--index", type=Path, required=True, help="folder of the index")
-    parser.add_argument("--count", type=number_in(Count), default=10, help="images per caption (default: %(default)s)")
     parser.add_argument(
-        "--candidates", type=number_in(Count), help="KME-CLIP: images that are scored exactly (default: all)"
+        "--count", type=number_in(Samples), default=10, help="images per caption (default: %(default)s)"
     )
-    parser.add_argument("--recall", action="store_true", help="print the share of the exact best images that is found")
+    parser.add_argument(
+        "--candidates", type=number_in(Samples), help="KME-CLIP: images that are scored exactly (default: all)"
+    )
+    parser.add_argument(
+        "--recall",
+        action="store_true",
+        needs=["--candidates"],
+        help="print the share of the exact best images that is found",
+    )
     parser.add_argument("--trust", nargs="*", default=(), metavar="PACKAGE", help="packages of the run's own classes")
     parser.set_defaults(run=search)
 

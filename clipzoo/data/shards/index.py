@@ -25,6 +25,8 @@ FOLDER = "clipzoo_index"
 VERSION = 2
 REMEDY = "the index is built again"
 _CACHED_SHARDS = 8
+MOST = 2**44
+"""Samples of a shard, and bytes of its keys: sums over a hundred thousand shards are 64-bit integers."""
 _VERIFIED_BYTES = 2**29
 """Bytes of an index that are verified when it is loaded: about a second."""
 
@@ -141,8 +143,11 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     if table["version"] != VERSION:
         return None
     io.require_fields(path, table, {"captions": list}, REMEDY)
-    if len(table["shards"]) != len(locations) or not all(_is_row(row) for row in table["shards"]):
+    names = [row["name"] for row in table["shards"] if _is_row(row)]
+    if names != relative_names(locations) or len(names) != len(table["shards"]):
         raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
+    if Path(table["data"]).name != table["data"] or not table["data"]:
+        raise io.DamagedFileError(path, f"names {io.reading.shortened(table['data'])}, not a file beside it", REMEDY)
     shards = [Shard(**{**row, "state": tuple(row["state"])}) for row in table["shards"]]
     if sum(shard.count for shard in shards) * RECORD.itemsize > 2**63:
         raise io.DamagedFileError(path, "counts more samples than a file can hold", REMEDY)
@@ -164,9 +169,9 @@ def _is_row(row: object) -> bool:
         return False
     state = row["state"] if isinstance(row["state"], list) and len(row["state"]) == 2 else [None]
     numbers = [row["bytes"], *state, *(row[name] for name in ("count", "key_start", "key_bytes", "duplicates"))]
-    least = (-1, -1, 0, 0, 0, 0, 0)
+    bounds = [(-1, 2**63)] * 2 + [(0, 2**63)] + [(0, MOST)] * 4
     return all(isinstance(row[name], str) for name in ("name", "digest")) and all(
-        isinstance(number, int) and low <= number < 2**63 for number, low in zip(numbers, least, strict=False)
+        type(number) is int and low <= number < high for number, (low, high) in zip(numbers, bounds, strict=False)
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from clipzoo.config.compose import compose_search
 from clipzoo.config.overrides import read
-from clipzoo.config.vocabulary import Ascending, Count, Range, Seed, Share
+from clipzoo.config.vocabulary import Ascending, Count, Names, Range, Seed, Share
 from clipzoo.errors import ConfigError
 
 
@@ -29,8 +29,8 @@ class Search:
 
     sampler: Literal["tpe", "quasi_random", "random", "grid"] | None
     trials: Count | None
-    maximize: str | list[str]
-    minimize: str | list[str]
+    maximize: str | Names
+    minimize: str | Names
     seed: Seed
     startup: Count
     rungs: Annotated[list[Annotated[float, Range(above=0, below=1)]], Ascending()]
@@ -83,6 +83,8 @@ def chosen_search(overrides: Sequence[str]) -> Search | None:
             f"search.sampler={search.sampler} needs a metric: give search.maximize='zero_shot/*/top1' or "
             "search.minimize=loss"
         )
+    if repeated := {*_listed(search.maximize)} & {*_listed(search.minimize)}:
+        raise ConfigError(f"{repeated.pop()} is in search.maximize and in search.minimize: leave it out of one")
     if search.trials is None and search.sampler != "grid":
         raise ConfigError(f"search.sampler={search.sampler} needs the number of runs: give search.trials=20")
     return search

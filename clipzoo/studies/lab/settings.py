@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from clipzoo import io
+from clipzoo.config.annotations import kind_of
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Ascending, Count, Probability, Range, Seed, Share
 from clipzoo.errors import ConfigError
@@ -19,6 +21,14 @@ SCALES = "scales"
 CLAIM = ("says", "source", "better", "than", "comparison", "metric")
 METRICS = ("accuracy", "zero_shot", "image_to_text", "text_to_image", "rank_correlation", "error", "calibrated_error")
 """Metrics of which a claim can say that one method is better."""
+
+
+KINDS = {
+    "title": "str", "baseline": "str", "seeds": "Count", "evaluations": "Count", "search": "dict",
+    "training": "list[str]", "ranges": "list[str]", "worlds": "dict[str, dict]", "towers": "dict[str, list[str]]",
+    "methods": "dict[str, list[str]]", "comparisons": "list[dict]", "claims": "list[dict]", "notes": "list[str]",
+}  # fmt: skip
+"""Annotations of the keys of a lab."""
 
 
 @checked
@@ -127,16 +137,14 @@ def read_settings(name: str) -> LabSettings:
         known = ", ".join(sorted(file.stem for file in (CONF / "lab").glob("*.yaml")))
         raise ConfigError(f"there is no lab {name}: give a YAML file, or one of {known}")
     content = io.read_yaml(path)
-    kinds = {
-        "title": str, "baseline": str, "seeds": int, "evaluations": int, "search": dict, "training": list,
-        "ranges": list, "worlds": dict, "towers": dict, "methods": dict, "comparisons": list, "claims": list,
-        "notes": list,
-    }  # fmt: skip
-    io.require_fields(path, content, kinds)
-    if unknown := content.keys() - kinds.keys() - {SCALES}:
-        raise ConfigError(f"{path} has the unknown key {min(unknown)}; its keys are {', '.join(kinds)}, {SCALES}")
-    if content["seeds"] < 1 or content["evaluations"] < 1:
-        raise ConfigError(f"{path}: seeds and evaluations are numbers of at least 1")
+    if missing := [key for key in KINDS if key not in content]:
+        raise io.DamagedFileError(path, f"lacks {', '.join(missing)}")
+    for key, value in content.items():
+        if key not in KINDS and key != SCALES:
+            raise ConfigError(f"{path} has the unknown key {key}; its keys are {', '.join(KINDS)}, {SCALES}")
+        kind = kind_of(ast.Constant(KINDS.get(key, "dict[str, list[str]]")))
+        if not kind.admits(value):
+            raise ConfigError(f"{path}: {key} must be {kind.words}, not {value!r:.80}")
     parts = tuple(_comparison(path, content, node) for node in content["comparisons"])
     search = _built(SearchSettings, content["search"], f"{path}: search")
     if any(abs(place - round(place)) > 1e-9 for place in (rung * content["evaluations"] for rung in search.rungs)):
@@ -149,7 +157,7 @@ def read_settings(name: str) -> LabSettings:
 
 
 def _comparison(path: Path, content: Mapping[str, Any], node: Any) -> Comparison:
-    io.require_fields(path, node, {"world": str, "tower": str})
+    io.require_fields(path, node, {"world": str, "tower": str, **({"methods": list} if "methods" in node else {})})
     for kind in ("world", "tower"):
         _require_known(kind, [node[kind]], list(content[f"{kind}s"]))
     names = node.get("methods") or list(content["methods"])

@@ -10,10 +10,11 @@ import torch
 
 from clipzoo.api.explore.collections import collection_of_images, collections_of
 from clipzoo.api.explore.explanations import _grid
+from clipzoo.api.explore.explorer import Explorer, explored
 from clipzoo.errors import ConfigError
 from tests.support.evaluation_sets import picture
 from tests.support.explored import collections, site_of
-from tests.support.exported import logits
+from tests.support.exported import loaded, logits
 
 HEADS = ("clip", "wpse", "kme", "cloob")
 
@@ -78,6 +79,14 @@ def test_a_map_has_a_point_and_a_class_for_each_picture(explorer):
     vectors = explorer.models[0].index(1).images.double()
     values = torch.linalg.svdvals(vectors - vectors.mean(dim=0)).square()
     assert answer["models"][0]["variance"] == pytest.approx((values[:2] / values.sum()).tolist(), abs=2e-3)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_map_of_few_pictures_has_two_coordinates(tmp_path, limit):
+    parts = collections(tmp_path / "sets", limit)
+    explorer = Explorer([explored("clip", "clip", loaded("clip"), parts, tmp_path / "clip", lambda line: None)], parts)
+    assert torch.tensor(explorer.maps(0)["models"][0]["points"]).shape == (limit, 2)
 
 
 @pytest.mark.medium

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import clipzoo
 from clipzoo.api.search import index as indices
@@ -170,3 +171,35 @@ def test_images_of_shards_have_the_names_of_their_samples(tiny_shards):
     gallery = read_gallery(tiny_shards)
     assert gallery.names[:2] == ["00000.tar/000000", "00000.tar/000001"] and len(gallery.names) == 100
     assert gallery.images[0].size == (40, 36)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"count": 2**62}, {"count": -1}, {"block": 0}, {"names": "x"}, {"key": "x"}, {"model": 3}],
+)
+def test_an_index_with_other_facts_is_refused(change, gallery, published, tmp_path):
+    model = clipzoo.load(published / "clip")
+    clipzoo.build_index(model, str(published / "clip"), str(gallery), tmp_path)
+    path = tmp_path / indices.FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        clipzoo.SearchIndex(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda block: {},
+        lambda block: {"points": block},
+        lambda block: {"embedding": block[:3].clone()},
+        lambda block: {"embedding": block[:, :2].clone()},
+        lambda block: {"embedding": block.half()},
+    ],
+)
+def test_a_damaged_block_is_refused_when_the_index_is_opened(damage, gallery, published, tmp_path):
+    model = clipzoo.load(published / "clip")
+    clipzoo.build_index(model, str(published / "clip"), str(gallery), tmp_path)
+    for path in (tmp_path / "blocks").iterdir():
+        save_file(damage(load_file(path)["embedding"]), path)
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        clipzoo.SearchIndex(tmp_path, model)

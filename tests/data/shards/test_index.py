@@ -246,7 +246,19 @@ def test_a_damaged_index_is_named_and_built_again(tmp_path, caplog, kind, suffix
 
 
 @pytest.mark.parametrize(
-    "changes", [{"count": -1}, {"count": 10**30}, {"digest": 3}, {"state": []}, {"state": "now"}, {"more": 1}]
+    "changes",
+    [
+        {"count": -1},
+        {"count": 10**30},
+        {"digest": 3},
+        {"state": []},
+        {"state": "now"},
+        {"more": 1},
+        {"count": 2**62},
+        {"key_start": 2**62},
+        {"name": "x"},
+        {"count": True},
+    ],
 )
 def test_a_table_with_rows_of_another_form_is_named_and_built_again(tmp_path, caplog, changes):
     folder = write_numbered(tmp_path, [3])

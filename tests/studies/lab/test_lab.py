@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import VARIABLE
@@ -27,7 +28,7 @@ from clipzoo.studies.lab.cell import Cell, cells
 from clipzoo.studies.lab.data import LabData, Split
 from clipzoo.studies.lab.judge import judge_scores
 from clipzoo.studies.lab.run import MANIFEST, oracle
-from clipzoo.studies.lab.settings import LabSettings, read_settings
+from clipzoo.studies.lab.settings import KINDS, LabSettings, read_settings
 from clipzoo.studies.lab.training import score_factor, settings_of
 from clipzoo.studies.lab.words import WordTokenizer
 from tests.support.paths import ROOT
@@ -129,6 +130,15 @@ def test_a_wrong_lab_is_one_message(change, message, tmp_path):
     assert change[0] in text
     (tmp_path / "mine.yaml").write_text(text.replace(*change))
     with pytest.raises(ConfigError, match=message):
+        read_settings(str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize("key", KINDS)
+@pytest.mark.parametrize("value", [None, 1e30, True, [[]], {1: 2}, [{"a": 1}], {"x": {"y": [1]}}])
+def test_a_lab_with_a_value_of_another_type_is_refused(tmp_path, key, value):
+    content = yaml.safe_load((ROOT / "conf" / "lab" / "default.yaml").read_text())
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**content, key: value}))
+    with pytest.raises(ConfigError):
         read_settings(str(tmp_path / "mine.yaml"))
 
 

@@ -1,0 +1,62 @@
+"""Command lines of argparse: what is refused for all commands, before any work."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from clipzoo.cli.arguments import Parser, output_folder, refuse
+from clipzoo.errors import ConfigError
+
+
+def parser() -> Parser:
+    parser = Parser("clipzoo test")
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--to", choices=("hub", "onnx"))
+    parser.add_argument("--static", action="store_true")
+    parser.add_argument("--licence", default="none", needs=["--to hub"])
+    parser.add_argument("--count", default=24, needs=["--to", "--static"])
+    parser.add_argument("--output", type=output_folder)
+    parser.add_argument("--table", action="append")
+    return parser
+
+
+@pytest.mark.parametrize("line", ["a --licence none", "a --to onnx --licence none", "a --count 24"])
+def test_an_option_without_the_option_that_it_belongs_to_is_refused_even_with_its_default(line):
+    for parse in (parser().parse_args, parser().parse_intermixed_args):
+        with pytest.raises(ConfigError, match="has no effect without --to"):
+            parse(line.split())
+
+
+@pytest.mark.parametrize("line", ["a", "a --to hub --licence mit --count 3", "a --static --count 3", "a b --to onnx"])
+def test_an_option_with_the_option_that_it_belongs_to_is_accepted(line):
+    assert parser().parse_args(line.split()).runs[0] == "a"
+    assert parser().parse_intermixed_args(line.split()).runs[0] == "a"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [[""], [" "], ["a\udcff"], ["a", "a"], ["a", "--table", "x", "--table", "x"], ["a", "--output", "/dev/null"],
+     ["a", "--output", "/dev/null/x"], ["a", "--output", "x" * 300], ["a", "--output", "x/" * 3000]],
+)  # fmt: skip
+def test_blank_invalid_and_repeated_texts_and_impossible_folders_are_refused(line):
+    with pytest.raises(ConfigError):
+        parser().parse_args(line)
+
+
+def test_an_output_below_a_dangling_link_is_refused(tmp_path: Path):
+    (tmp_path / "link").symlink_to("nosuch")
+    with pytest.raises(ConfigError, match="link is not a folder"):
+        parser().parse_args(["a", "--output", str(tmp_path / "link" / "x")])
+
+
+def test_options_of_a_subcommand_that_were_given_are_known_to_its_command():
+    main = Parser("clipzoo")
+    commands = main.add_subparsers()
+    commands.add_parser("make").add_argument("--label", default="x")
+    options: argparse.Namespace = main.parse_args(["make", "--label", "x"])
+    with pytest.raises(ConfigError, match="--label is for tables"):
+        refuse(options, ["--label"], "is for tables")
+    refuse(main.parse_args(["make"]), ["--label"], "is for tables")
