@@ -34,7 +34,7 @@ from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Machines, NonNegativeCount, Port, Restarts
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.io import write_whole
+from clipzoo.io import MB, read_bytes, write_whole
 from clipzoo.runs import sweep
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.search.settings import Search
@@ -82,7 +82,7 @@ def _write(text: str, file: Path | None) -> None:
     """Print a file, or write it unless another one is there."""
     if file is None:
         print(text, end="")
-    elif file.exists() and (file.is_dir() or file.read_text() != text):
+    elif file.exists() and (not file.is_file() or read_bytes(file, MB) != text.encode()):
         raise ConfigError(f"--output {file} exists: give another file, or remove it")
     else:
         write_whole(file, text)

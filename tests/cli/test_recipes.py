@@ -98,7 +98,7 @@ def test_a_task_of_skypilot_finds_its_first_node(capsys):
         (["kubernetes", "name=a_b", SHARDS], "name=a_b is not a valid job name"),
         (["kubernetes", "head=clipp"], "did you mean clip"),
         (["slurm", *OVERRIDES], "one of train, sweep, search, eval before the overrides"),
-        (["slurm", "train", "--min-nodes", "1", *OVERRIDES], "--min-nodes is for elastic runs"),
+        (["slurm", "train", "--min-nodes", "1", *OVERRIDES], "--min-nodes has no effect without --to torchrun"),
         (["slurm", "train", "head=clipp"], "did you mean clip"),
         (["slurm", "eval", "evall=demo"], "there is no key evall"),
         (["slurm", "sweep", SHARDS, "head=clip,clipp"], "did you mean clip"),

@@ -77,5 +77,5 @@ def test_a_resizing_that_open_clip_does_not_have_is_refused(tmp_path):
     content = json.loads(path.read_text())
     content["preprocess_cfg"]["resize_mode"] = "stretch"
     path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="resize_mode=stretch; known are"):
+    with pytest.raises(ConfigError, match="resize_mode=stretch; supported are"):
         describe(f"local-dir:{path.parent}")

@@ -155,6 +155,8 @@ TABLES = "a table of the user's own names images anywhere on the disk; they are 
 OPTIONS = "options of the command line, in folders of configurations"
 RECIPES = "names that clipzoo's recipes and studies write in the code"
 TRUSTED = {
+    ("cli/launch.py", "Path('slurm') / f'{script}.sbatch'"): "one of the names of batch scripts",
+    ("cli/launch.py", "SLURM / f'{script}.sbatch'"): "one of the names of batch scripts",
     ("config/constructors.py", "PACKAGE.joinpath(*module.split('.')[1:])"): "modules of clipzoo",
     ("config/groups.py", "folder / group / f'{option}.yaml'"): OPTIONS,
     ("config/groups.py", "folder / group"): OPTIONS,
@@ -288,7 +290,7 @@ IN_WHOLE = "into a file that clipzoo.io.whole has opened"
 READERS = {
 
     "training/checkpoints/single_file.py": WEIGHTS, "training/checkpoints/tensor_files.py": WEIGHTS,
-    "cli/reproduce_demo.py": "its own log", "config/listing.py": OWN, "config/meanings.py": OWN,
+    "cli/reproduce_demo.py": "its own log", "cli/launch.py": OWN, "config/listing.py": OWN, "config/meanings.py": OWN,
     "config/suggestions.py": OWN, "runs/sweep.py": OWN, "data/workers.py": OWN, "distributed/cores.py": OWN,
     "ops/tiles_cpu.py": OWN, "evaluation/datasets/catalogue.py": OWN, "report/paper_tables/experiments.py": OWN,
     "report/paper_tables/published.py": OWN, 

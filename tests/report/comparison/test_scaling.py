@@ -74,7 +74,7 @@ def test_five_fitted_scales_also_give_a_law_with_a_floor() -> None:
 @pytest.mark.parametrize(
     ("axis", "message"),
     [
-        ("width", "a method has 1 values of encoder.image_width at most; a fit needs 5"),
+        ("width", "a method has 1 value of encoder.image_width at most; a fit needs 5"),
         ("compute", r"--scaling compute: a.ClipHead-100 has no FLOPs in results.json"),
         ("head.depth", "has head.depth=None; give compute, samples, width or a configuration key with numbers"),
     ],
