@@ -155,9 +155,8 @@ def test_evaluate_refuses_a_hostile_run_with_a_message_and_code_2(part_name, run
 @pytest.mark.parametrize("changes", [{"eval": None}, {"eval": [1]}, {"seed": 1e30}, {"logger": 3}])
 def test_nodes_of_another_type_are_refused(run, changes):
     write_config(run, {**config_of("clip"), **changes})
-    for read in (clipzoo.load, write_report):
-        with pytest.raises(ConfigError, match="config.yaml"):
-            read(run)
+    with pytest.raises(ConfigError, match="config.yaml"):
+        clipzoo.load(run)
 
 
 def test_parts_that_loading_does_not_need_are_never_built(run, canary):
