@@ -31,8 +31,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises ConfigError for a wrong command line; so do the parsers of its subcommands.
 
     Texts and paths must be valid UTF-8 and not blank, and no list has a value twice. An option that is declared with
-    `needs=["--table", "--to hub"]` is refused unless one of these options is given, with this value if one is named. The
-    namespace has the names of the options that were given as `given`.
+    `needs=["--table", "--to hub"]` is refused unless one of these options is given, with this value if one is named.
+    The namespace has the names of the options that were given as `given`.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:

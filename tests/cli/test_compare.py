@@ -53,3 +53,12 @@ def test_one_run_and_a_missing_folder_are_one_clear_message(tmp_path, monkeypatc
         with pytest.raises(SystemExit) as end:
             compare(monkeypatch, given)
         assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_run_that_is_given_twice_by_two_names_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "metrics.jsonl").touch()
+    (tmp_path / "link").symlink_to("a")
+    with pytest.raises(SystemExit) as end:
+        compare(monkeypatch, tmp_path / "a", tmp_path / "link")
+    assert end.value.code == 2 and "give each run once" in capsys.readouterr().err
