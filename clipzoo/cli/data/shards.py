@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import add_batch, number_in, output_folder, refuse
 from clipzoo.cli.progress import Progress
-from clipzoo.config.vocabulary import Count, Gigabytes, Processes, Range, Samples, Seed
+from clipzoo.config.vocabulary import Gigabytes, Processes, Range, Samples, Seed
 from clipzoo.errors import ConfigError, number_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Tiles = Annotated[int, Range(at_least=1, at_most=10_000)]
 """Images of a contact sheet."""
+Pixels = Annotated[int, Range(at_least=1, at_most=10**10)]
+Side = Annotated[int, Range(at_least=1, at_most=65_535)]
+"""Pixels of a side of a JPEG."""
 MAKE = """Pack images and captions into shards.
 
 A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
@@ -198,7 +201,7 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hold-out-seed", type=number_in(Seed), default=0, help="chooses the pairs held out")
     add_batch(parser)
     parser.add_argument(
-        "--shortest-side", type=number_in(Count), help="downscale larger images to this many pixels, as JPEG"
+        "--shortest-side", type=number_in(Side), help="downscale larger images to this many pixels, as JPEG"
     )
     parser.add_argument(
         "--caption-line",
@@ -256,7 +259,7 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _reading_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-pixels", type=number_in(Count), default=89_000_000, help="as data.max_pixels")
+    parser.add_argument("--max-pixels", type=number_in(Pixels), default=89_000_000, help="as data.max_pixels")
     parser.add_argument("--processes", type=number_in(Processes), default=os.cpu_count(), help="default: one per core")
 
 
