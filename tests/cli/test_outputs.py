@@ -39,7 +39,7 @@ def folders(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(
     ("output", "fault"),
     [
-        ("", "names no folder"), ("runs/demo", "is a run directory"), ("exported", "has an exported model"),
+        ("", "must not be blank"), ("runs/demo", "is a run directory"), ("exported", "has an exported model"),
         ("file", "is not a folder"), ("s3://bucket/x", "is a URL"),
     ],
 )  # fmt: skip
