@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Workers of pytest. The tests of a file share fixtures and run on one worker; tests/conftest.py says which file starts first.
 JOBS ?= 2
 PARALLEL = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops similarity training)
+NUMERICAL = -m "not slow and not slurm" $(addprefix tests/,encoders evaluation heads objectives ops training)
 
 .PHONY: help install demo emoji reproduce-demo test test-fast test-all test-cpus test-slurm lint bench bench-gpu docs docs-serve package studies clean
 .DEFAULT_GOAL := help

@@ -31,3 +31,12 @@ def test_an_environment_with_another_checkout_is_refused_and_stays_as_it_is(
     assert done.returncode == 2
     assert "shared has clipzoo from file:///elsewhere: give VENV=.venv, or uninstall" in done.stderr
     assert [path.name for path in packages.iterdir()] == [installed.name]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_the_folders_of_the_numerical_tests_exist(tmp_path: Path) -> None:
+    (tmp_path / ".clipzoo-installed").touch()
+    command = ["make", "--dry-run", f"VENV={tmp_path}", "test-cpus"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folders = {word for word in printed.split() if word.startswith("tests/")}
+    assert folders and all((ROOT / folder).is_dir() for folder in folders)
