@@ -55,7 +55,7 @@ def set_environment() -> None:
     variables = os.environ
     if not is_task() or "RANK" in variables:
         return
-    # The same port in all tasks, another one in the next attempt.
+    # All tasks have one port, and the next attempt has another one.
     attempt = int(variables["SLURM_JOB_ID"]) * 7 + int(variables.get("SLURM_RESTART_COUNT", "0"))
     # With --gpus-per-task a task sees only its own device, which is number 0.
     one_device = "," not in variables.get("CUDA_VISIBLE_DEVICES", ",")

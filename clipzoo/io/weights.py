@@ -212,7 +212,7 @@ def require_bounded(path: Path, remedy: str = "") -> None:
 
 
 class _BoundError(Exception):
-    """What is wrong with a file, a clause that follows its path."""
+    """Fault of a file: a clause that follows its path."""
 
 
 def _require(condition: bool, fault: str) -> None:

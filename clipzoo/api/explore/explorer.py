@@ -172,7 +172,7 @@ def _memory(index: SearchIndex, text: Embedding) -> Answer | None:
 
 def _principal_components(images: Embedding) -> Answer:
     some = unit_vectors(images[_mapped(len(images))]).float()
-    # Of the thousands of components, two are needed.
+    # Two of up to thousands of components are needed.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         left, lengths, _ = torch.pca_lowrank(some, min(SUBSPACE, *some.shape), niter=ITERATIONS)
