@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from clipzoo.config.arguments import checked
-from clipzoo.config.vocabulary import Ascending, Count, Gigabytes, Probability, Range, Share, Workers
+from clipzoo.config.vocabulary import Ascending, Count, Gigabytes, Pixels, Probability, Range, Share, Side, Workers
 from clipzoo.data.faults import Fault, FaultLog
 from clipzoo.data.images.transform import ImageTransform
 from clipzoo.data.plan.plan import Plan
@@ -61,13 +61,13 @@ class ShardDataset(Part):
         self,
         shards: str | list[str] | list[dict[str, str | float | list[str]]],
         tokenizer: Tokenizer,
-        image_size: Count,
+        image_size: Side,
         crop_scale: Annotated[tuple[Share, Share], Ascending()],
         interpolation: Literal["bicubic", "bilinear"],
         flip: Probability,
         rand_augment: tuple[Operations, Magnitude] | None,
         decode: Literal["exact", "fast"],
-        max_pixels: Count,
+        max_pixels: Pixels,
         caption_key: str | None,
         shuffle_window: Count,
         max_bad_fraction: Probability,

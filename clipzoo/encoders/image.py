@@ -22,7 +22,7 @@ from clipzoo.encoders.last_block import (
 from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, timm_trunk, tokens_of
 from clipzoo.errors import ConfigError
 from clipzoo.io.imports import import_alone
-from clipzoo.types import Count, Features, Layers, checked
+from clipzoo.types import Count, Features, Layers, Side, checked
 
 
 @checked
@@ -43,7 +43,7 @@ class TimmTower(ImageTower):
     def __init__(
         self,
         name: str,
-        image_size: Count | None,
+        image_size: Side | None,
         pretrained: bool,
         options: dict[str, Any],
         checkpoint: bool = False,
@@ -103,7 +103,7 @@ class ClipViT(Tower):
 
     def __init__(
         self,
-        image_size: Count,
+        image_size: Side,
         patch_size: Count,
         width: Count,
         layers: Layers,
@@ -157,7 +157,7 @@ class ClipResNet(Tower):
 
     def __init__(
         self,
-        image_size: Count,
+        image_size: Side,
         layers: tuple[Layers, Layers, Layers, Layers],
         stem_width: Count,
         heads: Count,

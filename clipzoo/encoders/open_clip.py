@@ -26,7 +26,7 @@ from clipzoo.encoders.open_clip_registry import describe, settings_of, tokenizer
 from clipzoo.encoders.text import causal_state, causal_states
 from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, tokens_of
 from clipzoo.errors import one_message
-from clipzoo.types import Count, Features, checked
+from clipzoo.types import Count, Features, Side, checked
 
 
 @checked
@@ -44,7 +44,7 @@ class OpenClipImage(ImageTower):
 
     trunk: Any
 
-    def __init__(self, name: str, image_size: Count | None, options: dict[str, Any], checkpoint: bool = False) -> None:
+    def __init__(self, name: str, image_size: Side | None, options: dict[str, Any], checkpoint: bool = False) -> None:
         super().__init__()
         from open_clip.model import CLIPVisionCfg, _build_vision_tower
         from open_clip.modified_resnet import ModifiedResNet

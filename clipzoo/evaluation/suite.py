@@ -28,7 +28,7 @@ from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.io import below, write_json
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, MetricKey, written
-from clipzoo.types import Count, Epochs, Names, Part, Progress, Range, Seed, Workers, checked
+from clipzoo.types import Count, Epochs, Names, Part, Progress, Range, Seed, Side, Workers, checked
 
 SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
 """Splits that a task needs."""
@@ -68,7 +68,7 @@ class Suite(Part):
         linear_probe: Names,
         retrieval: Names,
         tokenizer: Tokenizer,
-        image_size: Count,
+        image_size: Side,
         interpolation: Literal["bicubic", "bilinear"],
         prompts: Literal["slip", "clip", "set"],
         missing: Literal["error", "report"],
