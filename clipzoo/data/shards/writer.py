@@ -23,7 +23,7 @@ from clipzoo.data.shards.captions import CaptionCounts, digest, has_text
 from clipzoo.data.shards.pairs import Pair
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError
-from clipzoo.io import whole, write_json
+from clipzoo.io import make_folder, whole, write_json
 
 _LARGEST = 10**9
 """Pixels of the largest image that is scaled down."""
@@ -74,7 +74,7 @@ def write_shards(
     Raises:
         ConfigError: the folder has shards already.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if any(folder.glob("*.tar")):
         raise ConfigError(f"{folder} already has shards: give an empty folder")
     order: Iterable[int] = range(len(pairs))
