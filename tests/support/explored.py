@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clipzoo.api.explore.collections import Collection, collections_of
-from clipzoo.api.explore.explorer import Explorer, explored
+from clipzoo.api.explore import Collection, Explorer, collections_of, explored
 from clipzoo.cli.models.explorer_site import ExploredRun, Site
 from tests.support.evaluation_sets import write_sets
 from tests.support.exported import loaded

@@ -24,7 +24,7 @@ from clipzoo.errors import ConfigError, installation
 from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
 
 if TYPE_CHECKING:
-    from clipzoo.api.explore.collections import Collection
+    from clipzoo.api.explore import Collection
     from clipzoo.api.loading import LoadedModel
     from clipzoo.cli.models.explorer_site import Site
 
@@ -73,8 +73,10 @@ def explore(options: argparse.Namespace) -> None:
             write_whole(options.static / "index.html", site.static(options.captions))
             print(options.static / "index.html")
             return
+        from clipzoo.cli.models.explorer_site import listener, server
+
         try:
-            from clipzoo.cli.models.explorer_server import listener, server
+            running = server(site)
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"the page needs {error.name}: {installation('explore')}, or write a page that needs no server with "
@@ -82,11 +84,11 @@ def explore(options: argparse.Namespace) -> None:
             ) from None
         with listener(options.port) as listening, suppress(KeyboardInterrupt):
             print(f"http://127.0.0.1:{listening.getsockname()[1]} (on this machine only; Ctrl-C ends it)", flush=True)
-            server(site).run(sockets=[listening])
+            running.run(sockets=[listening])
 
 
 def _site(options: argparse.Namespace, temporary: Path) -> Site:
-    from clipzoo.api.explore.explorer import Explorer, explored
+    from clipzoo.api.explore import Explorer, explored
     from clipzoo.api.loading import load
     from clipzoo.cli.models.explorer_site import ExploredRun, Site
     from clipzoo.distributed.environment import say
@@ -111,7 +113,7 @@ def _site(options: argparse.Namespace, temporary: Path) -> Site:
 
 
 def _collections(options: argparse.Namespace, models: Sequence[LoadedModel]) -> list[Collection]:
-    from clipzoo.api.explore.collections import REMEDY, collection_of_images, collections_of
+    from clipzoo.api.explore import REMEDY, collection_of_images, collections_of
     from clipzoo.distributed.environment import say
 
     if options.images is not None:

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipzoo.api.explore.collections import collection_of_images, collections_of
-from clipzoo.api.explore.explanations import _grid
-from clipzoo.api.explore.explorer import Explorer, explored
+from clipzoo.api.explore import Explorer, _grid, collection_of_images, collections_of, explored
 from clipzoo.errors import ConfigError
 from tests.support.evaluation_sets import picture
 from tests.support.explored import collections, site_of
