@@ -6,7 +6,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -69,13 +69,16 @@ class Collection:
         return len(self.gallery.names)
 
 
-def collections_of(config: Mapping[str, Any], names: Sequence[str], limit: int) -> Iterator[Collection | str]:
-    """Yield the evaluation datasets of a run's configuration, and a message for each that is not there.
+def collections_of(
+    config: Mapping[str, Any], names: Sequence[str], limit: int, report: Callable[[str], None]
+) -> list[Collection]:
+    """Return the evaluation datasets of a run's configuration.
 
-    names: datasets to open; empty for all. limit: pictures of each, evenly spaced in the dataset.
+    names: datasets to open; empty for all. limit: pictures of each, evenly spaced in the dataset. report: receives a
+    line for each missing dataset.
 
     Raises:
-        ConfigError: the configuration has no evaluation dataset, or none of these names.
+        ConfigError: the configuration has no evaluation dataset, or none of these names, or all datasets are missing.
     """
     node = config.get("eval") or {}
     known = list(dict.fromkeys(name for task in TASKS for name in node.get(task) or ()))
@@ -86,11 +89,18 @@ def collections_of(config: Mapping[str, Any], names: Sequence[str], limit: int) 
         raise ConfigError(
             f"--dataset {unknown[0]} is not an evaluation dataset of the run (it has: {', '.join(known)})"
         )
+    collections, missing = [], []
     for name in names or known:
         try:
-            yield _collection(open_benchmark(name, Path(node["root"]), node.get("prompts", "set")), node["root"], limit)
+            dataset = open_benchmark(name, Path(node["root"]), node.get("prompts", "set"))
+            collections.append(_collection(dataset, node["root"], limit))
         except MissingDatasetError as error:
-            yield str(error)
+            missing.append(str(error))
+    if not collections:
+        raise ConfigError("\n         ".join([*missing, f"no evaluation dataset of the run was found: {REMEDY}"]))
+    for message in missing:
+        report(f"left out: {message}")
+    return collections
 
 
 def collection_of_images(source: str, limit: int) -> Collection:

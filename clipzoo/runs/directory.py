@@ -41,6 +41,7 @@ FIELDS = {
     "name": (str, type(None)), "runs": str, "row": (str, type(None)), "seed": int,
     "trainer.global_batch": int, "trainer.epochs": (int, float, type(None)),
     "trainer.save_every": int, "eval.root": str,
+    "eval.zero_shot": list, "eval.linear_probe": list, "eval.retrieval": list,
 }  # fmt: skip
 """Types of the values that commands read from a stored configuration, besides the nodes that they build."""
 CONFIG_REMEDY = "restore it from a copy, or give another name=... to train anew"

@@ -14,7 +14,7 @@ def collections(root: Path, limit: int = 100) -> list[Collection]:
     """The datasets of `write_sets`: "things" with captions, and "colours" with classes."""
     write_sets(root)
     node = {"root": str(root), "retrieval": ["things"], "zero_shot": ["colours"], "prompts": "set"}
-    return [part for part in collections_of({"eval": node}, (), limit) if not isinstance(part, str)]
+    return collections_of({"eval": node}, (), limit, print)
 
 
 def site_of(folder: Path, *heads: str) -> Site:

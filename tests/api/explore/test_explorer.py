@@ -97,9 +97,9 @@ def test_a_limit_takes_pictures_from_the_whole_dataset_with_their_own_captions(t
 
 def test_a_run_without_evaluation_data_is_told_what_to_give():
     with pytest.raises(ConfigError, match="no evaluation data .* give --images FOLDER"):
-        list(collections_of({"eval": {"root": "x", "retrieval": []}}, (), 10))
+        collections_of({"eval": {"root": "x", "retrieval": []}}, (), 10, print)
     with pytest.raises(ConfigError, match="--dataset sea is not an evaluation dataset .* has: scenes"):
-        list(collections_of({"eval": {"root": "x", "retrieval": ["scenes"]}}, ["sea"], 10))
+        collections_of({"eval": {"root": "x", "retrieval": ["scenes"]}}, ["sea"], 10, print)
 
 
 @pytest.mark.parametrize(
