@@ -53,6 +53,8 @@ def test_the_default_configuration_needs_only_shards():
         ("checkpoint=a.pt", "there is no key checkpoint; did you mean init.weights?"),
         ("lr=1e-3", "there is no key lr; did you mean optim.schedule.peak?"),
         ("trainer.batch_size=8", "there is no key trainer.batch_size; did you mean trainer.global_batch?"),
+        ("data.max_pixels=1000000000000000000", "data.max_pixels must be a whole number from 1 to 10000000000, not 10"),
+        ("head.embed_width=1000000001", "head.embed_width must be a whole number from 1 to 1000000000, not 1000000001"),
         ("trainer.steps=1.5", "trainer.steps must be a whole number from 1 to 1000000000 or null, not 1.5"),
         ("trainer.epochs=0", "trainer.epochs must be a number above 0 and at most 1e+06 or null, not 0 (int)"),
         ("sede=1", "there is no key sede; did you mean seed?"),

@@ -61,6 +61,7 @@ def test_nodes_of_another_type_are_named(run):
     for changes, fault in (
         ({"head": "clip"}, "has 'clip' as head, not a mapping"),
         ({"head": {}}, "lacks head._target_"),
+        ({"eval": {**plain["eval"], "zero_shot": [1]}}, "has 1 as eval.zero_shot.0, not text"),
         ({"row": 3}, "has 3 as row, not text or nothing"),
         ({"eval": None}, "has None as eval, not a mapping"),
         ({"trainer": {**plain["trainer"], "epochs": "ten"}}, "has 'ten' as trainer.epochs, not a number or nothing"),
