@@ -38,7 +38,7 @@ PARTS = ("encoder", "head", "objective", "data", "optim", "trainer")
 TASKS = ("zero_shot", "linear_probe", "retrieval")
 NODES = ("eval", "logger", "init", "tune", "average")
 """Nodes that the configuration of a run may have besides PARTS."""
-FIELDS = {
+FIELDS: dict[str, type | tuple[type, ...]] = {
     "name": (str, type(None)), "runs": str, "row": (str, type(None)), "seed": int,
     "trainer.global_batch": int, "trainer.epochs": (int, float, type(None)),
     "trainer.save_every": int, "eval.root": str,
