@@ -169,8 +169,8 @@ class Study:
 
     def _damaged(self, fault: str) -> ConfigError:
         return ConfigError(
-            f"{self.folder / JOURNAL} is damaged: {fault}. Restore it from a copy, or remove {self.folder}: the same "
-            "command draws the same trials, and finds the runs that are finished"
+            f"{self.folder / JOURNAL} is damaged or of another search: {fault}. Restore it from a copy, or remove "
+            f"{self.folder}: the same command draws the same trials, and finds the runs that are finished"
         )
 
     def _id(self, storage: JournalStorage) -> int:
