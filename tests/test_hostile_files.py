@@ -16,7 +16,7 @@ from tests.support.processes import Process
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 SLOW = ("run, reported", "run, continued", "run, evaluated", "run in a store", "runs, compared", "records of a lab")
 """Formats whose reader takes about a second."""
-QUICK_CASES, CASES = 5, 60
+QUICK_CASES, CASES = 4, 60
 
 
 def read_hostile_files(root: str, names: list[str], most: int) -> None:

@@ -103,7 +103,7 @@ def values() -> dict[str, Any]:
         "parts": "a//../.", "reserved": "..", "a surrogate": "\ud800", "NUL": "a\0b", "line ends": "a\n\r\x1b[2Jb",
         "300 letters": "a" * 300, "300,000 letters": "a" * 300_000, "a call": call, "a variable": "${oc.env:HOME}",
         "a pipe": f"pipe:touch {CANARY}", "10^5 values": [1] * 10**5, "<script>": "<script>alert(1)</script>",
-        "deep": json.loads("[" * 500 + "]" * 500),
+        "deep": json.loads("[" * 150 + "]" * 150),
     }  # fmt: skip
 
 
