@@ -379,7 +379,7 @@ def write_lab_records(folder: Path) -> None:
 
 
 def read_lab_records(folder: Path) -> None:
-    write_page(folder / "lab", folder / "lab.md")
+    write_page(folder / "lab", None, "clipzoo lab")
 
 
 def cache_features(folder: Path) -> None:
