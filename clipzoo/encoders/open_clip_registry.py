@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import MB, read_json, require_fields
 from clipzoo.io.hub import from_hub
+from clipzoo.io.reading import shortened
 
 FOLDER, HUB = "local-dir:", "hf-hub:"
 FILE = "open_clip_config.json"
@@ -67,6 +68,8 @@ def describe(name: str) -> Description:
     if name.startswith((FOLDER, HUB)):
         _require_plain_towers(name, content["model_cfg"])
     preprocessing = content.get("preprocess_cfg") or {}
+    if not isinstance(preprocessing, dict):
+        raise ConfigError(f"{name}: its preprocess_cfg is {shortened(preprocessing)}, not a mapping")
     mean = preprocessing.get("mean") or OPENAI_DATASET_MEAN
     std = preprocessing.get("std") or OPENAI_DATASET_STD
     interpolation, mode = resizing(preprocessing, name)
