@@ -96,7 +96,8 @@ class Checkout:
         result = {"exit": program.wait(), "numbers": results.numbers(folder / name / "result.json")}
         if not result["numbers"]:
             return {**result, "message": error_message(program.output)}
-        return {**result, "pages": results.pages(folder, leave_out={"result.json"})}
+        pages = results.pages(folder, leave_out={"result.json"})
+        return {**result, "pages": {path: results.without_timings(page) for path, page in pages.items()}}
 
     def demo(self) -> dict[str, Any]:
         """The demo's results on two threads, by the commands of `make demo`."""

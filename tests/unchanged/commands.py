@@ -219,7 +219,9 @@ def made(checkout: Checkout, name: str, arguments: tuple[str, ...]) -> dict[str,
     shutil.rmtree(folder, ignore_errors=True)
     command, *rest = arguments
     program = checkout.command(command, *rest, key=f"made/{name}")
-    record: dict[str, Any] = {"exit": program.wait(), "pages": results.pages(folder)}
+    record: dict[str, Any] = {"exit": program.wait(), "pages": {}}
+    for path, content in results.pages(folder).items():
+        record["pages"][path] = results.without_timings(content)
     if record["exit"] != [0]:
         record["message"] = error_message(program.output)
     shutil.rmtree(folder, ignore_errors=True)

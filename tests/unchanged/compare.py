@@ -33,7 +33,7 @@ VOLATILE = (
     (re.compile(r"\bclipzoo(?:\.\w+)*\.([A-Za-z]\w*)"), r"\1"),  # the module of a class
     (re.compile(r"(?<=-)[0-9a-f]{8}(?![0-9a-f])"), "DIGEST"),  # of a configuration, with the modules of its classes
     (re.compile(r"\b[0-9a-f]{40}\b"), "REVISION"),
-    (re.compile(r"\b0\.\d+\.\w+\+g[0-9a-f]+[\w.]*"), "VERSION"),
+    (re.compile(r"\bclipzoo \d[\w.+]*"), "clipzoo VERSION"),
     (re.compile(r"\b\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?)?"), "DATE"),
 )
 """Pattern and replacement of what is no result in any text."""

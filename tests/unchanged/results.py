@@ -19,6 +19,10 @@ TIMINGS = {
     "seconds",
 }  # fmt: skip
 """Keys of metrics.jsonl that are measurements of time, memory and throughput: different in every run."""
+TIMED = re.compile(
+    r"(?i)seconds|minutes|hours|samples/s|memory|waiting|forward|backward|optimizer$|FLOPs utili|\bcost\b"
+)
+"""Headings and keys of measurements of time, memory and throughput."""
 TEXTS = (".csv", ".json", ".md", ".html", ".tex")
 """Ends of the names of tables and pages."""
 SPENT = "spent"
@@ -121,6 +125,23 @@ def page(path: Path) -> Any:
         )
     lines = (" ".join(line.split()) for line in text.splitlines())
     return [line for line in lines if line]
+
+
+def without_timings(content: Any) -> Any:
+    """A page without the times and memory that its own trainings took: values by key, or cells below such a heading."""
+    if isinstance(content, dict):
+        return {key: value for key, value in content.items() if not TIMED.search(key)}
+    lines, timed, count = [], set(), 0
+    for line in content:
+        cells = re.split("([|,&])", line)
+        if any(TIMED.search(cell) for cell in cells):
+            timed, count = {place for place, cell in enumerate(cells) if TIMED.search(cell)}, len(cells)
+        elif len(cells) == count:
+            cells = ["TIME" if place in timed else cell for place, cell in enumerate(cells)]
+        else:
+            count = 0
+        lines.append(re.sub(r"[\d.,]+ ?(?=(s|seconds|minutes|hours|samples/s|MiB|GiB)\b)", "N ", "".join(cells)))
+    return lines
 
 
 def file_digest(path: Path) -> str:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tests.unchanged import changed
+from tests.unchanged import changed, results
 from tests.unchanged.compare import compare
 
 LOGGED = [{"step": 1, "loss": 2.5, "norm": math.nan}, {"step": 2, "loss": 1.0, "norm": 3.0}]
@@ -86,3 +86,10 @@ def test_missing_cases_are_differences_of_a_complete_comparison():
     reference, current = record({"runs/a": {}, "runs/b": {}}), record({"runs/a": {}})
     assert compare(reference, current).notes == ["not in the current record: 1 of runs: runs/b"]
     assert compare(reference, current, complete=True).differences == ["runs/b: missing in the current record"]
+
+
+def test_times_of_a_page_are_left_out_and_other_numbers_stay():
+    lines = ["key | loss | minutes", "1 | 0.5 | 0.2", "2 | 0.4 | 0.31", "a note", "It took 3.5 s."]
+    masked = results.without_timings(lines)
+    assert masked == ["key | loss | minutes", "1 | 0.5 |TIME", "2 | 0.4 |TIME", "a note", "It took N s."]
+    assert results.without_timings({"a.seconds": 3, "a.loss": 2}) == {"a.loss": 2}
