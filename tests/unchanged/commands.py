@@ -256,15 +256,16 @@ def lines(checkout: Checkout, stored: Path) -> dict[str, Any]:
     folder = checkout.work / "lines"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(stored / "files", folder, symlinks=True)
-    commands = [[translated(argument.replace("FOLDER", str(folder)), checkout.keys) for argument in line]
-                for line in json.loads((stored / "lines.json").read_text())]  # fmt: skip
-    return processes.call(
+    given = json.loads((stored / "lines.json").read_text())
+    commands = [[translated(word.replace("FOLDER", str(folder)), checkout.keys) for word in line] for line in given]
+    outcomes = processes.call(
         checkout.path, run_lines, str(checkout.path), commands, str(folder),
         answer=checkout.work / f"answer.{os.getpid()}.json",
     )  # fmt: skip
+    return {f"{number}: {' '.join(line)}"[:400]: outcomes[number] for number, line in enumerate(given)}
 
 
-def run_lines(checkout: str, commands: list[list[str]], folder: str) -> dict[str, Any]:
+def run_lines(checkout: str, commands: list[list[str]], folder: str) -> list[dict[str, Any]]:
     """Run each command line in a fork of this process, which has imported the checkout."""
     import clipzoo
 
@@ -272,16 +273,15 @@ def run_lines(checkout: str, commands: list[list[str]], folder: str) -> dict[str
         getattr(clipzoo, name)
     main = processes.command(checkout)
     os.chdir(folder)
-    found: dict[str, Any] = {}
+    found = []
     for number, arguments in enumerate(commands):
         log = Path(folder) / f"line_{number}.log"
         pid = os.fork()
         if not pid:
             _run_line(main, arguments, log)
         _, status = os.waitpid(pid, 0)
-        shown = " ".join(arguments).replace(folder, "FOLDER")
         messages = error_message(log.read_text(errors="replace")).replace(folder, "FOLDER")
-        found[f"{number}: {shown}"[:400]] = {"exit": os.waitstatus_to_exitcode(status), "message": messages[:400]}
+        found.append({"exit": os.waitstatus_to_exitcode(status), "message": messages[:400]})
     return found
 
 
