@@ -18,7 +18,7 @@ from clipzoo.config.groups import VARIABLE
 from clipzoo.config.vocabulary import Samples
 from clipzoo.distributed.reporting import exit_on_error
 from clipzoo.errors import ConfigError
-from clipzoo.io.reading import shortened
+from clipzoo.io import shortened
 from clipzoo.io.stores.filesystem import is_url
 
 LONGEST_NAME, LONGEST_PATH = 255, 4096

@@ -23,7 +23,7 @@ from clipzoo.distributed.environment import say
 from clipzoo.distributed.reporting import same_on_all_ranks
 from clipzoo.distributed.stop_signals import SIGNALS
 from clipzoo.errors import ConfigError
-from clipzoo.io.names import folder_name
+from clipzoo.io import folder_name
 from clipzoo.io.weights import is_checkpoint, run_of
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of

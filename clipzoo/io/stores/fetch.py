@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from clipzoo.io.names import below
+from clipzoo.io.files import below, whole
 from clipzoo.io.stores import filesystem
 from clipzoo.io.stores.filesystem import ChangedError, TruncatedError
 from clipzoo.io.stores.lease import writer
 from clipzoo.io.stores.record import Record
 from clipzoo.io.stores.store import Store
 from clipzoo.io.stores.tree import FINISHED, Group, Tree, Version, local_files, stated_digests, tree_of, version_of
-from clipzoo.io.writing import whole
 
 log = logging.getLogger(__name__)
 

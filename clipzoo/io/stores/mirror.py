@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clipzoo.errors import TrainingError, cause
-from clipzoo.io.names import below
-from clipzoo.io.reading import MB, read_bytes
+from clipzoo.io.files import MB, below, read_bytes
 from clipzoo.io.stores.filesystem import TruncatedError
 from clipzoo.io.stores.record import Record
 from clipzoo.io.stores.store import Store

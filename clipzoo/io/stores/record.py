@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clipzoo.io.reading import MB, DamageLog, read_json
+from clipzoo.io.files import MB, DamageLog, read_json, write_json
 from clipzoo.io.stores.tree import Version
-from clipzoo.io.writing import write_json
 
 FILE = ".remote.json"
 

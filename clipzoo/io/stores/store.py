@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.errors import ConfigError, TrainingError, cause, masked
+from clipzoo.io.files import whole
 from clipzoo.io.stores.filesystem import (
     ChangedError,
     Result,
@@ -19,7 +20,6 @@ from clipzoo.io.stores.filesystem import (
     read_ranges,
     repeated,
 )
-from clipzoo.io.writing import whole
 
 
 class Store:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.data.shards.captions import CaptionCounts, described
+from clipzoo.io.text import save_figure
 from clipzoo.report import render
 from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables
@@ -195,7 +196,7 @@ def _samples(run: Path, damage: io.DamageLog) -> Iterator[tuple[str, str]]:
 def _save(run: Path, name: str, figure: Figure) -> str:
     """Save a figure and return its path relative to the page; characters that are not of a file name become "_"."""
     name = re.sub(r"[^\w.-]", "_", name)
-    io.save_figure(figure, io.below(run, f"report/{name}.png"), dpi=130)
+    save_figure(figure, io.below(run, f"report/{name}.png"), dpi=130)
     return f"report/{name}.png"
 
 
