@@ -180,7 +180,7 @@ TRUSTED = {
     ("io/files.py", "folder / record"): RECIPES,
     ("io/files.py", "path / part"): "the one join of clipzoo.io.below",
     ("report/paper_tables/published.py", "FOLDER / file"): RECIPES,
-    ("runs/places/remote.py", "_staging() / _folder_of(self.store.url)"): "letters, digits and a digest of the URL",
+    ("runs/remote.py", "_staging() / _folder_of(self.store.url)"): "letters, digits and a digest of the URL",
     ("runs/sweep.py", "points[0].folder.parent / sweep_name(overrides)"): "a digest of the command line",
     ("studies/__main__.py", "folder / name"): RECIPES,
     ("studies/framework/page.py", "folder / name"): RECIPES,
@@ -303,7 +303,6 @@ READERS = {
     "training/inspection/profile.py": "the trace that it has just written",
     "training/loggers/run_logger.py": "pictures that the report has just written", "io/files.py": "the one reader",
     "io/weights.py": WEIGHTS, "data/shards/index_builder.py": "the file that it has just written",
-    "io/stores/mirror.py": "regular files of the run", "io/stores/store.py": "regular files of the run",
 }  # fmt: skip
 """Modules that open files by other means than clipzoo.io, and why they may."""
 WRITERS = {
@@ -313,8 +312,8 @@ WRITERS = {
     "data/shards/writer.py": IN_WHOLE, "evaluation/datasets/class_prompts.py": IN_WHOLE,
     "evaluation/datasets/tar_writer.py": UNPUBLISHED, "example_data/demo_world/parts.py": UNPUBLISHED,
     "example_data/emoji/dataset.py": UNPUBLISHED, "api/formats/onnx.py": UNPUBLISHED,
-    "evaluation/probe/features.py": CACHE, "io/stores/mirror.py": "copies that are removed after their upload",
-    "runs/extension.py": "links of checkpoints, and folders whose files are written whole",
+    "evaluation/probe/features.py": CACHE, "runs/store.py": "copies that are removed after their upload",
+    "api/initial/resume.py": "links of checkpoints, the mark last",
     "runs/search/study.py": "cuts off the line that a kill has left", 
     "training/inspection/profile.py": "torch's own trace; the summary of it is written whole",
 }  # fmt: skip

@@ -103,7 +103,6 @@ def _facts(config: Mapping[str, Any], record: RunRecord | None) -> dict[str, obj
         **{part.capitalize(): name for part, name in names.items()},
         "Global batch size": trainer.get("global_batch"),
         "Epochs": trainer.get("epochs"),
-        "Length": record.continuation,
         "Ended early": record.training.get(ENDED_EARLY),
         "Precision": trainer.get("precision"),
         "Seed": record.seed,
