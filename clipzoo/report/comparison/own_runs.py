@@ -13,8 +13,7 @@ from clipzoo.report.comparison.scales import ComparedRow, Comparison, chance, co
 from clipzoo.report.paper_tables.collect import Match, Run, shortened
 from clipzoo.report.paper_tables.filled import SeedGroup
 from clipzoo.report.table import Cell, Heading, Row, Table
-from clipzoo.runs.flat import flat
-from clipzoo.runs.identity import identity
+from clipzoo.runs.identity import flat, identity
 
 IGNORED = ("name", "runs", "seed", "row", "logger", "about", "data.workers", "data.prefetch", "trainer.device")
 """Keys that say nothing about a method; they are not listed as differences."""

@@ -21,7 +21,7 @@ from clipzoo.report.paper_tables.experiments import (
 )
 from clipzoo.report.paper_tables.published import Metrics, search_of
 from clipzoo.runs.directory import config_of, is_finished
-from clipzoo.runs.flat import flat
+from clipzoo.runs.identity import flat
 from clipzoo.runs.metric_key import MetricKey
 from clipzoo.runs.record import RunRecord
 from clipzoo.runs.training_log import TrainingLog
