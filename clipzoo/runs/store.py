@@ -489,12 +489,17 @@ class Mirror:
         """Send what differs from the store; return True if the store then has all files."""
         files = local_files(self._folder)
         tree = tree_of(files)
-        has_checkpoints = all([self._send(tree.groups[groups[-1]], files) for groups in tree.series().values()])
-        is_complete = has_checkpoints
+        newest = [tree.groups[groups[-1]] for groups in tree.series().values()]
+        has_new = any(not self._record.has(name, files[name]) for names in newest for name in names)
+        is_complete, has_checkpoints = True, True
         for name in tree.plain:
-            is_due = time.monotonic() - self._sent.get(name, -self._every) >= self._every
+            # Before a checkpoint: a run that resumes from it needs the lines of metrics.jsonl up to its step.
+            is_due = time.monotonic() - self._sent.get(name, -self._every) >= self._every or has_new
             if name != FINISHED and not self._record.has(name, files[name]):
                 is_complete &= (is_final or is_due or FINISHED in files) and self._send((name,), files)
+        for names in newest:
+            has_checkpoints &= self._send(names, files)
+        is_complete &= has_checkpoints
         if is_complete and FINISHED in files:
             # Last: a run that has its results in the store is complete there.
             is_complete = self._send((FINISHED,), files)

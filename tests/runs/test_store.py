@@ -91,6 +91,17 @@ def test_a_checkpoint_is_read_back_before_its_mark_is_sent_and_the_mark_before_o
     assert done[-2:] == [("put", "results.json"), ("get", "results.json")] or done[-1][0] == "remove"
 
 
+def test_the_log_is_sent_before_a_checkpoint_whatever_its_interval(files, tmp_path):
+    """A run that loses its local copy resumes from the checkpoint, with the lines of the log up to its step."""
+    mirror = mirrored(tmp_path, every=60.0)
+    for step in (2, 4):
+        log_step(tmp_path, step)
+        save_checkpoint(tmp_path, step)
+        until(lambda step=step: f"checkpoints/step_{step:08d}.json" in names(files))
+        assert files.store["/runs/a/metrics.jsonl"].getvalue() == (tmp_path / "metrics.jsonl").read_bytes()
+    mirror.finish()
+
+
 def test_a_checkpoint_without_its_mark_is_not_sent(files, tmp_path):
     save_checkpoint(tmp_path, 2)
     (tmp_path / "checkpoints" / "step_00000004.pt").write_bytes(b"half")
