@@ -24,7 +24,7 @@ from clipzoo.model import Model
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import AVERAGE
-from clipzoo.runs.places.remote import local_copy
+from clipzoo.runs.remote import local_copy
 from clipzoo.runs.variables import uses_variables, with_variables
 from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.tuning.frozen_part import read_frozen

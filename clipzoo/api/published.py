@@ -12,8 +12,7 @@ from torch import Tensor
 from clipzoo import io
 from clipzoo.config.trust import require_trusted, values_of
 from clipzoo.errors import ConfigError
-from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import read_tensors
+from clipzoo.io.weights import from_hub, read_tensors
 from clipzoo.runs.renamed import current
 
 CONFIG, WEIGHTS = "clipzoo.json", "model.safetensors"

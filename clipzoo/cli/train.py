@@ -30,12 +30,11 @@ from clipzoo.distributed import environment, slurm
 from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked, number_of
 from clipzoo.runs import record, sweep
-from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, has_ended
-from clipzoo.runs.extension import length_hint
+from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.metric_key import of_weights
-from clipzoo.runs.places.place import runs_of
+from clipzoo.runs.remote import runs_of
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
@@ -157,10 +156,10 @@ def train(config: DictConfig) -> None:
     plain, values = masked(given), with_variables(given)
     runs = runs_of(plain)
     folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
-    if has_ended(folder, plain):
+    if is_finished(folder):
         if environment.read().is_first:
             runs.complete(folder)
-        result = record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain)
+        result = record.summary(folder) + evaluation_hint(folder, plain)
         environment.say(result)
         return
 
@@ -231,9 +230,7 @@ def begin(
     from clipzoo.api.initial.start import report_initial_weights
     from clipzoo.data.shards.captions import described as described_captions
 
-    kept = claim(lock, plain, dataset.fingerprint, given)
-    if kept is not None:
-        environment.say(f"{lock.folder} continues, with the schedules of the whole length; earlier results: {kept}")
+    claim(lock, plain, dataset.fingerprint, given)
     report_initial_weights(rows, lock.folder)
     environment.say(
         f"{lock.folder}: {number_of(dataset.samples, 'sample')}, {plain['trainer']['global_batch']} per step, "

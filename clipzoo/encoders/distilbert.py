@@ -12,7 +12,7 @@ from clipzoo.encoders.base import Tower
 from clipzoo.encoders.huggingface import pretrained_model
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError, installation
-from clipzoo.io.hub import from_hub
+from clipzoo.io.weights import from_hub
 from clipzoo.types import Features, NonNegativeCount, Part, Range, as_captions
 
 NOWHERE = "is not a folder, and cannot be loaded from the Hugging Face hub"

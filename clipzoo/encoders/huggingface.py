@@ -15,8 +15,7 @@ from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer, require
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError, nearest, number_of, one_message
 from clipzoo.io import MB, read_json
-from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import read_tensors
+from clipzoo.io.weights import from_hub, read_tensors
 from clipzoo.types import Count, Features, NonNegativeCount, checked
 
 LONGEST = 512

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.errors import ConfigError, installation
-from clipzoo.io.hub import from_hub
+from clipzoo.io.weights import from_hub
 from clipzoo.types import Part, Range, as_captions
 
 Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]

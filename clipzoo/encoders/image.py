@@ -21,7 +21,7 @@ from clipzoo.encoders.last_block import (
 )
 from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, timm_trunk, tokens_of
 from clipzoo.errors import ConfigError
-from clipzoo.io.imports import import_alone
+from clipzoo.io.weights import import_alone
 from clipzoo.types import Count, Features, Layers, Side, checked
 
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import MB, read_json, require_fields
-from clipzoo.io.hub import from_hub
-from clipzoo.io.reading import shortened
+from clipzoo.io.files import shortened
+from clipzoo.io.weights import from_hub
 
 FOLDER, HUB = "local-dir:", "hf-hub:"
 FILE = "open_clip_config.json"

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from clipzoo.encoders.base import ImageTower
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import MB, read_json
-from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import require_bounded
+from clipzoo.io.weights import from_hub, require_bounded
 
 STAGES = ("blocks", "stages", "layers", "levels", "features", "network", "s")
 """Names that timm's trunks give to their sequence of blocks, or of stages of blocks."""

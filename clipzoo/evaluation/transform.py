@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clipzoo.data.images.decoding import LARGEST_FILE, to_rgb
 from clipzoo.errors import ConfigError, one_message
-from clipzoo.io.reading import readable
+from clipzoo.io import readable
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMode = Literal["shortest", "squash", "longest"]

@@ -15,8 +15,7 @@ from clipzoo.data.shards.pairs import Pair, hold_out, pairs_from_folder, pairs_f
 from clipzoo.data.shards.writer import write_shards
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.io import WriteError
-from clipzoo.io.tables import read_table
+from clipzoo.io import WriteError, read_table
 from tests.support.disks import fill, small_disk
 from tests.support.paths import ROOT
 from tests.support.processes import run_script

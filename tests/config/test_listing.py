@@ -12,7 +12,7 @@ from clipzoo.cli.__main__ import main
 from clipzoo.config.compose import compose
 from clipzoo.config.listing import Section, sections
 from clipzoo.config.meanings import argument_meanings, comments
-from clipzoo.runs.flat import flat
+from clipzoo.runs.identity import flat
 from tests.support.paths import ROOT
 
 

@@ -21,7 +21,7 @@ from clipzoo.data.images.decoding import read_image_file
 from clipzoo.data.shards.pairs import Pair, pairs_from_karpathy
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles
-from clipzoo.io.tables import read_table
+from clipzoo.io import read_table
 from clipzoo.runs.arrays import read_arrays
 
 FAULTS = {

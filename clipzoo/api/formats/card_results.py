@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clipzoo import io
-from clipzoo.io.escaping import markdown_text
+from clipzoo.io.text import markdown_text
 from clipzoo.runs.arrays import read_arrays
 from clipzoo.runs.metric_key import DEVIATION, VALIDATION, MetricKey
 from clipzoo.runs.record import RunRecord

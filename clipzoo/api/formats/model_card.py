@@ -12,7 +12,7 @@ from clipzoo.api.formats.card_results import measured, results
 from clipzoo.api.formats.citations import citations
 from clipzoo.api.loading import LoadedModel
 from clipzoo.errors import masked
-from clipzoo.io.escaping import markdown_code, markdown_text
+from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.runs.metric_key import split
 from clipzoo.runs.record import FILE, RunRecord
 

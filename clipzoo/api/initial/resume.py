@@ -6,6 +6,8 @@ runs may differ in their length and their schedule only, and their learning rate
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +15,12 @@ from typing import Any
 
 import torch
 
+from clipzoo import io
 from clipzoo.api.build import RunParts, part
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.io.weights import is_checkpoint, run_of, step_of
-from clipzoo.runs import extension
-from clipzoo.runs.directory import config_of
-from clipzoo.runs.extension import LENGTH
+from clipzoo.io.weights import is_checkpoint, mark_of, run_of, step_of
+from clipzoo.runs.directory import LENGTH, config_of
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.variables import with_variables
 from clipzoo.training.checkpoints import checkpoint
@@ -28,6 +29,8 @@ from clipzoo.training.settings import Length
 from clipzoo.types import Progress
 
 SCHEDULE = "optim.schedule."
+BESIDE = ("metrics.jsonl", "frozen.pt", "frozen.json")
+"""Other files that a run needs to resume; the logger removes later lines from metrics.jsonl."""
 
 
 def copy_checkpoint(
@@ -68,7 +71,21 @@ def copy_checkpoint(
             f"{number_of(equal, 'step')}, up to "
             "which the learning rates of the two runs are equal: train that run with a larger trainer.keep"
         )
-    extension.copy_start(run, path, folder)
+    with io.explained(folder):
+        for name in BESIDE:
+            if (run / name).exists():
+                _copy(run / name, folder / name)
+        for file in (path, mark_of(path)):
+            # The mark last: an interruption leaves an incomplete copy, which is replaced.
+            target = io.below(folder, f"checkpoints/{file.name}")
+            if target.is_dir():
+                shutil.rmtree(target)
+            target.unlink(missing_ok=True)
+            io.make_folder(target.parent)
+            if file.is_dir():
+                shutil.copytree(file, target, copy_function=_link)
+            else:
+                _link(file, target)
     say(f"{folder} continues from step {step_of(path)} of {run}")
 
 
@@ -108,3 +125,16 @@ def run_and_step(source: str) -> tuple[Path, int | None]:
 def _length(config: Mapping[str, Any]) -> Length:
     trainer = config["trainer"]
     return Length(trainer["global_batch"], trainer["epochs"], trainer["steps"])
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name, which costs no space; copy it where the file system cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        _copy(Path(source), Path(target))
+
+
+def _copy(source: Path, target: Path) -> None:
+    with io.readable(source, io.ANY_SIZE) as content, io.whole(target) as file:
+        shutil.copyfileobj(content, file)

@@ -14,8 +14,16 @@ from clipzoo.api import open_clip
 from clipzoo.api.initial.heads import COUNTERPARTS
 from clipzoo.api.loading import PAIR, load
 from clipzoo.errors import ConfigError
-from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import FORMS_ON_DISK, is_checkpoint, is_sharded, read_tensors, registry_of, run_of, weights_file
+from clipzoo.io.weights import (
+    FORMS_ON_DISK,
+    from_hub,
+    is_checkpoint,
+    is_sharded,
+    read_tensors,
+    registry_of,
+    run_of,
+    weights_file,
+)
 from clipzoo.training.checkpoints import checkpoint
 
 WRAPPERS = ("module.", "_orig_mod.")

@@ -23,8 +23,7 @@ from clipzoo.encoders.base import on_meta, require_as_large
 from clipzoo.encoders.open_clip_projection import projection_path
 from clipzoo.encoders.open_clip_registry import FOLDER, HUB, describe, resizing
 from clipzoo.errors import ConfigError, one_message
-from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import read_tensors, tensors_in
+from clipzoo.io.weights import from_hub, read_tensors, tensors_in
 from clipzoo.model import Model
 
 IMAGE_TOWER, TEXT_TOWER = "clipzoo.encoders.open_clip.OpenClipImage", "clipzoo.encoders.open_clip.OpenClipText"

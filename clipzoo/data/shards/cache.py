@@ -17,7 +17,7 @@ from typing import TextIO
 
 from clipzoo.data.shards import locations
 from clipzoo.errors import ConfigError
-from clipzoo.io.writing import NO_SPACE
+from clipzoo.io import NO_SPACE
 
 
 class ShardCache:

@@ -20,8 +20,7 @@ from clipzoo.data.shards.captions import CaptionCounts, described
 from clipzoo.data.shards.index import ShardIndex
 from clipzoo.data.shards.reader import ShardReader
 from clipzoo.errors import number_of
-from clipzoo.io import save_figure
-from clipzoo.io.line_breaks import wrap
+from clipzoo.io.text import save_figure, wrap
 
 _TILE = 160
 _CHUNK = 200

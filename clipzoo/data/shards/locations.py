@@ -13,7 +13,7 @@ from typing import IO, Any
 from clipzoo.data.shards.commands import copy_output
 from clipzoo.errors import ConfigError
 from clipzoo.io import kind_of
-from clipzoo.io.stores.filesystem import RANGE, TruncatedError, is_url, open_filesystem, read_ranges, repeated
+from clipzoo.io.stores import RANGE, TruncatedError, is_url, open_filesystem, read_ranges, repeated
 
 State = tuple[int, int]
 """Size of a shard in bytes, and its modification time or a number made from its tag."""

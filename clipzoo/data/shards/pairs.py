@@ -15,8 +15,7 @@ from clipzoo.data.left_out import NO_IMAGE_FILE, LeftOut
 from clipzoo.data.shards.captions import digest, has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, first_line, number_of
-from clipzoo.io import MB, DamagedFileError, below, read_bytes
-from clipzoo.io.tables import read_table
+from clipzoo.io import MB, DamagedFileError, below, read_bytes, read_table
 
 ALL_LINES = "all"
 

@@ -14,7 +14,7 @@ from clipzoo.config.annotations import kind_of_object
 from clipzoo.config.vocabulary import Range
 from clipzoo.data.shards.locations import KEY, is_remote
 from clipzoo.errors import ConfigError
-from clipzoo.io.stores.filesystem import open_filesystem, repeated
+from clipzoo.io.stores import open_filesystem, repeated
 
 MOST_SHARDS = 1_000_000
 """Largest number of shards of one pattern."""

@@ -16,8 +16,7 @@ from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.evaluation.datasets.retrieval_readers import SourceRetrieval
 from clipzoo.evaluation.datasets.tar_dataset import is_tar_dataset, open_tar_dataset
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
-from clipzoo.io import below
-from clipzoo.io.names import folder_name
+from clipzoo.io import below, folder_name
 
 
 class MissingDatasetError(ConfigError):

@@ -21,7 +21,7 @@ from clipzoo.evaluation.datasets.images import EXTENSIONS
 from clipzoo.evaluation.datasets.own_sources import SPLITS, OwnImage, Source
 from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
 from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
-from clipzoo.io.names import folder_name
+from clipzoo.io import folder_name
 
 _CHUNK = 50
 """Images that a process decodes at a time; fewer images are decoded in this process."""

@@ -10,8 +10,7 @@ from clipzoo.data.left_out import NO_IMAGE_FILE, LeftOut
 from clipzoo.data.shards.captions import has_text
 from clipzoo.data.shards.scan import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError
-from clipzoo.io import MB, read_bytes
-from clipzoo.io.tables import read_table
+from clipzoo.io import MB, read_bytes, read_table
 
 SPLITS = ("train", "val", "test")
 

@@ -17,7 +17,7 @@ from clipzoo.data.shards import commands, locations
 from clipzoo.data.shards.cache import ShardCache
 from clipzoo.data.shards.index_builder import load_or_build
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.io.stores import filesystem
+from clipzoo.io import stores as filesystem
 from tests.support.processes import Process, children, is_alive, wait_until_gone
 
 CONTENT = bytes(range(256)) * 10
