@@ -187,11 +187,15 @@ def write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Sequ
     own = {name: pieces[name] for name in sorted(names, key=lambda name: -pieces[name].local.element_size())}
     file = f"rank_{rank:05d}.safetensors"
     header: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     end = 0
     for name, piece in own.items():
+        dtype, place = str(piece.local.dtype).removeprefix("torch."), piece.place
+        if dtype not in DTYPES:
+            raise TypeError(f"a sharded checkpoint cannot hold a tensor of {piece.local.dtype}")
         start, end = end, end + piece.local.nbytes
-        dtype = DTYPES[_dtype_name(piece.local)]
-        header[_key(name, piece.place)] = {"dtype": dtype, "shape": piece.place.sizes, "data_offsets": [start, end]}
+        header[_key(name, place)] = {"dtype": DTYPES[dtype], "shape": place.sizes, "data_offsets": (start, end)}
+        described[name] = {"dtype": dtype, "shape": place.whole, "chunks": [(place.offsets, place.sizes, file)]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     # safetensors' own writer returns the whole file as bytes: it would need the memory of the state once more.
@@ -201,19 +205,11 @@ def write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], held: Sequ
         for piece in own.values():
             values: Any = piece.local.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
             hashed.write(values)
-    described = {
-        name: {
-            "dtype": _dtype_name(own[name].local),
-            "shape": own[name].place.whole,
-            "chunks": [(own[name].place.offsets, own[name].place.sizes, file)],
-        }
-        for name in names
-    }
     return {"tensors": described, "files": {file: vars(hashed.stored())}}
 
 
 def chunks_of(pieces: Mapping[str, Piece]) -> Chunks:
-    """Return the size in bytes of the pieces that hold something, or all of an empty tensor, by name and offsets."""
+    """Return the size of a rank's pieces, without those that are empty although their tensor is not."""
     full = {name: piece for name, piece in pieces.items() if piece.local.numel() or not math.prod(piece.place.whole)}
     return {(name, piece.place.offsets): piece.local.nbytes for name, piece in full.items()}
 
@@ -236,13 +232,6 @@ def write_manifest(folder: Path, state: Any, shards: Sequence[Mapping[str, Any]]
         hashed = HashedFile(opened)
         hashed.write(text)
     return hashed.stored()
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise TypeError(f"a sharded checkpoint cannot hold a tensor of {tensor.dtype}")
-    return name
 
 
 def _key(name: str, place: Place) -> str:

@@ -22,7 +22,7 @@ from clipzoo.errors import TrainingError
 from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import weights_digest, weights_file
 from clipzoo.training import checkpoint_files
-from clipzoo.training.sharded_checkpoints import read_sharded
+from clipzoo.training.sharded_checkpoints import Piece, Place, encoded, read_sharded
 from tests.support import damage, sharded
 from tests.support.ranks import run_ranks
 
@@ -40,6 +40,20 @@ def test_a_state_comes_back_with_the_values_and_types_that_it_had(tmp_path):
 def test_parts_of_the_state_are_left_out_on_request(tmp_path):
     content = checkpoint_files.read(sharded.save(tmp_path, 4), "model", without=("optimizer", "objective"))
     assert "optimizer" not in content and torch.equal(content["model"]["weight"], sharded.state(4)["model"]["weight"])
+
+
+def test_tensors_that_are_not_contiguous_or_share_memory_come_back(tmp_path):
+    weight = torch.randn(4, 3, 5, 5)
+    tied = {"last": weight.to(memory_format=torch.channels_last), "transposed": weight.mT, "one": weight, "two": weight}
+    path = sharded.save(tmp_path, 4, content={"model": tied | {"view": weight[1:]}})
+    sharded.assert_same(checkpoint_files.read(path)["model"], tied | {"view": weight[1:]})
+
+
+def test_pieces_that_do_not_cover_a_tensor_are_not_saved(tmp_path):
+    piece, path = Piece(torch.zeros(2), Place((4,), (0,), (2,))), tmp_path / "step_00000004"
+    with pytest.raises(ValueError, match="the chunks of weight do not cover it"):
+        checkpoint_files.save_sharded(path, {"weight": piece}, encoded({"weight": torch.zeros(4)}), {}, 1, 0, None)
+    assert checkpoint_files.newest(tmp_path) is None
 
 
 def test_a_shard_is_an_ordinary_safetensors_file(tmp_path):
