@@ -121,7 +121,7 @@ def write_marked(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any])
         WriteError: a file cannot be written.
     """
     with io.whole(path) as file:
-        hashed = HashedFile(file)
+        hashed: Any = HashedFile(file)
         try:
             torch.save(state, hashed)
         except RuntimeError:
@@ -129,8 +129,9 @@ def write_marked(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any])
             if hashed.error is not None:
                 raise hashed.error from None
             raise
-    io.write_json(mark_of(path), {**facts, **vars(hashed.stored())})
-    return hashed.stored().sha256
+    stored: StoredFile = hashed.stored()
+    io.write_json(mark_of(path), {**facts, **vars(stored)})
+    return stored.sha256
 
 
 def newest(folder: Path, at_most: int | None = None) -> Path | None:
@@ -218,18 +219,19 @@ def sha256(path: Path) -> str:
 
 def _on_all_ranks(action: Callable[[], T], group: ProcessGroup | None) -> list[T]:
     """Run `action` on every rank and return the results in rank order; the error of one is raised on all."""
-    outcome: tuple[T | None, Exception | None] = None, None
+    result: Any = None
+    failure: Exception | None = None
     try:
-        outcome = action(), None
+        result = action()
     except Exception as error:
-        outcome = None, error
-    outcomes = [outcome] if group is None else gather_objects(outcome, group)
-    errors = [error for _, error in outcomes if error is not None]
-    if errors:
-        error = next((error for error in errors if isinstance(error, io.WriteError)), errors[0])
-        if isinstance(error, io.WriteError):
-            raise io.WriteError(f"{error}. Earlier checkpoints are untouched") from None
-        raise error
+        failure = error
+    outcomes = [(result, failure)] if group is None else gather_objects((result, failure), group)
+    failures = [failure for _, failure in outcomes if failure is not None]
+    for failure in failures:
+        if isinstance(failure, io.WriteError):
+            raise io.WriteError(f"{failure}. Earlier checkpoints are untouched") from None
+    if failures:
+        raise failures[0]
     return [result for result, _ in outcomes]
 
 

@@ -126,7 +126,8 @@ class HashedFile:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._bytes, self._digest = file, 0, hashlib.sha256()
-        self.flush, self.error = file.flush, None
+        self.flush = file.flush
+        self.error: OSError | None = None
 
     def write(self, content: bytes | memoryview) -> int:
         content = memoryview(content)
