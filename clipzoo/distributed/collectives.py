@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clipzoo.distributed.ranges import step_part
 
+T = TypeVar("T")
 STORE_ERRORS: tuple[type[Exception], ...] = (dist.DistError,)
 """Errors that the store raises when the process that serves it is gone."""
 
@@ -30,6 +31,13 @@ class CollectiveCounter:
 def is_collective_error(error: BaseException) -> bool:
     """Return True if `error` says that another rank is lost. gloo raises a bare RuntimeError with its own file name."""
     return isinstance(error, STORE_ERRORS) or (type(error) is RuntimeError and "/gloo/" in str(error))
+
+
+def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Return every rank's picklable value in rank order. Collective. group: None for the default process group."""
+    values: list[T] = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 class Gather(torch.autograd.Function):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clipzoo.distributed import environment
-from clipzoo.distributed.collectives import STORE_ERRORS, CollectiveCounter, Exchange, Gather
+from clipzoo.distributed.collectives import STORE_ERRORS, CollectiveCounter, Exchange, Gather, gather_objects
 from clipzoo.distributed.device import choose_device
 from clipzoo.distributed.rendezvous import Rendezvous
 from clipzoo.errors import ConfigError, number_of
@@ -134,10 +134,8 @@ class World:
         """Every rank's picklable value in rank order, on every rank."""
         if self.size == 1:
             return [value]
-        values: list[T] = [value] * self.size
         with self._counter.entering():
-            dist.all_gather_object(values, value)
-        return values
+            return gather_objects(value)
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors with the first rank's values."""

@@ -16,7 +16,7 @@ from clipzoo.distributed.world import World
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.runs.metric_key import AVERAGE, of_average
 from clipzoo.runs.record import ENDED_EARLY
-from clipzoo.training.checkpoints.state import TrainingState
+from clipzoo.training.checkpoints import TrainingState
 from clipzoo.training.inspection.early_stopping import EarlyStopping
 from clipzoo.training.inspection.profile import StepProfiler
 from clipzoo.training.inspection.slow_ranks import SlowRanks

@@ -15,7 +15,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.heads.similarity.tiled import automatic_tile
 from clipzoo.model import Model
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from clipzoo.training.fully_sharding import FullySharding
 from clipzoo.types import Count, Epochs, Positive, Range, SpikePolicy, SpikeWindow, StepRange, checked, decimal
 
@@ -109,7 +109,7 @@ class Computation:
 
     def _precision(self, folder: Path | None, device: torch.device) -> Precision:
         is_auto = self.precision == "auto"
-        recorded = checkpoint.recorded(folder / "checkpoints", PRECISION) if folder and is_auto else None
+        recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION) if folder and is_auto else None
         if is_auto and recorded is None:
             return "bf16" if is_fast_in_bf16(device) else "float32"
         precision: Precision = recorded or self.precision

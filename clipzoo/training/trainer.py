@@ -17,7 +17,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import AVERAGE
-from clipzoo.training.checkpoints.state import TrainingState
+from clipzoo.training.checkpoints import TrainingState
 from clipzoo.training.fully_sharding import FullySharding
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.inspection.divergence import DivergenceCheck

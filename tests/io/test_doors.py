@@ -186,7 +186,7 @@ TRUSTED = {
     ("studies/framework/page.py", "folder / name"): RECIPES,
     ("studies/framework/record.py", "folder / f'{name}.csv'"): RECIPES,
     ("studies/framework/record.py", "folder / f'{name}.png'"): RECIPES,
-    ("training/checkpoints/sharded_writer.py", "self._temporary / self._file"): RECIPES,
+    ("training/sharded_checkpoints.py", "folder / file"): RECIPES,
     ("training/tuning/feature_cache.py", "folder / f'{view}.json'"): RECIPES,
     ("training/tuning/feature_cache.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
 }
@@ -289,7 +289,7 @@ LOCK = "a lock has no content that counts"
 IN_WHOLE = "into a file that clipzoo.io.whole has opened"
 READERS = {
 
-    "training/checkpoints/single_file.py": WEIGHTS, "training/checkpoints/tensor_files.py": WEIGHTS,
+    "training/checkpoint_files.py": WEIGHTS, "training/sharded_checkpoints.py": WEIGHTS,
     "cli/reproduce_demo.py": "its own log", "cli/launch.py": OWN, "config/listing.py": OWN, "config/meanings.py": OWN,
     "config/suggestions.py": OWN, "runs/sweep.py": OWN, "data/workers.py": OWN, "distributed/cores.py": OWN,
     "ops/tiles_cpu.py": OWN, "evaluation/datasets/catalogue.py": OWN, "report/paper_tables/experiments.py": OWN,

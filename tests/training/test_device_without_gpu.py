@@ -105,7 +105,9 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         "training/inspection/diagnostics.py _uniformity",
     }
     outside_of_steps = (
-        "training/checkpoints/",
+        "training/checkpoints.py",
+        "training/checkpoint_files.py",
+        "training/sharded_checkpoints.py",
         "training/inspection/divergence.py require_finite_weights",
         "evaluation/",
     )

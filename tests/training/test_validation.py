@@ -13,7 +13,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.runs.record import RunRecord
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from clipzoo.training.inspection.early_stopping import EarlyStopping
 from clipzoo.types import Batch, Progress, World
 from tests.support.evaluation_sets import gallery, model_of
@@ -65,9 +65,9 @@ def test_a_validated_run_trains_the_weights_of_one_without_validation_bit_for_bi
 @pytest.mark.medium
 def test_the_best_checkpoint_has_the_lowest_validation_loss(validated):
     best = min(evaluations(validated), key=lambda line: line["validation/loss"])
-    loaded = checkpoint.load_newest(validated / "run" / "best")
+    loaded = checkpoint_files.load_newest(validated / "run" / "best")
     assert loaded is not None and loaded[0]["step"] == best["step"]
-    assert checkpoint.value_of_best(validated / "run" / "best", min) == best["validation/loss"]
+    assert checkpoint_files.value_of_best(validated / "run" / "best", min) == best["validation/loss"]
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from clipzoo.io.weights import is_checkpoint, mark_of, run_of, step_of
 from clipzoo.runs.directory import LENGTH, config_of
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.variables import with_variables
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from clipzoo.training.parts import Optimizer
 from clipzoo.training.settings import Length
 from clipzoo.types import Progress
@@ -64,7 +64,7 @@ def copy_checkpoint(
             f"init.resume={source}: the learning rates of the two runs differ after step {equal}: give the run, or a "
             "checkpoint before"
         )
-    path = checkpoint.newest(run / "checkpoints", at_most=equal if chosen is None else chosen)
+    path = checkpoint_files.newest(run / "checkpoints", at_most=equal if chosen is None else chosen)
     if path is None or (chosen is not None and step_of(path) != chosen):
         raise ConfigError(
             f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most "

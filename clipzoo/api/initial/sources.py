@@ -24,7 +24,7 @@ from clipzoo.io.weights import (
     run_of,
     weights_file,
 )
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes of all names in checkpoints of models under DistributedDataParallel and torch.compile."""
@@ -60,7 +60,7 @@ def _from_disk(name: str, key: str, trust: Collection[str]) -> Source:
     path = weights_file(name, key)
     if is_sharded(path) or (is_checkpoint(path) and (run_of(path) / "config.yaml").exists()):
         model = load(path, trust=tuple(trust))
-        objective = checkpoint.read(path, without=("optimizer", "model")).get("objective", {})
+        objective = checkpoint_files.read(path, without=("optimizer", "model")).get("objective", {})
         learned = {
             f"objective.{name}": value for name, value in objective.items() if f"objective.{name}" in COUNTERPARTS
         }

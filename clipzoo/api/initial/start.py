@@ -39,9 +39,9 @@ def initialise(
     from clipzoo.api.build import part
     from clipzoo.api.initial.resume import copy_checkpoint
     from clipzoo.api.initial.weights import InitialWeights
-    from clipzoo.training.checkpoints import checkpoint
+    from clipzoo.training import checkpoint_files
 
-    if world.run_on_first(lambda: checkpoint.newest(folder / "checkpoints")) is not None:
+    if world.run_on_first(lambda: checkpoint_files.newest(folder / "checkpoints")) is not None:
         return []
     rows = (
         part(values["init"], trust, InitialWeights).load(model, values, trust, parts.objective) if has_weights else []

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from clipzoo.distributed.world import World
 from clipzoo.errors import TrainingError
 from clipzoo.io import write_whole
-from clipzoo.training.checkpoints.pieces import local
 from clipzoo.training.inspection.spikes import Spikes
+from clipzoo.training.sharded_checkpoints import local
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clipzoo import io
 from clipzoo.io.weights import read_tensors
-from clipzoo.training.checkpoints import single_file
+from clipzoo.training import checkpoint_files
 
 FILE = "frozen.pt"
 KEY = "frozen"
@@ -29,7 +29,7 @@ class FrozenPart:
     def write(self) -> None:
         """Write the tensors' values. Raises WriteError."""
         content = {name: value.detach().cpu() for name, value in self._tensors.items()}
-        self.digest = single_file.write_marked(self._folder / FILE, content, {})
+        self.digest = checkpoint_files.write_marked(self._folder / FILE, content, {})
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Fill the tensors with the values that belong to a checkpoint. Raises DamagedFileError."""
@@ -51,6 +51,6 @@ def read_frozen(folder: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     path = folder / FILE
     if not path.exists():
         raise io.DamagedFileError(path, "is missing", REMEDY)
-    if single_file.sha256(path) != state[KEY]:
+    if checkpoint_files.sha256(path) != state[KEY]:
         raise io.DamagedFileError(path, "has another SHA-256 than the checkpoint was trained with", REMEDY)
     return read_tensors(path, REMEDY)
