@@ -18,7 +18,7 @@ from clipzoo.errors import ConfigError, masked
 from clipzoo.runs.identity import identity
 from clipzoo.runs.names import run_folder
 from clipzoo.runs.variables import with_variables
-from clipzoo.training.loggers.terminal import MaskingFormatter
+from clipzoo.training.loggers import MaskingFormatter
 from tests.support.processes import Process, run_script
 from tests.support.runs import overrides
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from clipzoo.runs.record import RunRecord
-from clipzoo.training.optimization.schedules import Cosine
+from clipzoo.training.schedules import Cosine
 from clipzoo.types import Progress
 from tests.support.runs import STEPS, train, weights
 

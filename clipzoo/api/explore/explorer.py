@@ -18,7 +18,7 @@ from clipzoo.api.loading import LoadedModel
 from clipzoo.api.search.index import SearchIndex, build_index
 from clipzoo.evaluation.ranking import exact_products
 from clipzoo.io import below
-from clipzoo.training.inspection.diagnostics import unit_vectors
+from clipzoo.training.diagnostics import unit_vectors
 from clipzoo.types import Embedding
 
 Answer = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from clipzoo.api.build import RunParts, part
+from clipzoo.api.build import part
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.io.weights import is_checkpoint, run_of, step_of
@@ -23,7 +23,7 @@ from clipzoo.runs.extension import LENGTH
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.variables import with_variables
 from clipzoo.training.checkpoints import checkpoint
-from clipzoo.training.parts import Optimizer
+from clipzoo.training.parts import Optimizer, Parts
 from clipzoo.training.settings import Length
 from clipzoo.types import Progress
 
@@ -31,7 +31,7 @@ SCHEDULE = "optim.schedule."
 
 
 def copy_checkpoint(
-    source: str, folder: Path, plain: Mapping[str, Any], parts: RunParts, trust: Collection[str] = ()
+    source: str, folder: Path, plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()
 ) -> None:
     """Copy a checkpoint of another run into a run directory without one, which then resumes from it. On the first rank.
 
@@ -72,9 +72,7 @@ def copy_checkpoint(
     say(f"{folder} continues from step {step_of(path)} of {run}")
 
 
-def equal_steps(
-    stored: Mapping[str, Any], plain: Mapping[str, Any], parts: RunParts, trust: Collection[str] = ()
-) -> int:
+def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()) -> int:
     """Return the number of first steps with equal learning rates in two runs, less than the length of the new one."""
     samples = parts.dataset.samples
     recipes: list[Optimizer] = [part(with_variables(stored["optim"]), trust, Optimizer), parts.optimizer]

@@ -22,12 +22,11 @@ from clipzoo.training.checkpoints.counters import Counters
 from clipzoo.training.checkpoints.pieces import mapped
 from clipzoo.training.checkpoints.sharding import Sharding
 from clipzoo.training.checkpoints.writer import CheckpointWriter
-from clipzoo.training.inspection.divergence import require_finite_weights
-from clipzoo.training.inspection.throughput import Throughput
+from clipzoo.training.divergence import require_finite_weights
 from clipzoo.training.parts import Dataset
 from clipzoo.training.settings import Saving
-from clipzoo.training.tuning.frozen_part import FrozenPart
-from clipzoo.training.tuning.tuned_model import TunedModel
+from clipzoo.training.throughput import Throughput
+from clipzoo.training.tuned import FrozenPart, TunedModel
 
 MODEL = "model"
 """Name of the model in a checkpoint."""
@@ -76,10 +75,10 @@ class TrainingState:
         self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
         self.counters = Counters(dataset.counters)
         self._throughput = throughput
-        self._background = saving.in_background
+        self._background = saving.save_in_background
         self._writer = CheckpointWriter(self._background)
         self._sharding = Sharding({**modules, MODEL: parallel.trained}, self._own, self._world)
-        self._sharded = self._sharding.applies(saving.format)
+        self._sharded = self._sharding.applies(saving.checkpoint_format)
         self._saved_step: int | None = None
         self._frozen = FrozenPart(folder, tuned.frozen) if tuned.frozen and folder else None
 

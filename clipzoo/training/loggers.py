@@ -1,4 +1,4 @@
-"""Logging of a training: metrics.jsonl always; W&B and TensorBoard on request."""
+"""Loggers: metrics.jsonl always; W&B, TensorBoard, MLflow, Trackio and custom ones on request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import logging
 import os
 import sys
 import uuid
+import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,10 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clipzoo import io
+from clipzoo.distributed import environment
 from clipzoo.errors import ConfigError, installation, masked
+from clipzoo.runs.flat import flat
 from clipzoo.runs.record import revision
 from clipzoo.runs.training_log import LOG
-from clipzoo.training.loggers.base import MetricLogger
 from clipzoo.types import Part
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,26 @@ WANDB_TIMEOUTS = {"init_timeout": 60, "finish_timeout": 300}
 
 Write = Callable[[int, Mapping[str, Any]], None]
 Report = Callable[[Mapping[str, float], Sequence[Path]], None]
+
+
+class MetricLogger(Part):
+    """Receives the numbers of a training on the first rank; a subclass needs `log` alone.
+
+    An error of a logger is named in the log, and the training continues without it.
+    """
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        """Start logging, or continue at `step` after a resume. folder: run directory, whose name is the run's."""
+
+    @abstractmethod
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the numbers of one step, or of an evaluation after it, by name."""
+
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        """Record the final metrics and the report's pictures."""
+
+    def close(self) -> None:
+        """Flush and close."""
 
 
 class Logger(Part):
@@ -183,3 +206,99 @@ def _masked_arguments() -> Iterator[None]:
         yield
     finally:
         sys.argv = arguments
+
+
+LONGEST_VALUE = 500
+"""Characters of a parameter that every MLflow server takes."""
+
+
+class MLflowLogger(MetricLogger):
+    """Logs numbers, settings, final metrics and report pictures to MLflow; a resumed run continues its MLflow run.
+
+    uri: URI of the server, or sqlite:///FILE (which needs all of mlflow); None for MLFLOW_TRACKING_URI.
+    experiment: name of the experiment.
+    """
+
+    def __init__(self, uri: str | None, experiment: str) -> None:
+        require_package("mlflow", "mlflow", "logger=mlflow")
+        self._uri, self._experiment = uri, experiment
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        import mlflow
+
+        self._client, stored = mlflow.MlflowClient(tracking_uri=self._uri), folder / "mlflow_run_id"
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        if stored.exists():
+            self._run = io.read_text(stored, io.MB)
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
+        io.write_whole(stored, self._run)
+        for key, value in flat(dict(config)).items():
+            self._client.log_param(self._run, key, str(value)[:LONGEST_VALUE])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        for name, value in metrics.items():
+            self._client.log_metric(self._run, f"final/{name}", value)
+        for path in pictures:
+            self._client.log_artifact(self._run, str(path), "report")
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class TrackioLogger(MetricLogger):
+    """Logs numbers and settings to Trackio; a resumed run continues its Trackio run.
+
+    project: name of the project in the dashboard.
+    space_id: a space on the Hugging Face hub that shows it; None for this machine.
+    """
+
+    def __init__(self, project: str, space_id: str | None) -> None:
+        require_package("trackio", "trackio", "logger=trackio")
+        self._project, self._space_id = project, space_id
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        import trackio
+
+        settings = {
+            key: value for key, value in flat(dict(config)).items() if not key.rpartition(".")[2].startswith("_")
+        }
+        self._run = trackio.init(
+            project=self._project, name=folder.name, space_id=self._space_id, config=settings, resume="allow"
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def require_package(package: str, extra: str, choice: str) -> None:
+    """Raise ConfigError if a package is not installed. choice: the override that asks for it."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{choice} needs {package}, which is not installed: {installation(extra)}")
+
+
+class MaskingFormatter(logging.Formatter):
+    """Masks the passwords of URLs in log messages."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
+
+
+def quiet_libraries() -> None:
+    """Show messages of this package on the terminal, and only warnings of other libraries."""
+    rank = environment.read().rank
+    handler = logging.StreamHandler()
+    handler.setFormatter(MaskingFormatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
+    logging.basicConfig(force=True, handlers=[handler])
+    # torch's own deprecations, of names that the oldest supported torch still needs.
+    warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
+    logging.getLogger("clipzoo").setLevel(logging.INFO if rank == 0 else logging.ERROR)
