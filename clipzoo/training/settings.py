@@ -48,7 +48,7 @@ MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 @checked
 @dataclass(frozen=True)
 class Length:
-    """global_batch: samples of a step, over all ranks. epochs or steps: one of them, the other None."""
+    """global_batch: samples of a step, over all ranks. epochs or steps: the length; the other is None."""
 
     global_batch: Annotated[int, Range(at_least=2)]
     epochs: Epochs | None
@@ -207,7 +207,7 @@ class Computation:
 @checked
 @dataclass(frozen=True)
 class Saving:
-    """log_every, save_every: steps. keep: number of newest checkpoints.
+    """log_every, save_every: steps between lines of the log, and between checkpoints. keep: number of newest ones.
 
     best_metric: metric of the evaluation, such as "zero_shot/cifar10/top1" or "validation/loss"; its best checkpoint is
     kept too. patience: number of evaluations in a row that do not improve best_metric, after which training ends.
