@@ -88,7 +88,7 @@ def train(
     dataset.open(folder, world)
     dataset.check(seed, batch)
     settings.check(dataset.samples, world)
-    logger = HistoryLogger(Logger("off", "clipzoo", None, None, tensorboard=False))
+    logger = HistoryLogger(Logger())
     parts = Parts(
         settings.resolved(folder, world), model.head, objective, dataset, CallbackEvaluator(evaluate, evaluate_every),
         optimizer or adam(learning_rate), logger, tuning, averaging, seed, folder, report=_ignore if quiet else say,

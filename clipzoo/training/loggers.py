@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 WANDB_TIMEOUTS = {"init_timeout": 60, "finish_timeout": 300}
 """Seconds that a run waits for W&B at most."""
 
-Write = Callable[[int, Mapping[str, Any]], None]
-Report = Callable[[Mapping[str, float], Sequence[Path]], None]
-
 
 class MetricLogger(Part):
     """Receives the numbers of a training on the first rank; a subclass needs `log` alone.
@@ -54,35 +51,17 @@ class MetricLogger(Part):
 
 
 class Logger(Part):
-    """Writes metrics.jsonl, the source of truth, and copies to W&B and TensorBoard. Opened on the first rank only.
+    """Writes metrics.jsonl, the source of truth, and copies to other loggers. Opened on the first rank only.
 
-    wandb: "online", "offline" (upload later with `wandb sync`) or "off". project, entity, group: W&B's names; without a
-    group the runs of a sweep share one. tensorboard: write event files; an error if TensorBoard is not installed.
-    also: further loggers by any name, for other services or your own.
+    also: loggers by any name, of services or your own.
     """
 
-    def __init__(
-        self,
-        wandb: Literal["online", "offline", "off"],
-        project: str,
-        entity: str | None,
-        group: str | None,
-        tensorboard: bool,
-        also: dict[str, MetricLogger] | None = None,
-    ) -> None:
-        if tensorboard and importlib.util.find_spec("tensorboard") is None:
-            raise ConfigError(
-                "logger.tensorboard=true needs TensorBoard, which is not installed: "
-                f"{installation('tensorboard')}, or pass logger.tensorboard=false"
-            )
-        self._wandb_mode = wandb
-        group = group or os.environ.get("CLIPZOO_SWEEP")
-        self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}
-        self._tensorboard, self._also = tensorboard, dict(also or {})
+    def __init__(self, also: dict[str, MetricLogger] | None = None) -> None:
+        self._also = dict(also or {})
+        self._open: dict[str, MetricLogger] = {}
+        self._failed: set[str] = set()
+        """Names of loggers that get no more steps, because their `log` has failed."""
         self._file: io.JsonLines | None = None
-        self._writers: dict[str, Write] = {}
-        self._reporters: dict[str, Report] = {}
-        self._closers: dict[str, Callable[[], None]] = {}
 
     def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
         """Start logging, or continue at `step`: lines of later steps, left by a killed run, are removed.
@@ -96,12 +75,9 @@ class Logger(Part):
             rows = [row for row in io.read_json_lines(path, LOG) if _is_before(row, step)]
             io.write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
         self._file = io.JsonLines(path)
-        if self._wandb_mode != "off":
-            self._guarded("W&B", lambda: self._open_wandb(folder, config))
-        if self._tensorboard:
-            self._guarded("TensorBoard", lambda: self._open_tensorboard(folder, step))
-        for name, other in self._also.items():
-            self._guarded(name, partial(self._open_other, name, other, folder, config, step))
+        for name, logger in self._also.items():
+            if self._guarded(name, partial(logger.open, folder, {**config, "revision": revision()}, step)):
+                self._open[name] = logger
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the values of one step.
@@ -113,23 +89,24 @@ class Logger(Part):
             return
         self._file.append({"step": step, **values})
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
-        for name, writer in list(self._writers.items()):
-            if not self._guarded(name, partial(writer, step, numbers)):
-                del self._writers[name]
+        for name, logger in self._open.items():
+            if name not in self._failed and not self._guarded(name, partial(logger.log, step, numbers)):
+                self._failed.add(name)
 
     def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
-        """Send the final metrics, as a table, and the report's pictures to W&B and TensorBoard."""
-        for name, reporter in self._reporters.items():
-            self._guarded(name, partial(reporter, metrics, pictures))
+        """Send the final metrics and the report's pictures to the other loggers."""
+        for name, logger in self._open.items():
+            self._guarded(name, partial(logger.report, metrics, pictures))
 
     def close(self) -> None:
         """Flush and close."""
         if self._file is not None:
             self._file.close()
             self._file = None
-        for name, closer in self._closers.items():
-            self._guarded(name, closer)
-        self._writers, self._reporters, self._closers = {}, {}, {}
+        for name, logger in self._open.items():
+            self._guarded(name, logger.close)
+        self._open.clear()
+        self._failed.clear()
 
     def _guarded(self, name: str, action: Callable[[], None]) -> bool:
         """Run an action of the logger `name`, return True if it succeeds. A failure is logged; training continues."""
@@ -140,11 +117,22 @@ class Logger(Part):
             return False
         return True
 
-    def _open_other(self, name: str, other: MetricLogger, folder: Path, config: Mapping[str, Any], step: int) -> None:
-        other.open(folder, {**config, "revision": revision()}, step)
-        self._writers[name], self._reporters[name], self._closers[name] = other.log, other.report, other.close
 
-    def _open_wandb(self, folder: Path, config: Mapping[str, Any]) -> None:
+class WandbLogger(MetricLogger):
+    """Logs numbers, settings, final metrics and report pictures to W&B; a resumed run continues its W&B run.
+
+    mode: "online", "offline" (upload later with `wandb sync`) or "disabled". project, entity, group: W&B's names;
+    without a group the runs of a sweep share one.
+    """
+
+    def __init__(
+        self, mode: Literal["online", "offline", "disabled"], project: str, entity: str | None, group: str | None
+    ) -> None:
+        self._mode: Any = mode
+        group = group or os.environ.get("CLIPZOO_SWEEP")
+        self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         import wandb
 
         known = dir(wandb.Settings())  # older versions have fewer settings
@@ -152,60 +140,55 @@ class Logger(Part):
         path = folder / "wandb_id"
         if not path.exists():
             io.write_whole(path, uuid.uuid4().hex[:8])
-        mode: Any = self._wandb_mode
         with _masked_arguments():
-            run = wandb.init(
-                id=io.read_text(path, io.MB), name=folder.name, resume="allow", mode=mode, dir=str(folder),
-                config={**config, "revision": revision()}, **self._names,
-                settings=wandb.Settings(silent=True, **timeouts),
+            self._run = wandb.init(
+                id=io.read_text(path, io.MB), name=folder.name, resume="allow", mode=self._mode, dir=str(folder),
+                config=dict(config), **self._names, settings=wandb.Settings(silent=True, **timeouts),
             )  # fmt: skip
 
-        def report(metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
-            table = wandb.Table(["metric", "value"], [[name, value] for name, value in metrics.items()])
-            run.log({"metrics": table, **{f"report/{path.stem}": wandb.Image(str(path)) for path in pictures}})
-            run.summary.update(dict(metrics))
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
 
-        self._reporters["W&B"], self._closers["W&B"] = report, run.finish
-        self._writers["W&B"] = lambda step, values: run.log(dict(values), step=step)
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        import wandb
 
-    def _open_tensorboard(self, folder: Path, step: int) -> None:
-        import numpy as np
-        from PIL import Image
+        table = wandb.Table(["metric", "value"], [[name, value] for name, value in metrics.items()])
+        self._run.log({"metrics": table, **{f"report/{path.stem}": wandb.Image(str(path)) for path in pictures}})
+        self._run.summary.update(dict(metrics))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorBoardLogger(MetricLogger):
+    """Writes numbers, final metrics and report pictures to the event files of TensorBoard in <run>/tensorboard."""
+
+    def __init__(self) -> None:
+        require_package("tensorboard", "tensorboard", "logger=tensorboard")
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # Hides what a killed run logged after its checkpoint.
-        writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
-        def write(step: int, values: Mapping[str, Any]) -> None:
-            for key, value in values.items():
-                writer.add_scalar(key, value, step)
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
 
-        def report(metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
-            lines = [f"| {name} | {value:.2f} |" for name, value in metrics.items()]
-            writer.add_text("metrics", "\n".join(["| metric | value |", "| --- | ---: |", *lines]))
-            for path in pictures:
-                with Image.open(path) as picture:
-                    writer.add_image(f"report/{path.stem}", np.asarray(picture.convert("RGB")), dataformats="HWC")
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        import numpy as np
+        from PIL import Image
 
-        self._reporters["TensorBoard"], self._writers["TensorBoard"] = report, write
-        self._closers["TensorBoard"] = writer.close
+        lines = [f"| {name} | {value:.2f} |" for name, value in metrics.items()]
+        self._writer.add_text("metrics", "\n".join(["| metric | value |", "| --- | ---: |", *lines]))
+        for path in pictures:
+            with Image.open(path) as picture:
+                pixels = np.asarray(picture.convert("RGB"))
+            self._writer.add_image(f"report/{path.stem}", pixels, dataformats="HWC")
 
-
-def _is_before(row: Mapping[str, Any], step: int) -> bool:
-    """Return True for a line of a step before `step` or of this one, but not for its evaluation, which is repeated."""
-    number = row.get("step")
-    return isinstance(number, int) and (number < step or (number == step and row.get("event") != "evaluation"))
-
-
-@contextmanager
-def _masked_arguments() -> Iterator[None]:
-    """Mask the passwords of URLs in sys.argv, which W&B records."""
-    arguments = sys.argv
-    sys.argv = masked(arguments)
-    try:
-        yield
-    finally:
-        sys.argv = arguments
+    def close(self) -> None:
+        self._writer.close()
 
 
 LONGEST_VALUE = 500
@@ -284,6 +267,23 @@ def require_package(package: str, extra: str, choice: str) -> None:
     """Raise ConfigError if a package is not installed. choice: the override that asks for it."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{choice} needs {package}, which is not installed: {installation(extra)}")
+
+
+def _is_before(row: Mapping[str, Any], step: int) -> bool:
+    """Return True for a line of a step before `step` or of this one, but not for its evaluation, which is repeated."""
+    number = row.get("step")
+    return isinstance(number, int) and (number < step or (number == step and row.get("event") != "evaluation"))
+
+
+@contextmanager
+def _masked_arguments() -> Iterator[None]:
+    """Mask the passwords of URLs in sys.argv, which W&B records."""
+    arguments = sys.argv
+    sys.argv = masked(arguments)
+    try:
+        yield
+    finally:
+        sys.argv = arguments
 
 
 class MaskingFormatter(logging.Formatter):

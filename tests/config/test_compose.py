@@ -140,7 +140,7 @@ def test_a_runs_name_depends_on_the_keys_that_change_its_result():
     def name(*overrides: str) -> str:
         return run_folder(compose([SHARDS, *overrides]), []).name
 
-    assert name() == name("trainer.log_every=3", "data.workers=7", "logger.wandb=offline")
+    assert name() == name("trainer.log_every=3", "data.workers=7", "logger=wandb")
     # Limits that messages tell the user to raise, and paths that depend on the machine, must not start a new run.
     assert name() == name("data.max_bad_fraction=0.2", "data.cache_folder=/scratch", "data.index_folder=/mine")
     assert name() == name("encoder.image_tower.checkpoint=true", "data.prefetch=4")
