@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,53 +28,50 @@ from clipzoo.training.throughput import SlowRanks, Throughput
 from clipzoo.types import Progress
 
 
+@dataclass(eq=False)
 class Log(Hook):
     """Logs the values of a step, averaged over ranks, the throughput and slow ranks."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        head: Head,
-        divergence: DivergenceCheck,
-        throughput: Throughput,
-        counters: Counters,
-        slow_ranks: SlowRanks,
-        world: World,
-    ) -> None:
-        self._parts, self._head, self._divergence, self._throughput = parts, head, divergence, throughput
-        self._counters, self._slow_ranks, self._world = counters, slow_ranks, world
+    parts: Parts
+    head: Head
+    divergence: DivergenceCheck
+    throughput: Throughput
+    counters: Counters
+    slow_ranks: SlowRanks
+    world: World
 
     def is_due(self, number: int) -> bool:
-        return number == 1 or number % self._parts.settings.log_every == 0
+        return number == 1 or number % self.parts.settings.log_every == 0
 
     def after(self, step: Step) -> None:
         if not self.is_due(step.number) and not step.is_last:
             return
-        self._divergence.settle()
+        self.divergence.settle()
         values = {
             "epoch": step.progress.epoch,
             "loss": step.loss.total,
             "lr": step.learning_rate,
             "gradient_norm": step.gradient_norm,
             **step.loss.logs,
-            **self._head.logs(),
+            **self.head.logs(),
         }
         tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
         # The previous reading: it is complete, and reading the current one would wait for the device.
-        own = SlowRanks.row(self._throughput.own)
-        stacked = torch.stack([tensor.to(self._world.device) for tensor in tensors.values()])
-        means, rows = self._world.mean_and_rows(stacked, own)
+        own = SlowRanks.row(self.throughput.own)
+        stacked = torch.stack([tensor.to(self.world.device) for tensor in tensors.values()])
+        means, rows = self.world.mean_and_rows(stacked, own)
         values |= dict(zip(tensors, means.tolist(), strict=True))
-        values |= {**self._throughput.read(step.number), **self._counters.read()}
-        slowest, slow_ranks = self._slow_ranks.judge(rows)
+        values |= {**self.throughput.read(step.number), **self.counters.read()}
+        slowest, slow_ranks = self.slow_ranks.judge(rows)
         values |= slowest
         for slow_rank in slow_ranks:
-            slow_rank.report(step.number, self._world, self._parts.logger.log)
-        if self._world.is_first:
-            self._parts.logger.log(step.number, values)
-        self._parts.report(self._throughput.progress_line(step.number, values))
+            slow_rank.report(step.number, self.world, self.parts.logger.log)
+        if self.world.is_first:
+            self.parts.logger.log(step.number, values)
+        self.parts.report(self.throughput.progress_line(step.number, values))
 
 
+@dataclass(eq=False)
 class Rewind(Hook):
     """Goes back to the weights of the last checkpoint at a multiple of save_every after a spike.
 
@@ -81,70 +79,67 @@ class Rewind(Hook):
     the same step: a run that resumes has it.
     """
 
-    def __init__(
-        self, spikes: Spikes, save_every: int, divergence: DivergenceCheck, state: TrainingState, watchdog: Watchdog
-    ) -> None:
-        self._spikes, self._every, self._divergence = spikes, save_every, divergence
-        self._state, self._watchdog = state, watchdog
+    spikes: Spikes
+    save_every: int
+    divergence: DivergenceCheck
+    state: TrainingState
+    watchdog: Watchdog
 
     def begin(self, progress: Progress) -> None:
-        is_regular = progress.step > 0 and progress.step % self._every == 0
-        if progress.step < progress.total_steps and (is_regular or not self._state.can_rewind(progress.step)):
-            self._state.save_to_rewind(progress.step)
+        is_regular = progress.step > 0 and progress.step % self.save_every == 0
+        if progress.step < progress.total_steps and (is_regular or not self.state.can_rewind(progress.step)):
+            self.state.save_to_rewind(progress.step)
 
     def after(self, step: Step) -> None:
-        self._divergence.settle()
-        if self._spikes.rewind_due:
-            self._spikes.rewind_due = False
-            self._state.rewind(step.number)
-        if step.number % self._every == 0 and not step.is_last:
-            self._watchdog.set_status(step.number, "saving", bounded=False)
-            self._state.save_to_rewind(step.number)
+        self.divergence.settle()
+        if self.spikes.rewind_due:
+            self.spikes.rewind_due = False
+            self.state.rewind(step.number)
+        if step.number % self.save_every == 0 and not step.is_last:
+            self.watchdog.set_status(step.number, "saving", bounded=False)
+            self.state.save_to_rewind(step.number)
 
 
+@dataclass(eq=False)
 class Save(Hook):
     """Saves a checkpoint every `save_every` steps, at the end, and on a request to stop, which ends the process."""
 
-    def __init__(
-        self, parts: Parts, divergence: DivergenceCheck, state: TrainingState, preemption: Preemption, world: World
-    ) -> None:
-        self._parts, self._divergence, self._state = parts, divergence, state
-        self._preemption, self._world = preemption, world
+    parts: Parts
+    divergence: DivergenceCheck
+    state: TrainingState
+    preemption: Preemption
+    world: World
 
     def after(self, step: Step) -> None:
-        if step.number % self._parts.settings.save_every and not step.is_last and not self._divergence.stop:
+        if step.number % self.parts.settings.save_every and not step.is_last and not self.divergence.stop:
             return
-        self._divergence.settle()
-        self._preemption.watchdog.set_status(step.number, "saving", bounded=False)
-        self._state.save(step.number)
-        if self._divergence.stop and not step.is_last:
-            self._state.wait()
-            if self._world.is_first:
-                self._parts.logger.close()
-            self._preemption.exit(f" and saved after step {step.number}")
+        self.divergence.settle()
+        self.preemption.watchdog.set_status(step.number, "saving", bounded=False)
+        self.state.save(step.number)
+        if self.divergence.stop and not step.is_last:
+            self.state.wait()
+            if self.world.is_first:
+                self.parts.logger.close()
+            self.preemption.exit(f" and saved after step {step.number}")
 
 
+@dataclass(eq=False)
 class Evaluate(Hook):
     """Evaluates between steps where the evaluator or a hook asks for it, and saves the best checkpoint.
 
-    average: of the weights, evaluated besides them. hooks: asked for evaluations, and told their metrics.
+    average: of the weights, evaluated besides them. hooks: asked for evaluations, and told their
+    metrics. metrics: of the last evaluation.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        divergence: DivergenceCheck,
-        state: TrainingState,
-        throughput: Throughput,
-        parallel: Parallel[Model],
-        average: WeightAverage | None,
-        preemption: Preemption,
-        hooks: Sequence[Hook],
-    ) -> None:
-        self._parts, self._divergence, self._state, self._throughput = parts, divergence, state, throughput
-        self._parallel, self._average, self._preemption, self._hooks = parallel, average, preemption, hooks
-        self.metrics: dict[str, float] = {}
-        """Metrics of the last evaluation."""
+    parts: Parts
+    divergence: DivergenceCheck
+    state: TrainingState
+    throughput: Throughput
+    parallel: Parallel[Model]
+    average: WeightAverage | None
+    preemption: Preemption
+    hooks: Sequence[Hook]
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def begin(self, progress: Progress) -> None:
         """Make the evaluation after the last saved step again, or for the first time."""
@@ -155,39 +150,39 @@ class Evaluate(Hook):
 
     def run(self, progress: Progress) -> dict[str, float]:
         """Evaluate, log the metrics, and save the state if it is the best; return the metrics."""
-        parts, world = self._parts, self._parallel.world
-        self._preemption.watchdog.set_status(progress.step, "evaluating", bounded=False)
+        parts, world = self.parts, self.parallel.world
+        self.preemption.watchdog.set_status(progress.step, "evaluating", bounded=False)
         output = (parts.folder or Path()) / "evaluation"
         metrics = self._measured(progress, output)
-        if self._average is not None and self._average.has_begun:
-            with self._average.applied():
+        if self.average is not None and self.average.has_begun:
+            with self.average.applied():
                 metrics |= of_average(self._measured(progress, output / AVERAGE))
         if world.is_first:
             parts.logger.log(progress.step, {"event": "evaluation", **metrics})
         if parts.settings.best_metric is not None:
-            self._state.save_if_best(progress.step, metrics, parts.settings.best_metric)
-            self._state.wait()
+            self.state.save_if_best(progress.step, metrics, parts.settings.best_metric)
+            self.state.wait()
         self.metrics = metrics
         return metrics
 
     def _run_if_due(self, progress: Progress) -> None:
         """Evaluate if an evaluation falls into the last step; the end of the training has its own."""
         before = Progress(max(progress.step - 1, 0), progress.total_steps, progress.samples, progress.global_batch)
-        is_asked = [hook.evaluates(progress) for hook in self._hooks]
-        if progress.step == progress.total_steps or not (self._parts.evaluator.due(before, progress) or any(is_asked)):
+        is_asked = [hook.evaluates(progress) for hook in self.hooks]
+        if progress.step == progress.total_steps or not (self.parts.evaluator.due(before, progress) or any(is_asked)):
             return
-        self._divergence.settle()
+        self.divergence.settle()
         if progress.step:
-            self._state.save(progress.step)
-        with self._preemption.immediate():
+            self.state.save(progress.step)
+        with self.preemption.immediate():
             metrics = self.run(progress)
-        for hook in self._hooks:
+        for hook in self.hooks:
             hook.evaluated(progress, metrics)
 
     def _measured(self, progress: Progress, output: Path) -> dict[str, float]:
-        held_out = HeldOutLoss(self._parts.objective, progress, progress.global_batch)
-        with self._throughput.evaluating(), self._parallel.whole() as model:
-            return self._parts.evaluator.run(model, output, self._parallel.world, held_out)
+        held_out = HeldOutLoss(self.parts.objective, progress, progress.global_batch)
+        with self.throughput.evaluating(), self.parallel.whole() as model:
+            return self.parts.evaluator.run(model, output, self.parallel.world, held_out)
 
 
 class EarlyStopping(Hook):
@@ -230,32 +225,29 @@ class EarlyStopping(Hook):
         self._best, self._best_step, self._since = state["best"], state["best_step"], state["since"]
 
 
+@dataclass(eq=False)
 class Rungs(Hook):
     """Evaluates at rungs, shares of the training after which a run is stopped if it does not pass.
 
     passes: called on the first rank with the number of a rung and the metrics. stop: ends all ranks.
     """
 
-    def __init__(
-        self,
-        rungs: Sequence[float],
-        passes: Callable[[int, Mapping[str, float]], bool],
-        stop: Callable[[Progress], None],
-        world: World,
-    ) -> None:
-        self._rungs, self._passes, self._stop, self._world = rungs, passes, stop, world
+    rungs: Sequence[float]
+    passes: Callable[[int, Mapping[str, float]], bool]
+    stop: Callable[[Progress], None]
+    world: World
 
     def evaluates(self, progress: Progress) -> bool:
         return self._rung(progress) is not None
 
     def evaluated(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         rung = self._rung(progress)
-        if rung is not None and not self._world.run_on_first(lambda: self._passes(rung, metrics)):
-            self._stop(progress)
+        if rung is not None and not self.world.run_on_first(lambda: self.passes(rung, metrics)):
+            self.stop(progress)
 
     def _rung(self, progress: Progress) -> int | None:
         """Return the number of the last rung that this step reaches; None if it reaches none."""
-        steps = [math.ceil(rung * progress.total_steps) for rung in self._rungs]
+        steps = [math.ceil(rung * progress.total_steps) for rung in self.rungs]
         reached = [number for number, step in enumerate(steps) if 0 < step == progress.step]
         return reached[-1] if reached else None
 

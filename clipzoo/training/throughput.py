@@ -14,7 +14,9 @@ from itertools import count
 from statistics import median_low
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
@@ -255,40 +257,8 @@ CAUSE_TEXTS = {
 }  # fmt: skip
 log = logging.getLogger(__name__)
 
+Times = NDArray[np.float64]
 Log = Callable[[int, Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Seconds and steps of a time, and each rank's own seconds by cause."""
-
-    seconds: float
-    steps: float
-    own: list[list[float]]
-
-    def __add__(self, other: _Block | None) -> _Block:
-        if other is None:
-            return self
-        own = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(self.own, other.own, strict=True)]
-        return _Block(self.seconds + other.seconds, self.steps + other.steps, own)
-
-    def excesses(self) -> list[float]:
-        """Return by how much each rank's time exceeds the median of the ranks, as a share of it."""
-        times = self._times()
-        median = median_low(times)
-        return [time / median - 1 if median > 0 else 0.0 for time in times]
-
-    def described(self, rank: int) -> SlowRank:
-        """Describe a slow rank. The cause is the rank's own phase that exceeds the median over ranks by most."""
-        medians = [median_low(column) for column in zip(*self.own, strict=True)]
-        place = max(range(len(CAUSES)), key=lambda index: self.own[rank][index] - medians[index])
-        own, median = self.own[rank][place] / self.steps, medians[place] / self.steps
-        return SlowRank(rank, self.excesses()[rank], self.seconds, CAUSES[place], own, median)
-
-    def _times(self) -> list[float]:
-        own = [sum(row) for row in self.own]
-        shared = max(self.seconds - max(own), 0.0)
-        return [seconds + shared for seconds in own]
 
 
 @dataclass(frozen=True)
@@ -321,13 +291,15 @@ class SlowRank:
 class SlowRanks:
     """Finds slow ranks in the own times of all ranks, each of them once.
 
+    Times are [ranks, 2 + causes]: seconds and steps of a period, equal on all ranks, and own seconds by cause.
+
     threshold: share by which a slow rank's time exceeds the median of the ranks. period: seconds that it must last.
     """
 
     def __init__(self, threshold: float, period: float) -> None:
         self._threshold, self._period = threshold, period
-        self._block: _Block | None = None
-        self._slow: dict[int, _Block] = {}
+        self._block: Times | float = 0.0
+        self._slow: dict[int, Times] = {}
         self._found: set[int] = set()
 
     @staticmethod
@@ -340,24 +312,40 @@ class SlowRanks:
 
         rows: `row` of all ranks, in rank order. Equal rows give equal results on all ranks.
         """
-        (seconds, steps), own = rows[0][:2], [list(row[2:]) for row in rows]
-        if len(rows) == 1 or steps < 1:
+        times = np.array(rows, dtype=np.float64)
+        if len(rows) == 1 or times[0, 1] < 1:
             return {}, []
-        excesses = _Block(seconds, steps, own).excesses()
-        slowest = max(range(len(rows)), key=excesses.__getitem__)
+        excesses = _excesses(times)
+        slowest = excesses.index(max(excesses))
         values = {"slowest_rank": slowest, "slowest_rank_excess": excesses[slowest]}
-        self._block = _Block(seconds, steps, own) + self._block
-        if self._block.seconds < self._period / BLOCKS:
+        block = times + self._block
+        if block[0, 0] < self._period / BLOCKS:
+            self._block = block
             return values, []
-        block, self._block = self._block, None
-        return values, self._new(block)
-
-    def _new(self, block: _Block) -> list[SlowRank]:
-        slow = [rank for rank, excess in enumerate(block.excesses()) if excess > self._threshold]
-        self._slow = {rank: block + self._slow.get(rank) for rank in slow}
-        new = [rank for rank in slow if self._slow[rank].seconds >= self._period and rank not in self._found]
+        self._block = 0.0
+        slow = [rank for rank, excess in enumerate(_excesses(block)) if excess > self._threshold]
+        self._slow = {rank: block + self._slow.get(rank, 0.0) for rank in slow}
+        new = [rank for rank in slow if self._slow[rank][0, 0] >= self._period and rank not in self._found]
         self._found.update(new)
-        return [self._slow[rank].described(rank) for rank in new]
+        return values, [_described(self._slow[rank], rank) for rank in new]
+
+
+def _excesses(times: Times) -> list[float]:
+    """Return by how much each rank's time exceeds the median of the ranks, as a share of it."""
+    own = times[:, 2:].sum(axis=1)
+    totals = (own + max(times[0, 0] - own.max(), 0.0)).tolist()
+    median = median_low(totals)
+    return [total / median - 1 if median > 0 else 0.0 for total in totals]
+
+
+def _described(times: Times, rank: int) -> SlowRank:
+    """Describe a slow rank. The cause is the rank's own phase that exceeds the median over ranks by most."""
+    (seconds, steps), own = times[0, :2].tolist(), times[:, 2:]
+    medians = [median_low(column) for column in own.T.tolist()]
+    place = int((own[rank] - medians).argmax())
+    return SlowRank(
+        rank, _excesses(times)[rank], seconds, CAUSES[place], float(own[rank, place]) / steps, medians[place] / steps
+    )
 
 
 PEAKS = {
