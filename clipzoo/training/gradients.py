@@ -99,7 +99,11 @@ class GradientCache:
             features = _encode(self._shared, batch, trained)
         elif trained:
             random_states, features = self._encode_without_graph(micro_batches, trained)
-        leaves = {view: _leaf(view_features) for view, view_features in zip(trained, features, strict=True)}
+        # Detached copies, the leaves of a new graph.
+        leaves = {
+            view: view_features.map(lambda tensor: tensor.detach().requires_grad_())
+            for view, view_features in zip(trained, features, strict=True)
+        }
         both = {**constant, **leaves}
         self._mark(OWN_PASSES)
         loss = self._loss((both["image"], both["text"]), batch, progress, diagnose)
@@ -107,7 +111,9 @@ class GradientCache:
         with step_part("backward"):
             (loss.total * scale).backward()
             self._average_others()
-            gradients = _gradients(leaves.values())
+            # Zeros, which DDP needs for every parameter, where the head does not read the tensor.
+            tensors = _tensors(leaves.values())
+            gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in tensors]
             self._mark(OTHER_RANKS)
             if trained and whole:
                 _backward(features, gradients)
@@ -202,16 +208,6 @@ def _backward(features: Sequence[Features], gradients: Sequence[Tensor]) -> None
         torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def _leaf(features: Features) -> Features:
-    """Return a detached copy of the features that requires gradients: leaves of a new graph."""
-    return features.map(lambda tensor: tensor.detach().requires_grad_())
-
-
-def _gradients(leaves: Iterable[Features]) -> list[Tensor]:
-    """The gradient of each tensor; zeros, which DDP needs for every parameter, where the head does not read it."""
-    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in _tensors(leaves)]
-
-
 def _tensors(features: Iterable[Features]) -> list[Tensor]:
     """The float tensors of the views."""
     return [tensor for view in features for tensor in (view.pooled, view.tokens) if tensor is not None]
@@ -262,7 +258,10 @@ class PairEncoder(nn.Module):
 
     def forward(self, batch: Batch, views: Sequence[View] = VIEWS) -> list[FeatureTensors]:
         with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
-            return [self._read_by_head(self._encode(batch, view)) for view in views]
+            features = [self._encode(batch, view) for view in views]
+        if not self._needs_tokens:
+            return [(view.pooled, None, None) for view in features]
+        return [(view.pooled, view.tokens, view.mask) for view in features]
 
     def blocks(self) -> list[nn.Module]:
         """Return the blocks of both towers, or of an encoder without towers: its longest list of modules."""
@@ -276,8 +275,3 @@ class PairEncoder(nn.Module):
             if view == "image":
                 return self._image(batch.image)
             return encode_by_length(self._text, batch.text, batch.text_length, self._needs_tokens)
-
-    def _read_by_head(self, features: Features) -> FeatureTensors:
-        return (
-            (features.pooled, features.tokens, features.mask) if self._needs_tokens else (features.pooled, None, None)
-        )

@@ -10,8 +10,7 @@ import sys
 import uuid
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -140,11 +139,15 @@ class WandbLogger(MetricLogger):
         path = folder / "wandb_id"
         if not path.exists():
             io.write_whole(path, uuid.uuid4().hex[:8])
-        with _masked_arguments():
+        # W&B records the command line: passwords of URLs are masked.
+        arguments, sys.argv = sys.argv, masked(sys.argv)
+        try:
             self._run = wandb.init(
                 id=io.read_text(path, io.MB), name=folder.name, resume="allow", mode=self._mode, dir=str(folder),
                 config=dict(config), **self._names, settings=wandb.Settings(silent=True, **timeouts),
             )  # fmt: skip
+        finally:
+            sys.argv = arguments
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -273,17 +276,6 @@ def _is_before(row: Mapping[str, Any], step: int) -> bool:
     """Return True for a line of a step before `step` or of this one, but not for its evaluation, which is repeated."""
     number = row.get("step")
     return isinstance(number, int) and (number < step or (number == step and row.get("event") != "evaluation"))
-
-
-@contextmanager
-def _masked_arguments() -> Iterator[None]:
-    """Mask the passwords of URLs in sys.argv, which W&B records."""
-    arguments = sys.argv
-    sys.argv = masked(arguments)
-    try:
-        yield
-    finally:
-        sys.argv = arguments
 
 
 class MaskingFormatter(logging.Formatter):

@@ -122,13 +122,10 @@ class Profile(Hook):
             "memory": memory_curve(events, device_type=int(is_cuda)),
         }
         io.write_whole(self._folder / SUMMARY, json.dumps(summary))
-        self._report(self._line(times.host))
-
-    def _line(self, host: Mapping[str, float]) -> str:
-        total = sum(host.values())
-        largest = sorted(host, key=host.__getitem__, reverse=True)[:4]
-        shares = ", ".join(f"{part} {host[part] / total:.0%}" for part in largest)
-        return (
+        total = sum(times.host.values())
+        largest = sorted(times.host, key=times.host.__getitem__, reverse=True)[:4]
+        shares = ", ".join(f"{part} {times.host[part] / total:.0%}" for part in largest)
+        self._report(
             f"profile of steps {self._first} to {self._last}: {total:.1f} ms a step: {shares} ({self._folder}; "
             f"clipzoo report {self._folder.parent} writes its page)"
         )

@@ -80,9 +80,18 @@ class FullySharding(Part):
     offload: bool = False
 
     def ranks(self, world: World) -> int:
-        """Return the number of ranks of a group. Raises ConfigError if groups of this size cannot be formed."""
-        by_name = {"all": lambda: world.size, "node": lambda: _ranks_of_node(world)}
-        ranks = by_name[self.shard_group]() if isinstance(self.shard_group, str) else self.shard_group
+        """Return the number of ranks of a group. Collective.
+
+        Raises:
+            ConfigError: groups of this size cannot be formed.
+        """
+        if self.shard_group == "node":
+            # Launchers that do not tell the number of ranks of a node give every node a name.
+            hosts = world.gather_object(socket.gethostname())
+            local_size = environment.read().local_size
+            ranks = local_size if local_size > 1 else hosts.count(hosts[0])
+        else:
+            ranks = world.size if self.shard_group == "all" else self.shard_group
         if ranks < 2 or world.size % ranks:
             raise ConfigError(
                 f"trainer.fsdp.shard_group={self.shard_group} is {ranks} of {number_of(world.size, 'rank')}: give a "
@@ -90,13 +99,6 @@ class FullySharding(Part):
                 f"{world.size} that is at least 2, or trainer.parallel=ddp"
             )
         return ranks
-
-
-def _ranks_of_node(world: World) -> int:
-    """Return the number of ranks of a node; launchers that do not tell it give every node a name. Collective."""
-    hosts = world.gather_object(socket.gethostname())
-    local_size = environment.read().local_size
-    return local_size if local_size > 1 else hosts.count(hosts[0])
 
 
 @checked
