@@ -39,7 +39,8 @@ def train(
     leaves the buffers unchanged: running statistics of a batch norm and the per-sample state of the objective. When a
     stop has been requested, the state is saved and the process ends.
 
-    parts: the dataset is open, the settings are checked and resolved. hooks: called after those of the settings.
+    parts: the dataset is open, the settings are checked and resolved. hooks: called before the
+    checkpoint and the evaluation after a step.
     """
     settings, objective, dataset, folder = parts.settings, parts.objective, parts.dataset, parts.folder
     assert settings.precision != "auto", "Settings.resolved comes first"
@@ -86,7 +87,7 @@ def train(
     others = [hook for hook in (early_stopping, *hooks) if hook is not None]
     evaluate = Evaluate(parts, divergence, state, throughput, parallel, average, preemption, others)
     profile = Profile.of(parts, world)
-    all_hooks = [hook for hook in (average, spikes, rewind, log, save, evaluate, *others, profile) if hook is not None]
+    all_hooks = [hook for hook in (average, spikes, rewind, log, *others, save, evaluate, profile) if hook is not None]
 
     with float32_matmul_precision(settings.head_products, world):
         preemption.watchdog.before_exit(state.wait_alone)
