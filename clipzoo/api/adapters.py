@@ -12,7 +12,7 @@ from clipzoo import io
 from clipzoo.encoders.tuning.lora import adapters_of
 from clipzoo.errors import ConfigError
 from clipzoo.training import checkpoint_files
-from clipzoo.training.tuning.frozen_part import read_frozen
+from clipzoo.training.tuned import read_frozen
 
 TOWERS = ("image", "text")
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -26,7 +26,7 @@ from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_ben
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset
 from clipzoo.evaluation.ranking import exact_products
 from clipzoo.io import below
-from clipzoo.training.inspection.diagnostics import unit_vectors
+from clipzoo.training.diagnostics import unit_vectors
 from clipzoo.types import Embedding
 
 Answer = dict[str, Any]

@@ -27,7 +27,7 @@ from clipzoo.runs.metric_key import AVERAGE
 from clipzoo.runs.remote import local_copy
 from clipzoo.runs.variables import uses_variables, with_variables
 from clipzoo.training import checkpoint_files
-from clipzoo.training.tuning.frozen_part import read_frozen
+from clipzoo.training.tuned import read_frozen
 from clipzoo.types import Embedding, as_captions
 
 PAIR = "pair"

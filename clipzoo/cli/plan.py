@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     from clipzoo.api.plan.counts import count, recomputation_keys, recomputes
     from clipzoo.api.plan.plan import predict, predictions, shape_of
     from clipzoo.api.plan.settings import configured
-    from clipzoo.training.loggers.terminal import quiet_libraries
+    from clipzoo.training.loggers import quiet_libraries
 
     quiet_libraries()
     plain = filled(plain, found_in_model(plain, trust))

@@ -28,8 +28,7 @@ from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.metric_key import MetricKey
 from clipzoo.training import checkpoint_files
-from clipzoo.training.inspection.divergence import require_finite_weights
-from clipzoo.training.inspection.throughput import Throughput
+from clipzoo.training.divergence import require_finite_weights
 from clipzoo.training.parts import Dataset
 from clipzoo.training.settings import CheckpointFormat, Saving
 from clipzoo.training.sharded_checkpoints import (
@@ -43,8 +42,8 @@ from clipzoo.training.sharded_checkpoints import (
     name_of,
     tensors_with_paths,
 )
-from clipzoo.training.tuning.frozen_part import FrozenPart
-from clipzoo.training.tuning.tuned_model import TunedModel
+from clipzoo.training.throughput import Throughput
+from clipzoo.training.tuned import FrozenPart, TunedModel
 
 MODEL = "model"
 """Name of the model in a checkpoint."""
@@ -85,7 +84,7 @@ class TrainingState:
         history: Mapping[str, Stateful] | None = None,
     ) -> None:
         self._folder, self._modules, self._throughput, self._parallel = folder, modules, throughput, parallel
-        self._keep, self._background = saving.keep, saving.in_background
+        self._keep, self._background = saving.keep, saving.save_in_background
         self._report, self._facts, self._history = report, facts or {}, history or {}
         self._world = parallel.world
         self._whole: Mapping[str, Stateful] = {**modules, **parts, MODEL: tuned}
@@ -94,7 +93,7 @@ class TrainingState:
         self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
         self.counters = Counters(dataset.counters)
         self._sharding = Sharding({**modules, MODEL: parallel.trained}, self._own, self._world)
-        self._sharded = self._sharding.applies(saving.format)
+        self._sharded = self._sharding.applies(saving.checkpoint_format)
         self._group: ProcessGroup | None = None
         self._writer = CheckpointWriter(self._background)
         self._saved_step: int | None = None

@@ -187,8 +187,8 @@ TRUSTED = {
     ("studies/framework/record.py", "folder / f'{name}.csv'"): RECIPES,
     ("studies/framework/record.py", "folder / f'{name}.png'"): RECIPES,
     ("training/sharded_checkpoints.py", "folder / file"): RECIPES,
-    ("training/tuning/feature_cache.py", "folder / f'{view}.json'"): RECIPES,
-    ("training/tuning/feature_cache.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
+    ("training/feature_cache.py", "folder / f'{view}.json'"): RECIPES,
+    ("training/feature_cache.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
 }
 """Joins with a name that no stranger chooses, and who chooses it."""
 BYPASSES = {
@@ -299,9 +299,9 @@ READERS = {
     "data/images/decoding.py": "bytes in memory", "studies/framework/record.py": "bytes in memory",
     "data/shards/cache.py": "without waiting; the size is compared",
     "data/shards/index.py": "verified when it was loaded",
-    "evaluation/probe/features.py": CACHE, "training/tuning/feature_cache.py": CACHE,
-    "training/inspection/profile.py": "the trace that it has just written",
-    "training/loggers/run_logger.py": "pictures that the report has just written", "io/files.py": "the one reader",
+    "evaluation/probe/features.py": CACHE, "training/feature_cache.py": CACHE,
+    "training/profile.py": "the trace that it has just written",
+    "training/loggers.py": "pictures that the report has just written", "io/files.py": "the one reader",
     "io/weights.py": WEIGHTS, "data/shards/index_builder.py": "the file that it has just written",
 }  # fmt: skip
 """Modules that open files by other means than clipzoo.io, and why they may."""
@@ -315,7 +315,7 @@ WRITERS = {
     "evaluation/probe/features.py": CACHE, "runs/store.py": "copies that are removed after their upload",
     "api/initial/resume.py": "links of checkpoints, the mark last",
     "runs/search/study.py": "cuts off the line that a kill has left", 
-    "training/inspection/profile.py": "torch's own trace; the summary of it is written whole",
+    "training/profile.py": "torch's own trace; the summary of it is written whole",
 }  # fmt: skip
 """Modules that write files by other means than clipzoo.io, and why they may."""
 PLANTED = {

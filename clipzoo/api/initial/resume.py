@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from clipzoo import io
-from clipzoo.api.build import RunParts, part
+from clipzoo.api.build import part
 from clipzoo.distributed.environment import say
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.io.weights import is_checkpoint, mark_of, run_of, step_of
@@ -24,7 +24,7 @@ from clipzoo.runs.directory import LENGTH, config_of
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.variables import with_variables
 from clipzoo.training import checkpoint_files
-from clipzoo.training.parts import Optimizer
+from clipzoo.training.parts import Optimizer, Parts
 from clipzoo.training.settings import Length
 from clipzoo.types import Progress
 
@@ -34,7 +34,7 @@ BESIDE = ("metrics.jsonl", "frozen.pt", "frozen.json")
 
 
 def copy_checkpoint(
-    source: str, folder: Path, plain: Mapping[str, Any], parts: RunParts, trust: Collection[str] = ()
+    source: str, folder: Path, plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()
 ) -> None:
     """Copy a checkpoint of another run into a run directory without one, which then resumes from it. On the first rank.
 
@@ -89,9 +89,7 @@ def copy_checkpoint(
     say(f"{folder} continues from step {step_of(path)} of {run}")
 
 
-def equal_steps(
-    stored: Mapping[str, Any], plain: Mapping[str, Any], parts: RunParts, trust: Collection[str] = ()
-) -> int:
+def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()) -> int:
     """Return the number of first steps with equal learning rates in two runs, less than the length of the new one."""
     samples = parts.dataset.samples
     recipes: list[Optimizer] = [part(with_variables(stored["optim"]), trust, Optimizer), parts.optimizer]

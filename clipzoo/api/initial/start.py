@@ -11,8 +11,8 @@ from clipzoo.distributed.world import World
 from clipzoo.model import Model
 
 if TYPE_CHECKING:
-    from clipzoo.api.build import RunParts
     from clipzoo.encoders.weights.matching import Row
+    from clipzoo.training.parts import Parts
 
 Rows: TypeAlias = "list[Row]"
 """A row for every tensor of the model: how it was initialised."""
@@ -23,7 +23,7 @@ def initialise(
     folder: Path,
     plain: Mapping[str, Any],
     values: Mapping[str, Any],
-    parts: RunParts,
+    parts: Parts,
     trust: Collection[str],
     world: World,
 ) -> Rows:

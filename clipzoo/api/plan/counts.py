@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from clipzoo.api.build import build_model, build_parts, parameters_of
 from clipzoo.api.plan.live_memory import LiveMemory, fake_
 from clipzoo.model import Model
-from clipzoo.training.pair_encoder import PairEncoder
-from clipzoo.training.tuning.tuned_model import TunedModel
+from clipzoo.training.gradients import PairEncoder
+from clipzoo.training.tuned import TunedModel
 from clipzoo.types import Batch
 
 SAMPLES = 2, 4
@@ -95,7 +95,7 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         model = build_model(plain, parts.head, trust)
         TunedModel(model, objective, parts.tuning, plain["seed"])
         image, text, points = _flops(model, plain)
-    autocast = parts.trainer.computation.autocast_dtype
+    autocast = parts.settings.autocast_dtype
     encoder = model.encoder
     trains = [_trained(getattr(encoder, f"{view}_tower", encoder)) > 0 for view in ("image", "text")]
     forward, text_tower = image + text, getattr(encoder, "text_tower", encoder)

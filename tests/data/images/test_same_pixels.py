@@ -24,7 +24,7 @@ from clipzoo.evaluation.datasets.classification_readers import folders
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.evaluation.retrieval import Retrieval
 from clipzoo.evaluation.transform import Transform
-from clipzoo.training.inspection.diagnostics import write_examples
+from clipzoo.training.diagnostics import write_examples
 from tests.support.shards import shard_data, write_shard
 
 pytestmark = pytest.mark.medium
