@@ -28,7 +28,7 @@ from PIL import Image
 
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.vocabulary import Count, Workers
-from clipzoo.data.plan.plan import Plan
+from clipzoo.data.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / ".peer"
@@ -142,9 +142,8 @@ def difference(shards: str, size: int) -> dict[str, float]:
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import resized_crop
 
-    from clipzoo.data.images.crops import random_crop
-    from clipzoo.data.images.transform import ImageTransform
-    from clipzoo.data.plan.randomness import generator
+    from clipzoo.data.images import ImageTransform, random_crop
+    from clipzoo.data.plan import generator
 
     with tarfile.open(shards.replace(f"{{00000..{SHARDS - 1:05d}}}", "00000")) as archive:
         images = [

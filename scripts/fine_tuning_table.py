@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 import clipzoo
-from clipzoo.api.build import build_model
+from clipzoo.build import build_model
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
-from clipzoo.encoders.tuning.towers import Frozen, Full, LastLayers, Lora
-from clipzoo.encoders.tuning.tuning import Tuning
+from clipzoo.encoders.tuning import Frozen, Full, LastLayers, Lora, Tuning
 from clipzoo.example_data.demo_world.caption import write_caption
 from clipzoo.example_data.demo_world.render import render
 from clipzoo.example_data.demo_world.scene import SHAPES, sample_scene

@@ -14,10 +14,11 @@ from pathlib import Path
 import open_clip
 import pytest
 
-from clipzoo.cli import __main__ as commands, launch, plan, train
+from clipzoo.cli import __main__ as commands, launch, train
 from clipzoo.cli.evaluate import PLACEHOLDERS
 from clipzoo.cli.recipes import recipe
 from clipzoo.config.compose import compose
+from clipzoo.plan import plan
 from scripts.documentation.docstrings import listed
 from tests.support.paths import ROOT
 from tests.support.shards import picture

@@ -21,7 +21,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if "conf" not in path.rela
 
 
 def part_of(module: str) -> str:
-    """clipzoo.heads.clip -> heads; clipzoo itself stands above everything."""
+    """clipzoo.heads.vector -> heads; clipzoo itself stands above everything."""
     return (module.split(".") + [""])[1]
 
 

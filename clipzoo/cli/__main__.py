@@ -14,15 +14,15 @@ from clipzoo.cli.completion import complete_if_asked, override_completer
 from clipzoo.cli.data import datasets, emoji, shards, world
 from clipzoo.cli.experiments import lab
 from clipzoo.cli.models import explore, export, index, search
-from clipzoo.distributed import slurm
-from clipzoo.distributed.reporting import exit_on_error
-from clipzoo.distributed.stop_signals import handle_until_the_run_begins
+from clipzoo.distributed import launch
+from clipzoo.distributed.launch import handle_until_the_run_begins
+from clipzoo.distributed.watchdog import exit_on_error
 
 OVERRIDE_COMMANDS = {
     "train": ("clipzoo.cli.train", "train a model, or resume its run"),
     "evaluate": ("clipzoo.cli.evaluate", "evaluate a run, a checkpoint or an open_clip model"),
     "launch": ("clipzoo.cli.launch", "list, submit, run or tabulate the points of a sweep"),
-    "plan": ("clipzoo.cli.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
+    "plan": ("clipzoo.plan.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
     "studies": ("clipzoo.studies.__main__", "run the papers' small experiments"),
 }
 """Commands that take Hydra overrides: the module whose `main(arguments)` parses them, and a summary."""
@@ -51,7 +51,7 @@ def main(*command: str) -> int:
 
     command: words that precede the arguments of the command line; a script in scripts/ names its subcommand.
     """
-    slurm.set_environment()
+    launch.set_environment()
     arguments = [*command, *sys.argv[1:]]
     if arguments and arguments[0] in RESUMABLE:
         handle_until_the_run_begins()

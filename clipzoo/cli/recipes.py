@@ -22,7 +22,7 @@ from clipzoo.errors import ConfigError
 NAME = re.compile("[a-z]([a-z0-9-]{0,51}[a-z0-9])?")
 """Names that Kubernetes allows, with room for the index of a pod."""
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Every start of the ranks gets a store of its own; see clipzoo/distributed/elastic.py."""
+"""Every start of the ranks gets a store of its own; see clipzoo/distributed/preemption.py."""
 
 
 @dataclass(frozen=True)

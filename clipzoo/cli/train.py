@@ -20,14 +20,13 @@ from omegaconf.errors import OmegaConfBaseException
 from clipzoo import io
 from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser
-from clipzoo.config import overrides
+from clipzoo.config import trust as overrides
 from clipzoo.config.compose import checked, compose
-from clipzoo.config.from_model import filled
-from clipzoo.config.groups import CONF, hide_internal_options, own_folder
-from clipzoo.config.suggestions import FOREIGN_KEYS
+from clipzoo.config.groups import CONF, FOREIGN_KEYS, hide_internal_options, own_folder
+from clipzoo.config.schema import filled
 from clipzoo.config.trust import trusted_names
-from clipzoo.distributed import environment, slurm
-from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
+from clipzoo.distributed import launch
+from clipzoo.distributed.watchdog import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked, number_of
 from clipzoo.runs import record, sweep
 from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, has_ended
@@ -39,8 +38,8 @@ from clipzoo.runs.places.place import runs_of
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
-    from clipzoo.api.initial.start import Rows
     from clipzoo.distributed.world import World
+    from clipzoo.initial import Rows
     from clipzoo.training.parts import Dataset, Parts
 
 
@@ -74,7 +73,7 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
     """
     options, lines = _read_command_line(arguments)
     if options.multirun:
-        if environment.read().world_size > 1:
+        if launch.read().world_size > 1:
             raise ConfigError("-m starts one process for each point: run it without torchrun")
         if options.cfg:
             raise ConfigError("--cfg shows one configuration: leave out -m (--multirun)")
@@ -137,7 +136,7 @@ INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchp
 def job(config: DictConfig) -> None:
     try:
         with exit_on_error():
-            slurm.set_environment()
+            launch.set_environment()
             train(config)
     except SystemExit as end:
         # The other points of a sweep are still trained; `main` names this one at the end.
@@ -158,20 +157,19 @@ def train(config: DictConfig) -> None:
     runs = runs_of(plain)
     folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
     if has_ended(folder, plain):
-        if environment.read().is_first:
+        if launch.read().is_first:
             runs.complete(folder)
         result = record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain)
-        environment.say(result)
+        launch.say(result)
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
-    from clipzoo.api.build import build_model, build_parts, found_in_model
-    from clipzoo.api.initial.start import initialise
-    from clipzoo.distributed.device import described, set_threads
-    from clipzoo.distributed.elastic import Spares
-    from clipzoo.distributed.preemption import Preemption
+    from clipzoo.build import build_model, build_parts, found_in_model
+    from clipzoo.distributed.launch import described, set_threads
+    from clipzoo.distributed.preemption import Preemption, Spares
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
+    from clipzoo.initial import initialise
     from clipzoo.training.loggers.terminal import quiet_libraries
     from clipzoo.training.parts import Parts
 
@@ -203,7 +201,7 @@ def train(config: DictConfig) -> None:
         device, warning = described(world, plain["data"].get("workers"))
         world.run_on_first(lambda: begin(lock, plain, given, dataset, rows, f"{precision} on {device}", world))
         if warning:
-            environment.say(f"clipzoo: warning: {warning}")
+            launch.say(f"clipzoo: warning: {warning}")
         training = Parts(
             model, parts.objective, dataset, parts.optimizer, trials.at_rungs(evaluator, watchdog), parts.logger,
             plain["seed"], folder, plain, parts.tuning, averaging=parts.averaging,
@@ -227,28 +225,28 @@ def begin(
 
     given: see `claim`. hardware: precision, device and loader processes, in words.
     """
-    from clipzoo.api.formats.open_clip import export_note
-    from clipzoo.api.initial.start import report_initial_weights
-    from clipzoo.data.shards.captions import described as described_captions
+    from clipzoo.data.captions import described as described_captions
+    from clipzoo.export.open_clip import export_note
+    from clipzoo.initial import report_initial_weights
 
     kept = claim(lock, plain, dataset.fingerprint, given)
     if kept is not None:
-        environment.say(f"{lock.folder} continues, with the schedules of the whole length; earlier results: {kept}")
+        launch.say(f"{lock.folder} continues, with the schedules of the whole length; earlier results: {kept}")
     report_initial_weights(rows, lock.folder)
-    environment.say(
+    launch.say(
         f"{lock.folder}: {number_of(dataset.samples, 'sample')}, {plain['trainer']['global_batch']} per step, "
         f"{number_of(world.size, 'rank')}, {hardware}{export_note(plain)}"
     )
     if (captions := dataset.captions()).pairs:
         figures = captions.figures(plain["trainer"]["global_batch"])
         io.write_json(lock.folder / CAPTIONS, figures)
-        environment.say(f"data: {described_captions(figures)}")
+        launch.say(f"data: {described_captions(figures)}")
 
 
 def fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
     """Return the fingerprint of the dataset of a `data` node, None without an index; see `stored_fingerprint`."""
     # Imports numpy, and is only called if a run was trained on shards in another place.
-    from clipzoo.data.shards.fingerprint import stored_fingerprint
+    from clipzoo.data.index import stored_fingerprint
 
     return stored_fingerprint(data, run)
 
@@ -293,8 +291,8 @@ def write_outputs(
     training.logger.report(metrics, sorted((folder / "report").glob("*.png")))
     training.logger.close()
     if any(name.endswith("lora_A") for name in training.model.state_dict()):
-        from clipzoo.api.adapters import save_adapters
+        from clipzoo.export.adapters import save_adapters
 
         save_adapters(folder, folder / "adapters")
     results.write(folder)
-    environment.say(record.summary(folder))
+    launch.say(record.summary(folder))

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from clipzoo import io
 from clipzoo.config.compose import compose
-from clipzoo.distributed import slurm
-from clipzoo.distributed.environment import say
-from clipzoo.distributed.stop_signals import EXIT_CODE
+from clipzoo.distributed import launch
+from clipzoo.distributed.launch import EXIT_CODE, say
 from clipzoo.errors import ConfigError, TrainingError, number_of
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.search.objective import measured, require_metrics, results_of
@@ -72,7 +71,7 @@ def run(search: Search, space: Space) -> None:
         TrainingError: trials have failed; they cost only their rows.
     """
     _launcher(search)
-    slurm.hand_on_cores()
+    launch.hand_on_cores()
     study = Study(study_folder(search, space), search, space)
     try:
         while (trial := study.claim()) is not None:

@@ -5,21 +5,124 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from clipzoo.distributed import environment
-from clipzoo.distributed.collectives import STORE_ERRORS, CollectiveCounter, Exchange, Gather
-from clipzoo.distributed.device import choose_device
-from clipzoo.distributed.rendezvous import Rendezvous
+from clipzoo.distributed import launch as environment
+from clipzoo.distributed.launch import choose_device, step_part
 from clipzoo.errors import ConfigError, number_of
+
+# Collectives of the default process group, with gradients. `World` is the interface to them.
+
+
+STORE_ERRORS: tuple[type[Exception], ...] = (dist.DistError,)
+"""Errors that the store raises when the process that serves it is gone."""
+
+
+class CollectiveCounter:
+    """Number of collectives that this rank has entered: the watchdog finds the rank that the others wait for."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+
+    def entering(self) -> AbstractContextManager[object]:
+        """Return the context of one collective."""
+        self.entered += 1
+        return step_part("communication")
+
+
+def is_collective_error(error: BaseException) -> bool:
+    """Return True if `error` says that another rank is lost. gloo raises a bare RuntimeError with its own file name."""
+    return isinstance(error, STORE_ERRORS) or (type(error) is RuntimeError and "/gloo/" in str(error))
+
+
+class Gather(torch.autograd.Function):
+    """All-gather along the first dimension, with the full gradient.
+
+    The gradient of a rank's slice is the sum of the gradients that all ranks return for it. Averaged over ranks (as
+    DDP does), the parameters' gradient is then that of the mean of the ranks' losses. torch's own differentiable
+    all_gather gave wrong gradients on gloo for upstream gradients that were not contiguous, hence the copies.
+    """
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, dtype: torch.dtype | None, counter: CollectiveCounter) -> Tensor:
+        context.rows, context.counter = len(tensor), counter
+        source = tensor.to(dtype or tensor.dtype).detach().contiguous()
+        gathered = source.new_empty((dist.get_world_size() * len(source), *source.shape[1:]))
+        with counter.entering():
+            dist.all_gather_into_tensor(gathered, source)
+        return gathered.to(tensor.dtype)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        local = gradient.new_empty((context.rows, *gradient.shape[1:]))
+        with context.counter.entering():
+            dist.reduce_scatter_tensor(local, gradient.contiguous())
+        return local, None, None
+
+
+class Exchange(torch.autograd.Function):
+    """All-to-all of equal parts: a permutation of all ranks' numbers, its own inverse and so its own gradient."""
+
+    @staticmethod
+    def forward(context: Any, parts: Tensor, counter: CollectiveCounter) -> Tensor:
+        context.counter = counter
+        source = parts.detach().contiguous()
+        received = torch.empty_like(source)
+        with counter.entering():
+            dist.all_to_all_single(received, source)
+        return received
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return Exchange.forward(context, gradient, context.counter), None
+
+
+# Waiting for other ranks without a time limit; the process group's timeout is for collectives alone.
+
+
+class Rendezvous:
+    """Events in the store of the process group. All ranks must create and use their rendezvous in the same order."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._size = size
+        self._events = 0
+        store = dist.distributed_c10d._get_default_store()
+        # A process may join twice, in tests: keys of the first time must not serve the second.
+        self._store = dist.PrefixStore(f"rendezvous{store.add(f'rendezvous of rank {rank}', 1)}", store)
+
+    def wait_for_first(self, is_first: bool) -> None:
+        """Return once the first rank has called this."""
+        key = self._next_key()
+        if is_first:
+            self._store.set(key, "")
+        _poll(lambda: is_first or self._store.check([key]))
+
+    def wait_for_all(self) -> None:
+        """Return once every rank has called this."""
+        key = self._next_key()
+        self._store.add(key, 1)
+        _poll(lambda: self._store.add(key, 0) == self._size)
+
+    def _next_key(self) -> str:
+        self._events += 1
+        return str(self._events)
+
+
+def _poll(condition: Callable[[], bool]) -> None:
+    pause = 0.001
+    while not condition():
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
+
 
 T = TypeVar("T")
 JOIN_GRACE = 10.0

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from clipzoo.encoders.base import Tower, call_as_forward
-from clipzoo.encoders.last_block import at_one_position, open_clip_block_at
+from clipzoo.encoders.image import at_one_position, open_clip_block_at
 from clipzoo.io.imports import import_alone
 from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, checked
 

@@ -11,11 +11,16 @@ from PIL.Image import Image
 from torch import Tensor
 
 from clipzoo.distributed.world import World
-from clipzoo.evaluation.checks import check_captions, check_paired
 from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset
-from clipzoo.evaluation.draws import embed_draws, mean_over_draws
 from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
-from clipzoo.evaluation.ranking import positions, score_blocks
+from clipzoo.evaluation.scoring import (
+    check_captions,
+    check_paired,
+    embed_draws,
+    mean_over_draws,
+    positions,
+    score_blocks,
+)
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
 from clipzoo.types import Embedding, map_embedding
@@ -184,7 +189,7 @@ class ScoreRows:
 
 def _recalls(own_positions: Sequence[Tensor], world: World) -> dict[str, float]:
     """Recalls over the positions of all ranks. Collective."""
-    from clipzoo.evaluation.metrics import Recall
+    from clipzoo.evaluation.scoring import Recall
 
     recall = Recall(CUTOFFS, world).to(own_positions[0].device)
     for position in own_positions:

@@ -11,19 +11,16 @@ import torch
 from PIL.Image import Image
 
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images.decoding import decode
-from clipzoo.data.shards.cache import ShardCache
-from clipzoo.data.shards.fingerprint import index_folders
-from clipzoo.data.shards.index import ShardIndex
-from clipzoo.data.shards.index_builder import load_or_build
-from clipzoo.data.shards.reader import ShardReader
-from clipzoo.data.shards.sources import parse_sources
-from clipzoo.distributed.environment import say
+from clipzoo.data.images import decode
+from clipzoo.data.index import ShardIndex, index_folders, load_or_build
+from clipzoo.data.locations import ShardCache, parse_sources
+from clipzoo.data.reader import ShardReader
+from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
-from clipzoo.evaluation.ranking import exact_products
-from clipzoo.heads.similarity.tiled import automatic_tile
+from clipzoo.evaluation.scoring import exact_products
+from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.metric_key import VALIDATION

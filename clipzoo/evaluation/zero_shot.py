@@ -8,11 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.evaluation.checks import check_classes, check_labels
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset
-from clipzoo.evaluation.draws import embed_draws, mean_over_draws
 from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
-from clipzoo.evaluation.ranking import positions, score_blocks
+from clipzoo.evaluation.scoring import (
+    check_classes,
+    check_labels,
+    embed_draws,
+    mean_over_draws,
+    positions,
+    score_blocks,
+)
 from clipzoo.model import Model
 from clipzoo.types import Embedding, Features, concatenate, map_embedding
 
@@ -37,7 +42,7 @@ def zero_shot(
 
     resize: shorter side in pixels before the central crop. draws: of random features; ignored by deterministic heads.
     """
-    from clipzoo.evaluation.metrics import Accuracy
+    from clipzoo.evaluation.scoring import Accuracy
 
     draws = draws if model.head.stochastic else 1
     names, where, world = dataset.class_names, f"{dataset.name}, {split}", encoder.world

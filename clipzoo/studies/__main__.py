@@ -22,8 +22,8 @@ from typing import Any
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.trust import trusted_names
-from clipzoo.distributed.environment import say
-from clipzoo.distributed.reporting import exit_on_error
+from clipzoo.distributed.launch import say
+from clipzoo.distributed.watchdog import exit_on_error
 from clipzoo.errors import ConfigError
 from clipzoo.io.names import folder_name
 from clipzoo.runs.variables import with_variables
@@ -53,12 +53,12 @@ def run_one(name: str, plain: dict[str, Any], trust: Collection[str]) -> bool:
     """Run one study in this process and write its folder. Returns False if it failed."""
     import torch
 
-    from clipzoo.api.build import part
+    from clipzoo.build import build_part
     from clipzoo.studies.framework.page import write_page
     from clipzoo.studies.framework.record import write_failure, write_findings
 
     folder = Path(plain["folder"])
-    study = part(plain["study"], trust)
+    study = build_part(plain["study"], trust)
     # The matrices are small: a second thread costs more than it gains, and another study may use the core.
     torch.set_num_threads(1)
     say(f"{name}: {study.title}; settings: conf/study/{name}.yaml, results: {folder / name}")

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from clipzoo.config.vocabulary import Count, NonNegative, Range, Rate, Seed
 from clipzoo.data.in_memory import InMemoryDataset
-from clipzoo.heads.tilting import InnerProductHead
+from clipzoo.heads.vector import InnerProductHead
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.studies.digit_data import Split, load_digits

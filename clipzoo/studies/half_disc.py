@@ -10,7 +10,7 @@ from torch import Tensor
 from clipzoo.config.vocabulary import Count, NonNegative, Probability, Scale, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
-from clipzoo.heads.tilting import InnerProductHead
+from clipzoo.heads.vector import InnerProductHead
 from clipzoo.model import Model
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.objectives.per_sample import TEXT

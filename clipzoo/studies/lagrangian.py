@@ -13,8 +13,8 @@ from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, Layers, NonNegative, Positive, Rate, Scale, Seed
 from clipzoo.data.in_memory import InMemoryDataset
-from clipzoo.evaluation.ranking import positions, score_blocks
-from clipzoo.heads.clip import ClipHead
+from clipzoo.evaluation.scoring import positions, score_blocks
+from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.studies.flow import START, Flows

@@ -11,8 +11,8 @@ from torch import Tensor
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.base import Head
-from clipzoo.heads.clip import ClipHead
 from clipzoo.heads.kme import KmeHead
+from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.studies.framework.draw import BLACK, BLUE, CYCLE, VERMILION, panels

@@ -11,9 +11,8 @@ from torch import Tensor
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed, Weight
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.heads.base import Head
-from clipzoo.heads.kernels import GaussianKernel
-from clipzoo.heads.tilting import InnerProductHead
-from clipzoo.heads.wpse import WpseHead
+from clipzoo.heads.vector import InnerProductHead
+from clipzoo.heads.wpse import GaussianKernel, WpseHead
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.studies.framework.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Range, Scale, Seed
-from clipzoo.heads.kernels import GaussianKernel, InverseMultiquadricKernel, Kernel
 from clipzoo.heads.kme import KmeHead
-from clipzoo.heads.wpse import WpseHead
+from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel, Kernel, WpseHead
 from clipzoo.studies.framework.draw import BLACK, CYCLE, panels
 from clipzoo.studies.framework.study import Check, Claim, Drawing, Findings, Row, Study
 from clipzoo.types import Features, PointSet

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Literal
 
-from clipzoo.distributed import environment
+from clipzoo.distributed import launch
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Count, Part, checked
@@ -43,5 +43,5 @@ class FullySharding(Part):
 def _ranks_of_node(world: World) -> int:
     """Return the number of ranks of a node; launchers that do not tell it give every node a name. Collective."""
     hosts = world.gather_object(socket.gethostname())
-    local_size = environment.read().local_size
+    local_size = launch.read().local_size
     return local_size if local_size > 1 else hosts.count(hosts[0])

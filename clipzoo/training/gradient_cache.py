@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed.parallel.base import Parallel, Replicated
-from clipzoo.distributed.parallel.passes import OTHER_RANKS, OWN_PASSES, Mark
-from clipzoo.distributed.ranges import step_part
+from clipzoo.distributed.launch import step_part
+from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel, Replicated
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective

@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed.ranges import step_part
-from clipzoo.encoders.base import Tower, longest_list
-from clipzoo.encoders.caption_groups import encode_by_length
+from clipzoo.distributed.launch import step_part
+from clipzoo.encoders.base import Tower, encode_by_length, longest_list
 from clipzoo.model import Model
 from clipzoo.types import Batch, Features
 

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 import torch
 
-from clipzoo.distributed.device import bf16_slowdown, is_fast_in_bf16
-from clipzoo.distributed.parallel.base import Parallel, Replicated
+from clipzoo.distributed.launch import bf16_slowdown, is_fast_in_bf16
+from clipzoo.distributed.parallel import Parallel, Replicated
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.heads.similarity.tiled import automatic_tile
+from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
 from clipzoo.training.checkpoints import checkpoint
 from clipzoo.training.fully_sharding import FullySharding
@@ -141,7 +141,7 @@ class Computation:
         if not self._shards(world):
             return Replicated(model, world)
         # Imports another second of torch.
-        from clipzoo.distributed.parallel.sharded import Sharded
+        from clipzoo.distributed.sharded import Sharded
 
         kept = (model.head, getattr(model.encoder, "tokenizer", None))
         ranks, sharding = self.fsdp.ranks(world), self.fsdp

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from clipzoo.distributed.cores import load_warning
-from clipzoo.distributed.parallel.base import Parallel
+from clipzoo.distributed.launch import load_warning
+from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError

@@ -10,10 +10,10 @@ from functools import cache
 import pytest
 import torch
 
-from clipzoo.api.build import build_head, build_model, build_objective
+from clipzoo.build import build_head, build_model, build_objective
 from clipzoo.cli import reproduce_page
 from clipzoo.config.groups import CONF
-from clipzoo.objectives.compatibility import check_pair
+from clipzoo.objectives.base import check_pair
 from clipzoo.report.paper_tables.experiments import axes, differences, experiments
 from clipzoo.report.paper_tables.published import layout, not_measured, search_of, table, table_names
 from tests.support.experiments import EXPERIMENTS, composed
@@ -22,7 +22,7 @@ FOLDERS = ("wpse", "kme", "cloob", "nuclr")
 HF = importlib.util.find_spec("transformers") is not None
 DOWNLOADS = {
     "clipzoo.encoders.image.TimmTower": {"pretrained": False},
-    "clipzoo.encoders.distilbert.DistilBertTower": {"pretrained": None},
+    "clipzoo.encoders.huggingface.DistilBertTower": {"pretrained": None},
 }
 """Arguments that keep a tower from fetching weights."""
 ACCURACIES = {"top1", "top5", "mean_per_class"}

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from clipzoo.distributed.world import World
-from clipzoo.evaluation.metrics import Accuracy, Recall
-from clipzoo.evaluation.ranking import positions
+from clipzoo.evaluation.scoring import Accuracy, Recall, positions
 from tests.support.ranks import run_ranks
 
 

@@ -11,12 +11,10 @@ from packaging import version
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from clipzoo.heads.similarity.tiled import tiled_anchors, tiled_scores
+from clipzoo.heads.scores import tiled_anchors, tiled_scores
+from clipzoo.ops import triton_kme as kme_triton, triton_sums as log_sum_exps_triton
 from clipzoo.ops.kme import kme_score
-from clipzoo.ops.log_sum_exps import log_sum_exps
-from clipzoo.ops.negative_sums import Exponents, negative_sums
-from clipzoo.ops.sigmoid_loss import sigmoid_loss
-from clipzoo.ops.triton import kme as kme_triton, log_sum_exps as log_sum_exps_triton
+from clipzoo.ops.sums import Exponents, log_sum_exps, negative_sums, sigmoid_loss
 from tests.support.point_sets import all_pairs, differentiated, point_sets
 from tests.support.pretended_cuda import DEVICE, Launches, numbers, pretended
 from tests.support.training_step import training_step
@@ -95,30 +93,30 @@ def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision, of_p
 
 
 def _compiled(precision: str) -> list[dict[str, Any]]:
-    from clipzoo.ops.triton import kme_kernels as kme, log_sum_exps_kernels as sums
-    from clipzoo.ops.triton.tiles import TILES
+    from clipzoo.ops import triton_kme as kme, triton_sums as sums
+    from clipzoo.ops.triton_tiles import TILES
 
     tiles, points = TILES[precision], ("x_ptr", "y_ptr", "shares_ptr")
     factors = ("left_ptr", "right_ptr", "shares_ptr")
     return [
-        compiled_for_sm_90(kme.partial_sums, tiles, points, SHIFTED=False),
-        compiled_for_sm_90(kme.partial_sums, tiles, points, SHIFTED=True),
-        compiled_for_sm_90(kme.shares, tiles, points),
-        compiled_for_sm_90(sums.tile_sums, tiles, factors, WITH_COLUMNS=True),
-        compiled_for_sm_90(sums.shares, tiles, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(kme.partial_sums_kernel, tiles, points, SHIFTED=False),
+        compiled_for_sm_90(kme.partial_sums_kernel, tiles, points, SHIFTED=True),
+        compiled_for_sm_90(kme.shares_kernel, tiles, points),
+        compiled_for_sm_90(sums.log_sum_exps_kernel, tiles, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(sums.log_sum_exps_shares_kernel, tiles, factors, WITH_COLUMNS=True),
     ]
 
 
 def _compiled_of_pairs(precision: str) -> list[dict[str, Any]]:
-    from clipzoo.ops.triton import pair_kernels as pairs
-    from clipzoo.ops.triton.tiles import narrow_tiles
+    from clipzoo.ops import triton_sums as pairs
+    from clipzoo.ops.triton_tiles import narrow_tiles
 
     torch.set_float32_matmul_precision(precision)
     tiles, factors = narrow_tiles(), ("left_ptr", "right_ptr", "shares_ptr")
     return [
-        compiled_for_sm_90(pairs.negative_sums, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.negative_shares, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.sigmoid_loss, tiles, factors, WITH_SHARES=True),
+        compiled_for_sm_90(pairs.negative_sums_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.negative_shares_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.sigmoid_loss_kernel, tiles, factors, WITH_SHARES=True),
     ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
@@ -38,7 +38,7 @@ class Example(Study):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_study_has_valid_settings(name: str) -> None:
     plain = compose([f"study={name}"], "studies")
-    assert isinstance(part(plain["study"]), Study)
+    assert isinstance(build_part(plain["study"]), Study)
 
 
 def test_the_page_lists_every_study_of_the_configuration() -> None:
@@ -158,5 +158,5 @@ def test_interrupted_studies_neither_fail_nor_go_on_to_the_next(tmp_path: Path, 
 @pytest.mark.medium
 def test_settings_of_a_study_are_all_in_its_file() -> None:
     for name in NAMES:
-        study = part(compose([f"study={name}"], "studies")["study"])
+        study = build_part(compose([f"study={name}"], "studies")["study"])
         assert not [field.name for field in dataclasses.fields(study) if field.default is not dataclasses.MISSING]

@@ -8,18 +8,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clipzoo.api.build import build_model, build_objective, part
-from clipzoo.distributed.device import choose_device
+from clipzoo.build import build_model, build_objective, build_part
+from clipzoo.distributed.launch import choose_device
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.probe.features import LabelledFeatures
-from clipzoo.evaluation.probe.logistic import LogisticRegression
-from clipzoo.evaluation.probe.search import held_out
-from clipzoo.heads.clip import ClipHead
+from clipzoo.evaluation.logistic import LogisticRegression
+from clipzoo.evaluation.probe import LabelledFeatures, held_out
+from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
-from clipzoo.ops import kme, kme_cpu, log_sum_exps, log_sum_exps_cpu
+from clipzoo.ops import kme, kme_cpu, sums, sums_cpu
 from clipzoo.training.parts import Parts
 from clipzoo.training.trainer import Trainer
 from scripts.compatibility import config_names
@@ -57,7 +56,7 @@ WAITS = {
 def torch_kernels(monkeypatch):
     """Replace Triton's kernels by the blocks in torch."""
     monkeypatch.setattr(kme, "backend", lambda *_: kme_cpu)
-    monkeypatch.setattr(log_sum_exps, "backend", lambda *_: log_sum_exps_cpu)
+    monkeypatch.setattr(sums, "backend", lambda *_: sums_cpu)
 
 
 @pytest.mark.medium
@@ -89,9 +88,9 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         "trainer.clip_gradient=1.0", "trainer.save_every=2", "trainer.device=cuda", "trainer.log_every=3",
     )  # fmt: skip
     with pretended() as waits:
-        trainer: Trainer = part(plain["trainer"])
+        trainer: Trainer = build_part(plain["trainer"])
         model, objective = build_model(plain), build_objective(plain)
-        data, optim, suite, logger = (part(plain[name]) for name in ("data", "optim", "eval", "logger"))
+        data, optim, suite, logger = (build_part(plain[name]) for name in ("data", "optim", "eval", "logger"))
         world = World.join(trainer.device, trainer.timeout)
         data.open(tmp_path, world)
         parts = Parts(model, objective, data, optim, suite, logger, 0, tmp_path, plain)

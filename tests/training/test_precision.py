@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 
-from clipzoo.distributed.device import is_fast_in_bf16
+from clipzoo.distributed.launch import is_fast_in_bf16
 from clipzoo.distributed.world import World
 from clipzoo.runs.record import RunRecord
 from clipzoo.training.settings import Computation

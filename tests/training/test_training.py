@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.config.compose import compose
 from clipzoo.data.in_memory import InMemoryDataset
 from clipzoo.distributed.world import World
@@ -125,7 +125,7 @@ def test_a_length_below_one_step_is_refused():
     plain["trainer"]["global_batch"] = 8
     pairs = InMemoryDataset(torch.zeros(15, 1), torch.zeros(15, 1))
     with pytest.raises(ConfigError, match=r"trainer.epochs=0.5 of 15 samples is less than one step of 8"):
-        part(plain["trainer"]).check(pairs, 0, World())
+        build_part(plain["trainer"]).check(pairs, 0, World())
 
 
 @pytest.mark.medium

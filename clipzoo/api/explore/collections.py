@@ -13,9 +13,9 @@ from PIL.Image import Image
 
 from clipzoo.api.search.gallery import Gallery, read_gallery
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.cache import dataset_key
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, Images, RetrievalDataset
+from clipzoo.evaluation.suite import dataset_key
 
 TASKS = ("retrieval", "zero_shot", "linear_probe")
 REMEDY = "give --images FOLDER to explore a folder of images or tar shards"

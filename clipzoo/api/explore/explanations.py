@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from PIL.Image import Image
 
-from clipzoo.api.loading import LoadedModel
-from clipzoo.evaluation.ranking import exact_products
+from clipzoo.evaluation.scoring import exact_products
+from clipzoo.loading import LoadedModel
 
 FITS = {"shortest": "cover", "squash": "fill", "longest": "contain"}
 """How a page fits a picture into the square that the model sees, in CSS, by the mode of `Transform`."""

@@ -14,10 +14,10 @@ from torch.nn.functional import pad
 
 from clipzoo.api.explore.collections import Collection
 from clipzoo.api.explore.explanations import explanation
-from clipzoo.api.loading import LoadedModel
 from clipzoo.api.search.index import SearchIndex, build_index
-from clipzoo.evaluation.ranking import exact_products
+from clipzoo.evaluation.scoring import exact_products
 from clipzoo.io import below
+from clipzoo.loading import LoadedModel
 from clipzoo.training.inspection.diagnostics import unit_vectors
 from clipzoo.types import Embedding
 

@@ -25,8 +25,8 @@ from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
 
 if TYPE_CHECKING:
     from clipzoo.api.explore.collections import Collection
-    from clipzoo.api.loading import LoadedModel
     from clipzoo.cli.models.explorer_site import Site
+    from clipzoo.loading import LoadedModel
 
 PORT = 8765
 
@@ -87,9 +87,9 @@ def explore(options: argparse.Namespace) -> None:
 
 def _site(options: argparse.Namespace, temporary: Path) -> Site:
     from clipzoo.api.explore.explorer import Explorer, explored
-    from clipzoo.api.loading import load
     from clipzoo.cli.models.explorer_site import ExploredRun, Site
-    from clipzoo.distributed.environment import say
+    from clipzoo.distributed.launch import say
+    from clipzoo.loading import load
     from clipzoo.report.run_page.curves import loss_unit
 
     steps = [_step(source) for source in options.models]
@@ -112,7 +112,7 @@ def _site(options: argparse.Namespace, temporary: Path) -> Site:
 
 def _collections(options: argparse.Namespace, models: Sequence[LoadedModel]) -> list[Collection]:
     from clipzoo.api.explore.collections import REMEDY, collection_of_images, collections_of
-    from clipzoo.distributed.environment import say
+    from clipzoo.distributed.launch import say
 
     if options.images is not None:
         return [collection_of_images(options.images, options.limit)]

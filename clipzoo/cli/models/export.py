@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    from clipzoo.api.formats import hub
-    from clipzoo.api.formats.export import export
-    from clipzoo.api.loading import load
+    from clipzoo.export import hub
+    from clipzoo.export.hub import export
+    from clipzoo.loading import load
 
     if options.upload is not None:
         hub.require_token()

@@ -7,15 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.evaluation.datasets import classification_readers, prompts, retrieval_readers
-from clipzoo.evaluation.datasets.catalogue import Benchmark, catalogue, check_size
-from clipzoo.evaluation.datasets.classification_readers import SourceClassification
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
-from clipzoo.evaluation.datasets.images import LabelledSplit
+from clipzoo.evaluation.datasets import prompts, readers
+from clipzoo.evaluation.datasets.dataset import (
+    Benchmark,
+    ClassificationDataset,
+    EvaluationDataset,
+    LabelledSplit,
+    RetrievalDataset,
+    catalogue,
+    check_size,
+)
 from clipzoo.evaluation.datasets.prompts import Protocol
-from clipzoo.evaluation.datasets.retrieval_readers import SourceRetrieval
-from clipzoo.evaluation.datasets.tar_dataset import is_tar_dataset, open_tar_dataset
-from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
+from clipzoo.evaluation.datasets.readers import SourceClassification, SourceRetrieval
+from clipzoo.evaluation.datasets.tar import is_tar_dataset, open_tar_dataset, write_classification, write_retrieval
 from clipzoo.io import below
 from clipzoo.io.names import folder_name
 
@@ -51,8 +55,8 @@ def read_source(name: str, folder: Path, benchmark: Benchmark) -> SourceClassifi
     """Read a benchmark in the files that its authors distribute; MissingDatasetError where files are missing."""
     try:
         if "captions" in benchmark:
-            return getattr(retrieval_readers, benchmark["reader"])(folder, benchmark["split"], benchmark["captions"])
-        return getattr(classification_readers, benchmark["reader"])(folder)
+            return getattr(readers, benchmark["reader"])(folder, benchmark["split"], benchmark["captions"])
+        return getattr(readers, benchmark["reader"])(folder)
     except FileNotFoundError as error:
         command = benchmark["get"].replace("{folder}", str(folder))
         raise MissingDatasetError(

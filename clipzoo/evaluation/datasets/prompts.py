@@ -8,17 +8,21 @@ are those of SLIP, which WPSE and KME-CLIP used.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import tarfile
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.catalogue import Templates, WordList
-from clipzoo.evaluation.datasets.tar_dataset import LINES, NAMES_FILE, TEMPLATES_FILE
-from clipzoo.io import read_lines
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, Templates, WordList
+from clipzoo.evaluation.datasets.tar import LINES, NAMES_FILE, TEMPLATES_FILE
+from clipzoo.io import new_folder, read_lines, whole
 
 PACKAGE = "pip install --no-deps clip-benchmark"
 Protocol = Literal["slip", "clip", "set"]
@@ -111,3 +115,49 @@ def _package_list(file: str, name: str) -> list[str]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"the list {name!r} comes from the clip-benchmark package: {PACKAGE}") from error
     return json.loads(package.joinpath("datasets", file).read_text(encoding="utf-8"))[name]
+
+
+# Shards of a classification dataset whose captions are class prompts: FLYP fine-tunes on them (Goyal et al. 2023).
+
+
+CAPTION_KEY = "captions"
+"""Key of the .json with the list of prompts, for data.caption_key; training draws one of them in each epoch."""
+
+
+def write_class_prompts(
+    dataset: ClassificationDataset, split: str, folder: Path, samples_a_shard: int, seed: int = 0
+) -> int:
+    """Write the images of a split, shuffled, as <folder>/00000.tar, ...; return their number.
+
+    Each sample has an image (.png) and a .json with the dataset's templates filled with its class name.
+
+    Raises:
+        ConfigError: the dataset has no such split, or the folder has files.
+    """
+    if split not in dataset.splits:
+        raise ConfigError(f"{dataset.name} has no split {split}; it has {', '.join(dataset.splits)}")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} has files already: choose another folder")
+    images = dataset.splits[split]
+    order = np.random.default_rng(seed).permutation(len(images)).tolist()
+    with new_folder(folder) as new:
+        for shard, start in enumerate(range(0, len(order), samples_a_shard)):
+            with whole(new / f"{shard:05d}.tar") as file, tarfile.open(fileobj=file, mode="w") as archive:
+                for index in order[start : start + samples_a_shard]:
+                    image, label = images[index]
+                    encoded = io.BytesIO()
+                    image.save(encoded, "PNG")
+                    _add(archive, f"{index:08d}.png", encoded.getvalue())
+                    prompts = _prompts(dataset.templates, dataset.class_names[label])
+                    _add(archive, f"{index:08d}.json", json.dumps({CAPTION_KEY: prompts}).encode())
+    return len(order)
+
+
+def _prompts(templates: Sequence[str], class_name: str) -> list[str]:
+    return [template.replace("{c}", class_name) for template in templates]
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    archive.addfile(entry, io.BytesIO(content))

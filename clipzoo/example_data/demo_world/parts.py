@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
+from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
 from clipzoo.example_data.demo_world.caption import write_caption, write_captions
 from clipzoo.example_data.demo_world.enumerated import VARIANTS, EnumeratedWorld
 from clipzoo.example_data.demo_world.render import encode_jpeg, render

@@ -19,8 +19,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from clipzoo.data.children import map_in_children
-from clipzoo.evaluation.datasets import tar_writer
+from clipzoo.data.loader import map_in_children
+from clipzoo.evaluation.datasets import tar
 from clipzoo.example_data.demo_world import parts as world_parts
 from clipzoo.example_data.demo_world.parts import Part, WorldParameters
 from clipzoo.io import digest_of, ensure_folder
@@ -67,5 +67,5 @@ def _write_part(folder: Path, part: Part) -> Part:
 
 def _recipe(parameters: WorldParameters) -> dict[str, object]:
     """Return everything that determines the bytes of the world: its parameters and a digest of the code."""
-    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(tar_writer.__file__)]
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(tar.__file__)]
     return {"parameters": asdict(parameters), "code": digest_of(*sources)}

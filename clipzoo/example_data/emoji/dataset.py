@@ -15,9 +15,9 @@ import csv
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from clipzoo.data.shards import pairs, writer
+from clipzoo.data import write as pairs, write as writer
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets import own_dataset, own_sources, tar_writer
+from clipzoo.evaluation.datasets import own, tar
 from clipzoo.example_data.emoji.packages import Package, fetch
 from clipzoo.example_data.emoji.pictures import read_emoji, read_members
 from clipzoo.io import below, digest_of, ensure_folder
@@ -43,7 +43,7 @@ NAMES = Package(
     "sha512-HdrQW/7SdbXUsTd8uTATv7LvQJkCSgbAgRCDCtOhQ6xn3EAx+xZHQtRniOXWJK3ywIqPegkNhP4U4EbuFsiQng==",
     "names and groups: MIT",
 )
-WRITERS = (pairs, writer, own_dataset, own_sources, tar_writer)
+WRITERS = (pairs, writer, own, own, tar)
 """Modules that determine the bytes of the dataset, beside this package."""
 COLUMNS = ("filepath", "name", "group")
 PROMPT = "{c}"
@@ -109,9 +109,9 @@ def write_datasets(folder: Path, train: str, judge: str) -> None:
         raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
     table, downstream = folder / f"{judge}.csv", folder / "downstream"
     for dataset, column in (("names", name), ("groups", group)):
-        source = own_sources.table_of_classes(table, image, column, None)
-        own_dataset.make_classification(source, downstream / dataset, [PROMPT], "top1")
-    own_dataset.make_retrieval(own_sources.table_of_captions(table, image, name, None), downstream / "pairs")
+        source = own.table_of_classes(table, image, column, None)
+        own.make_classification(source, downstream / dataset, [PROMPT], "top1")
+    own.make_retrieval(own.table_of_captions(table, image, name, None), downstream / "pairs")
 
 
 def _recipe(vendor: str) -> dict[str, object]:

@@ -11,7 +11,7 @@ import yaml
 
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
-from clipzoo.config.overrides import read
+from clipzoo.config.trust import read
 from clipzoo.report.paper_tables.published import layout
 from clipzoo.runs.identity import identity
 from clipzoo.runs.names import EXEMPT

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clipzoo.config.constructors import class_constant
+from clipzoo.config.schema import class_constant
 from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey
 from clipzoo.runs.training_log import Line
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
-from clipzoo.data.shards.captions import CaptionCounts, described
+from clipzoo.data.captions import CaptionCounts, described
 from clipzoo.report import render
 from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables

@@ -49,7 +49,7 @@ def result_tables(metrics: Metrics, missing: Mapping[str, str], row: str | None)
 
 def _lines(metrics: Metrics, missing: Mapping[str, str], row: str | None) -> list[Line]:
     """The paper's columns first, then other measured metrics and missing datasets; ordered by task."""
-    from clipzoo.evaluation.datasets.catalogue import catalogue
+    from clipzoo.evaluation.datasets.dataset import catalogue
 
     if not missing and not {key.dataset for key in metrics} & set(catalogue()):
         return []
@@ -76,7 +76,7 @@ def _published(row: str) -> Iterator[Line]:
 
 def _measured(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[PaperColumn]:
     """For each dataset the metric that papers report; top-1 and recalls for a dataset of no paper."""
-    from clipzoo.evaluation.datasets.catalogue import catalogue
+    from clipzoo.evaluation.datasets.dataset import catalogue
 
     datasets = dict.fromkeys([*((key.dataset, key.paired) for key in metrics), *((name, False) for name in missing)])
     for name, paired in datasets:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from clipzoo.config.compose import compose_search
-from clipzoo.config.overrides import read
+from clipzoo.config.trust import read
 from clipzoo.config.vocabulary import Ascending, Count, Names, Range, Seed, Share
 from clipzoo.errors import ConfigError
 

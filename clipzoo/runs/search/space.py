@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from clipzoo.config.overrides import alternatives, read
+from clipzoo.config.trust import alternatives, read
 from clipzoo.errors import ConfigError
 from clipzoo.runs.identity import is_harmless
 from clipzoo.runs.search.settings import is_setting

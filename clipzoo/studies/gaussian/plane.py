@@ -11,7 +11,7 @@ from matplotlib.colors import BoundaryNorm
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Seed
-from clipzoo.heads.clip import ClipHead
+from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.studies.framework.draw import BLACK, BLUE, GREEN, PURPLE, VERMILION, panels

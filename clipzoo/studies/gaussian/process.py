@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Seed
 from clipzoo.data.in_memory import InMemoryDataset
-from clipzoo.heads.tilting import InnerProductHead
+from clipzoo.heads.vector import InnerProductHead
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.studies.framework.draw import BLACK, BLUE, SKY, VERMILION, panels
 from clipzoo.studies.framework.encoders import Vectors

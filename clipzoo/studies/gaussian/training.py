@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.data.in_memory import InMemoryDataset
-from clipzoo.heads.tilting import DistanceHead, InnerProductHead
+from clipzoo.heads.vector import DistanceHead, InnerProductHead
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.objectives.joint import Joint

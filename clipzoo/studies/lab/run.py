@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from clipzoo import io
-from clipzoo.distributed.environment import say
+from clipzoo.distributed.launch import say
 from clipzoo.studies.lab.cell import Cell, cells
 from clipzoo.studies.lab.data import LabData
 from clipzoo.studies.lab.judge import judge_scores

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from clipzoo import io
-from clipzoo.config.annotations import kind_of
 from clipzoo.config.groups import CONF
+from clipzoo.config.schema import kind_of
 from clipzoo.config.vocabulary import Ascending, Count, Probability, Range, Seed, Share
 from clipzoo.errors import ConfigError
 from clipzoo.example_data.demo_world.enumerated import CaptionSettings, EnumeratedWorld

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from clipzoo.api.build import build_model, build_objective, part
 from clipzoo.api.training import train
+from clipzoo.build import build_model, build_objective, build_part
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
@@ -85,7 +85,7 @@ def train_once(
     """
     plain = settings_of([*overrides, f"seed={seed}"], trust)
     model, objective = build_model(plain, trust=trust), build_objective(plain, trust)
-    optimizer = part(plain["optim"], trust, Optimizer)
+    optimizer = build_part(plain["optim"], trust, Optimizer)
     pairs, factor = data.pairs(model.encoder.tokenizer), score_factor(plain)
     batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
     curve: list[tuple[int, float]] = []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from clipzoo.distributed.world import World
-from clipzoo.encoders.tuning.lora import plain_name
+from clipzoo.encoders.tuning import plain_name
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.base import Objective
 from clipzoo.training.checkpoints.manifest import encoded, name_of

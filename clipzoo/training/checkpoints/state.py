@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from clipzoo.distributed.collectives import is_collective_error
-from clipzoo.distributed.parallel.base import Parallel, Stateful
+from clipzoo.distributed.parallel import Parallel, Stateful
+from clipzoo.distributed.world import is_collective_error
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import MetricKey

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from clipzoo.distributed.world import World
-from clipzoo.encoders.caption_groups import caption_groups
+from clipzoo.encoders.base import caption_groups
 from clipzoo.model import Model
 from clipzoo.types import Batch, Features
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from clipzoo.distributed.parallel.passes import OWN_PASSES
-from clipzoo.distributed.ranges import step_part
+from clipzoo.distributed.launch import step_part
+from clipzoo.distributed.parallel import OWN_PASSES
 from clipzoo.distributed.world import World
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 
-from clipzoo.distributed import environment
+from clipzoo.distributed import launch
 from clipzoo.errors import masked
 
 
@@ -18,7 +18,7 @@ class MaskingFormatter(logging.Formatter):
 
 def quiet_libraries() -> None:
     """Show messages of this package on the terminal, and only warnings of other libraries."""
-    rank = environment.read().rank
+    rank = launch.read().rank
     handler = logging.StreamHandler()
     handler.setFormatter(MaskingFormatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
     logging.basicConfig(force=True, handlers=[handler])

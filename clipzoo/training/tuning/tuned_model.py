@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipzoo.encoders.tuning.lora import plain_name
-from clipzoo.encoders.tuning.tuning import Tuning, frozen_modules, frozen_tensors
+from clipzoo.encoders.tuning import Tuning, frozen_modules, frozen_tensors, plain_name
 from clipzoo.model import Model
 from clipzoo.training.pair_encoder import View
 from clipzoo.training.parts import Dataset

@@ -8,12 +8,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode, functional as torchvision
 
-from clipzoo.data.images import decoding
-from clipzoo.data.images.crops import random_crop
-from clipzoo.data.images.decoding import read_header
-from clipzoo.data.images.rand_augment import _OPERATIONS, rand_augment
-from clipzoo.data.images.transform import ImageTransform
-from clipzoo.data.plan.randomness import generator
+from clipzoo.data import images
+from clipzoo.data.images import _OPERATIONS, ImageTransform, rand_augment, random_crop, read_header
+from clipzoo.data.plan import generator
 from tests.support.processes import Process
 
 MAX_PIXELS = 10**8
@@ -95,7 +92,7 @@ def test_simplejpeg_and_pil_decode_the_same_pixels(monkeypatch, reduction, optio
     for width, height in ((400, 300), (333, 251), (64, 65)):
         encoded = photograph(width, height, **options)
         fast = read_header(encoded, MAX_PIXELS)
-        monkeypatch.setattr(decoding, "simplejpeg", None)
+        monkeypatch.setattr(images, "simplejpeg", None)
         slow = read_header(encoded, MAX_PIXELS)
         monkeypatch.undo()
         assert type(fast) is not type(slow) and (fast.height, fast.width) == (slow.height, slow.width) == (
@@ -140,7 +137,7 @@ def test_a_flip_reverses_the_columns_of_the_same_crop():
 def test_rand_augment_applies_all_operations_equally_often_with_probability_one_half(monkeypatch):
     calls = []
     spies = tuple(lambda image, level, sign, kind=k: calls.append((kind, level, sign)) or image for k in range(10))
-    monkeypatch.setattr("clipzoo.data.images.rand_augment._OPERATIONS", spies)
+    monkeypatch.setattr("clipzoo.data.images._OPERATIONS", spies)
     image = torch.zeros(3, 4, 4, dtype=torch.uint8)
     for i in range(4000):
         rand_augment(image, 2, 7, random(i))
@@ -211,5 +208,5 @@ def test_strips_give_the_pixels_of_the_whole_image(mode, monkeypatch):
     stream = io.BytesIO()
     image.save(stream, "TIFF" if mode == "CMYK" else "PNG", **({"transparency": 3} if mode == "P" else {}))
     whole = read_header(stream.getvalue(), 10**9).decode(1)
-    monkeypatch.setattr(decoding, "_STRIP", 23 * 5)
+    monkeypatch.setattr(images, "_STRIP", 23 * 5)
     np.testing.assert_array_equal(read_header(stream.getvalue(), 10**9).decode(1), whole)

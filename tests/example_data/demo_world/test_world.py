@@ -18,7 +18,7 @@ from PIL import Image
 from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
-from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
+from clipzoo.evaluation.datasets.tar import open_tar_dataset
 from clipzoo.example_data.demo_world.caption import write_caption, write_captions
 from clipzoo.example_data.demo_world.parts import WorldParameters
 from clipzoo.example_data.demo_world.render import render

@@ -14,7 +14,7 @@ from PIL import Image
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
-from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
+from clipzoo.evaluation.datasets.tar import open_tar_dataset
 from clipzoo.example_data.emoji.dataset import VENDORS, write_datasets, write_pictures
 from clipzoo.example_data.emoji.pictures import read_emoji, read_members
 

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from clipzoo.api.build import part
-from clipzoo.data.shards.captions import CaptionCounts, described
+from clipzoo.build import build_part
+from clipzoo.data.captions import CaptionCounts, described
 from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs
 from clipzoo.report.render import markdown
@@ -43,7 +43,7 @@ def run(tmp_path_factory) -> Path:
         "clip", f"eval.root={sets}", "eval.zero_shot=[colours]", "eval.linear_probe=[colours]",
         "eval.retrieval=[things]", f"eval.image_size={IMAGE_SIZE}", "eval.batch_size=8", "eval.workers=0",
     )  # fmt: skip
-    metrics = part(plain["eval"]).run(model_of("clip"), folder / "evaluation", World())
+    metrics = build_part(plain["eval"]).run(model_of("clip"), folder / "evaluation", World())
     (folder / "config.yaml").write_text(yaml.safe_dump(plain))
     lines = [
         {"step": step, "epoch": step / 10, "loss": 4 / step, "lr": 1e-3, "surprise": step % 7, "note": "text"}

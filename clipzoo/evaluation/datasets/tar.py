@@ -1,0 +1,291 @@
+"""Evaluation datasets in the tar layout of CLIP_benchmark, read at random.
+
+    <root>/<dataset>/classnames.txt                          class names, one per line, in the order of the labels
+    <root>/<dataset>/zeroshot_classification_templates.txt   prompt templates, one per line, with {c}
+    <root>/<dataset>/dataset_type.txt                        "retrieval" or "classification" (the default)
+    <root>/<dataset>/<split>/nshards.txt                     number k of tars
+    <root>/<dataset>/<split>/{0..k-1}.tar                    images with .cls (label) or .txt (captions, one per line)
+    <root>/<dataset>/meta.json                               optional, clipzoo's own: metric, recipe, counts, digests
+
+Datasets exported by CLIP_benchmark open unchanged, and CLIP_benchmark opens what `tar_writer` writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypedDict
+
+from clipzoo import io
+from clipzoo.data.tar import UNTERMINATED, Member, list_members
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.evaluation.datasets.dataset import (
+    METRICS,
+    SIGNATURES,
+    ClassificationDataset,
+    EvaluationDataset,
+    ImageFile,
+    ImageFiles,
+    LabelledSplit,
+    RetrievalDataset,
+    read_range,
+)
+from clipzoo.io import below, new_folder, write_json, write_whole
+
+MEMBER_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+REMEDY = "restore the file, or convert the dataset again"
+LINES = 16 * io.MB
+"""Largest size of a list of class names or templates."""
+NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
+
+
+@dataclass(frozen=True)
+class TarSample:
+    """Members of one tar with the same key, by extension."""
+
+    path: Path
+    key: str
+    members: Mapping[str, Member]
+
+    @property
+    def image(self) -> ImageFile:
+        member = next((self.members[extension] for extension in MEMBER_EXTENSIONS if extension in self.members), None)
+        if member is None:
+            extensions = ", .".join(self.members)
+            raise ConfigError(
+                f"{self.path}: {self.key} has no image ({', '.join(MEMBER_EXTENSIONS)}), only .{extensions}"
+            )
+        return ImageFile(self.path, member.offset, member.size, self.key)
+
+    def text(self, extension: str) -> str:
+        if extension not in self.members:
+            raise ConfigError(f"{self.path}: {self.key} has no .{extension}")
+        member = self.members[extension]
+        try:
+            return read_range(self.path, member.offset, member.size).decode("utf-8")
+        except UnicodeDecodeError:
+            raise io.DamagedFileError(self.path, f"has a .{extension} of {self.key} that is not UTF-8 text") from None
+
+
+def is_tar_dataset(folder: Path) -> bool:
+    return any(folder.glob("*/nshards.txt"))
+
+
+def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
+    """Open <root>/<name>. Raises ConfigError if files are missing, damaged or contradict meta.json."""
+    folder = io.below(Path(root), name, links=True)
+    splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
+    if not splits:
+        raise ConfigError(_missing(Path(root), name))
+    meta = io.read_json(folder / "meta.json", io.MB, REMEDY) if (folder / "meta.json").exists() else {}
+    counts = _counts(folder / "meta.json", meta)
+    samples = {split: _split_samples(io.below(folder, split, links=True)) for split in splits}
+    for split, expected in counts.items():
+        count = len(samples.get(split, ()))
+        if count != expected:
+            place = io.below(folder, split, links=True)
+            raise ConfigError(f"{place} has {number_of(count, 'sample')}, but its meta.json says {expected}")
+    type_file = folder / "dataset_type.txt"
+    kind = io.read_text(type_file, io.MB, REMEDY).strip().lower() if type_file.exists() else "classification"
+    if kind == "retrieval":
+        return _retrieval(name, folder, samples)
+    if kind == "classification":
+        return _classification(name, folder, meta, samples)
+    raise ConfigError(f"{type_file} says {kind!r}: only classification and retrieval datasets can be evaluated")
+
+
+def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
+    """Samples of one tar in its order. Member names are labels; none is ever used as a path on disk.
+
+    remedy: what to do about a damaged tar, for the message. unterminated: accept a tar without its closing blocks, as
+    img2dataset may leave it.
+    """
+    with io.readable(path, io.ANY_SIZE, remedy) as file:
+        contents = list_members(partial(_read_at, file.fileno()), os.fstat(file.fileno()).st_size)
+    if contents.flaw is not None and not (unterminated and contents.flaw == UNTERMINATED):
+        raise ConfigError(f"{path}: {contents.flaw}; {remedy}")
+    samples: dict[str, dict[str, Member]] = {}
+    for member in contents.members:
+        parent, slash, base = member.name.rpartition("/")
+        stem, _, extension = base.partition(".")
+        samples.setdefault(parent + slash + stem, {})[extension.lower()] = member
+    return [TarSample(path, key, members) for key, members in samples.items()]
+
+
+def _classification(
+    name: str, folder: Path, meta: Mapping[str, Any], samples: Mapping[str, Sequence[TarSample]]
+) -> ClassificationDataset:
+    # An empty line inside would be a class of its own; only those at the end are ignored.
+    class_names = io.read_lines(folder / NAMES_FILE, LINES, REMEDY)
+    templates = io.read_lines(folder / TEMPLATES_FILE, LINES, REMEDY)
+    for template in templates:
+        if "{c}" not in template:
+            fault = f"has the prompt template {template!r} without {{c}}, where the class name goes"
+            raise io.DamagedFileError(folder / TEMPLATES_FILE, fault, REMEDY)
+    metric = meta.get("metric", "top1")
+    if not isinstance(metric, str) or metric not in METRICS:
+        raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is not one of {', '.join(METRICS)}")
+    splits = {
+        split: LabelledSplit(
+            ImageFiles([sample.image for sample in part]), [_label(sample, len(class_names)) for sample in part]
+        )
+        for split, part in samples.items()
+    }
+    return ClassificationDataset(name, class_names, templates, metric, splits)
+
+
+def _retrieval(name: str, folder: Path, samples: Mapping[str, Sequence[TarSample]]) -> RetrievalDataset:
+    if "test" not in samples:
+        raise ConfigError(f"{folder}: a retrieval dataset needs the split test; it has {', '.join(samples)}")
+    captions: list[str] = []
+    caption_image: list[int] = []
+    for index, sample in enumerate(samples["test"]):
+        lines = [line.strip() for line in sample.text("txt").splitlines() if line.strip()]
+        if not lines:
+            raise ConfigError(f"{sample.path}: {sample.key} has no caption")
+        captions += lines
+        caption_image += [index] * len(lines)
+    return RetrievalDataset(name, ImageFiles([sample.image for sample in samples["test"]]), captions, caption_image)
+
+
+def _split_samples(folder: Path) -> list[TarSample]:
+    count = io.read_text(folder / "nshards.txt", io.MB, REMEDY).strip()
+    if not re.fullmatch("[0-9]{1,9}", count):
+        raise ConfigError(f"{folder / 'nshards.txt'} must hold the number of tars, not {count[:40]!r}")
+    paths: list[Path] = []
+    for shard in range(int(count)):
+        paths.append(folder / f"{shard}.tar")
+        if not paths[-1].is_file():
+            raise ConfigError(f"{paths[-1]} is missing, but {folder / 'nshards.txt'} counts it")
+    return [sample for path in paths for sample in tar_samples(path, "write the dataset again")]
+
+
+def _label(sample: TarSample, classes: int) -> int:
+    text = sample.text("cls").strip()
+    if not text.isdecimal() or int(text) >= classes:
+        raise ConfigError(
+            f"{sample.path}: {sample.key} has the label {text!r}, but {NAMES_FILE} names "
+            f"{number_of(classes, 'class', 'es')}"
+        )
+    return int(text)
+
+
+def _counts(path: Path, meta: Mapping[str, Any]) -> dict[str, int]:
+    """Number of samples of every split that meta.json states. Raises DamagedFileError."""
+    splits = meta.get("splits", {})
+    io.require_fields(path, {"splits": splits}, {"splits": dict}, REMEDY)
+    io.require_fields(path, splits, dict.fromkeys(splits, dict), REMEDY)
+    for facts in splits.values():
+        io.require_fields(path, facts, {"samples": int}, REMEDY)
+    return {split: facts["samples"] for split, facts in splits.items()}
+
+
+def _read_at(descriptor: int, length: int, offset: int) -> bytes:
+    return os.pread(descriptor, length, offset)
+
+
+def _missing(root: Path, name: str) -> str:
+    others = ", ".join(sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")}))
+    return (
+        f"no evaluation dataset {name} at {root}/{name} (eval.root={root} has {others or 'none'}); "
+        "`clipzoo world` generates the demo's in data/demo/downstream"
+    )
+
+
+# Write evaluation datasets in the tar layout of CLIP_benchmark (see `tar_dataset`).
+
+
+class SplitFacts(TypedDict):
+    """A split in meta.json: the number of samples and a digest of their bytes."""
+
+    samples: int
+    digest: str
+
+
+def write_classification(
+    folder: Path,
+    *,
+    class_names: Sequence[str],
+    templates: Sequence[str],
+    metric: str,
+    recipe: str,
+    splits: Mapping[str, Iterable[tuple[bytes, int]]],
+    shard_size: int = 1000,
+) -> None:
+    """Write a classification dataset; the encoded images are stored unchanged.
+
+    folder: of the dataset; it appears only when it is complete. metric: "top1" or "mean_per_class". recipe: a sentence
+    on how the splits were made, for meta.json. splits: (encoded image, label) pairs. shard_size: samples per tar.
+    """
+    with _new_dataset(folder) as new:
+        write_whole(new / NAMES_FILE, _joined(class_names))
+        write_whole(new / TEMPLATES_FILE, _joined(templates))
+        facts = {
+            split: _write_split(
+                below(new, split), ((image, "cls", str(label)) for image, label in examples), shard_size
+            )
+            for split, examples in splits.items()
+        }
+        _describe(new, "classification", {"metric": metric, "recipe": recipe, "splits": facts})
+
+
+def write_retrieval(
+    folder: Path, *, recipe: str, examples: Iterable[tuple[bytes, Sequence[str]]], shard_size: int = 1000
+) -> None:
+    """Write a retrieval dataset with the split "test". examples: encoded images with their captions."""
+    with _new_dataset(folder) as new:
+        rows = ((image, "txt", _joined(captions)) for image, captions in examples)
+        facts = {"test": _write_split(new / "test", rows, shard_size)}
+        _describe(new, "retrieval", {"recipe": recipe, "splits": facts})
+
+
+@contextmanager
+def _new_dataset(folder: Path) -> Iterator[Path]:
+    """A folder to write to that takes its name when all is written, and is removed after an error."""
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already: remove it to write the dataset again")
+    with new_folder(folder) as new:
+        yield new
+
+
+def _write_split(folder: Path, rows: Iterable[tuple[bytes, str, str]], shard_size: int) -> SplitFacts:
+    """Write (image, extension of the annotation, annotation) rows to tars of `shard_size` samples."""
+    from webdataset.writer import ShardWriter  # imports torch
+
+    folder.mkdir()
+    digest = hashlib.sha256()
+    count = 0
+    with ShardWriter(f"{folder}/%d.tar", maxcount=shard_size, verbose=0, mtime=0) as writer:
+        for image, extension, annotation in rows:
+            encoded = annotation.encode("utf-8")
+            digest.update(hashlib.sha256(image).digest() + hashlib.sha256(encoded).digest())
+            writer.write({"__key__": f"s{count:07d}", _image_extension(image): image, extension: encoded})
+            count += 1
+        shards = writer.shard
+    write_whole(folder / "nshards.txt", f"{shards}\n")
+    return {"samples": count, "digest": digest.hexdigest()}
+
+
+def _describe(folder: Path, kind: str, meta: Mapping[str, object]) -> None:
+    write_whole(folder / "dataset_type.txt", kind + "\n")
+    write_json(folder / "meta.json", meta)
+
+
+def _image_extension(image: bytes) -> str:
+    for signature, extension in SIGNATURES.items():
+        if image.startswith(signature):
+            return extension
+    raise ConfigError(f"the tar layout holds JPEG, PNG and WebP images, not one that begins with {image[:8]!r}")
+
+
+def _joined(lines: Sequence[str]) -> str:
+    for line in lines:
+        if line != line.strip() or len(line.splitlines()) != 1:
+            raise ConfigError(f"the tar layout has one name, template or caption per line: {line!r} is not one line")
+    return "\n".join(lines) + "\n"
