@@ -88,7 +88,8 @@ NODES: dict[str, Callable[[Path], Config]] = {
     },
     "Hydra's own builder": lambda canary: {"_target_": "hydra.utils.instantiate", "config": touch(canary)},
     "our shard copier": lambda canary: {
-        "_target_": "clipzoo.data.locations.copy_location", "location": f"pipe:touch {canary}", "target": written(canary),
+        "_target_": "clipzoo.data.locations.copy_location", "location": f"pipe:touch {canary}",
+        "target": written(canary),
     },
     "our file writer": lambda canary: {
         "_target_": "clipzoo.io.write_whole", "path": {"_target_": "pathlib.Path", "_args_": [str(canary)]}, "text": "",

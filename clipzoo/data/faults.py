@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io as io_module
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from io import StringIO
 from pathlib import Path
 
 from clipzoo import io
@@ -117,7 +117,7 @@ class LeftOut:
 
 def write_left_out(left_out: Sequence[LeftOut], folder: Path) -> None:
     """Write `folder`/left_out.tsv with one line per file, or remove an earlier one if there is no file."""
-    table = io_module.StringIO()
+    table = StringIO()
     rows = csv.writer(table, delimiter="\t", lineterminator="\n")
     rows.writerow(["file", "kind", "reason"])
     rows.writerows([entry.path, entry.kind, entry.reason] for entry in left_out)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.heads.base import Head
-from clipzoo.objectives.base import Objective, StateShare as BaseShare, plain_cosines
+from clipzoo.objectives.base import Objective, StateShare, plain_cosines
 from clipzoo.types import Batch, Loss, Negatives, Scores, Share, Similarity, World
 
 # Rows of per-sample state: those of the samples of a global batch.
@@ -105,7 +105,7 @@ class PerSampleObjective(Objective):
     def initial_state(self, samples: int) -> dict[str, Tensor]:
         return {name: self.get_buffer(name).new_full((2, samples), value) for name, value in self._initial.items()}
 
-    def shares(self) -> Mapping[str, BaseShare]:
+    def shares(self) -> Mapping[str, StateShare]:
         if self._world.size == 1:
             return {}
         first, end = self._own

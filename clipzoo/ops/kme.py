@@ -91,7 +91,7 @@ class _Score(torch.autograd.Function):
         right_layout: Layout,
     ) -> Tensor:
         kernels = backend("kme", left.device.type, left.dtype)
-        score, *known = kernels.forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
+        score, *known = kernels.kme_forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
         context.save_for_backward(left, left_weights, right, right_weights, gamma, *known)
         context.kernels, context.layouts = kernels, (left_layout, right_layout)
         return score
@@ -100,4 +100,4 @@ class _Score(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, (normaliser, *tile) = context.saved_tensors[:5], context.saved_tensors[5:]
-        return *context.kernels.backward(*inputs, *context.layouts, normaliser, gradient, *tile), None, None
+        return *context.kernels.kme_backward(*inputs, *context.layouts, normaliser, gradient, *tile), None, None

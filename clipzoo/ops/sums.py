@@ -37,8 +37,8 @@ class _LogSumExps(torch.autograd.Function):
     def forward(
         context: Any, left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool
     ) -> tuple[Tensor, Tensor]:
-        kernels = backend("log_sum_exps", left.device.type, left.dtype)
-        rows, columns = kernels.forward(left, right, first, tile, with_columns)
+        kernels = backend("sums", left.device.type, left.dtype)
+        rows, columns = kernels.log_sum_exps_forward(left, right, first, tile, with_columns)
         context.save_for_backward(left, right, rows, columns)
         context.kernels, context.arguments = kernels, (first, tile, with_columns)
         return rows * math.log(2), columns * math.log(2)
@@ -50,7 +50,9 @@ class _LogSumExps(torch.autograd.Function):
         # If a row has only its positive, -inf minus -inf would be NaN where the gradient is zero. The bound is above
         # -1e30, the exponent of absent entries in Triton's kernels.
         rows, columns = (sums.clamp(min=-1e29) for sums in (rows, columns))
-        gradients = context.kernels.backward(left, right, rows, columns, d_rows, d_columns, *context.arguments)
+        gradients = context.kernels.log_sum_exps_backward(
+            left, right, rows, columns, d_rows, d_columns, *context.arguments
+        )
         return *gradients, None, None, None
 
 
@@ -82,12 +84,12 @@ class _NegativeSums(torch.autograd.Function):
         context: Any, left: Tensor, right: Tensor, row_scale: Tensor | None, row_bias: Tensor | None,
         column_scale: Tensor | None, column_bias: Tensor | None, first: int, tile: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        kernels = backend("negative_sums", left.device.type, left.dtype)
+        kernels = backend("sums", left.device.type, left.dtype)
         sides = [
             None if scale is None else (scale * math.log2(math.e), bias)
             for scale, bias in ((row_scale, row_bias), (column_scale, column_bias))
         ]
-        rows, row_means, columns, column_means = kernels.forward(left, right, *sides, first, tile)
+        rows, row_means, columns, column_means = kernels.negative_sums_forward(left, right, *sides, first, tile)
         context.save_for_backward(left, right, rows, columns)
         context.kernels, context.arguments = kernels, (*sides, first, tile)
         context.mark_non_differentiable(row_means, column_means)
@@ -101,7 +103,9 @@ class _NegativeSums(torch.autograd.Function):
         left, right, rows, columns = context.saved_tensors
         # As in log_sum_exps: a row that has only its positive.
         rows, columns = (sums.clamp(min=-1e29) for sums in (rows, columns))
-        gradients = context.kernels.backward(left, right, rows, columns, d_rows, d_columns, *context.arguments)
+        gradients = context.kernels.negative_sums_backward(
+            left, right, rows, columns, d_rows, d_columns, *context.arguments
+        )
         return *gradients, None, None, None, None, None, None
 
 
@@ -125,9 +129,9 @@ class _SigmoidLoss(torch.autograd.Function):
     def forward(
         context: Any, left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int
     ) -> Tensor:
-        kernels = backend("sigmoid_loss", left.device.type, left.dtype)
+        kernels = backend("sums", left.device.type, left.dtype)
         differentiated = any(context.needs_input_grad)
-        loss, *gradients = kernels.forward(left, right, scale, bias, first, tile, differentiated)
+        loss, *gradients = kernels.sigmoid_loss_forward(left, right, scale, bias, first, tile, differentiated)
         if differentiated:
             # Gradients of the logits, summed over the columns times right, over the rows times left, and over all.
             d_left, d_right, d_bias = gradients

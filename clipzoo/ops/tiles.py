@@ -32,22 +32,23 @@ def is_interpreted() -> bool:
 
 
 @cache
-def backend(operation: str, device: str, dtype: torch.dtype) -> ModuleType:
-    """Return `triton.<operation>` for fp32 on a GPU, else `<operation>_cpu`; on a GPU the latter logs a warning.
+def backend(operations: str, device: str, dtype: torch.dtype) -> ModuleType:
+    """Return `triton_<operations>` for fp32 on a GPU, else `<operations>_cpu`; on a GPU the latter logs a warning.
 
+    operations: "sums" or "kme".
     Where Triton interprets its kernels, a CPU counts as a GPU.
     """
     if device == "cuda" or is_interpreted():
         try:
-            kernels = import_module(f"clipzoo.ops.triton.{operation}")
+            kernels = import_module(f"clipzoo.ops.triton_{operations}")
         except ImportError as error:
             reason = str(error)
         else:
             if dtype == torch.float32:
                 return kernels
             reason = f"there are no kernels for {dtype}"
-        _log.warning("%s runs in blocks of torch operations, slower than Triton's kernels: %s", operation, reason)
-    return import_module(f"clipzoo.ops.{operation}_cpu")
+        _log.warning("%s runs in blocks of torch operations, slower than Triton's kernels: %s", operations, reason)
+    return import_module(f"clipzoo.ops.{operations}_cpu")
 
 
 # Matrix products for the blocked kernels: oneDNN's single precision on CPUs, the library's own elsewhere.

@@ -26,10 +26,10 @@ def log_sum_exps_kernel(
         left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
     )
     exponents = tl.where(negative(row, column, rows, columns, first), exponents, ABSENT)
-    row_sums = _log2_sum_exp2_kernel(exponents, 1)
+    row_sums = _exponents_to_log2_sum(exponents, 1)
     tl.store(row_sums_ptr + column_tile.to(tl.int64) * rows + row, row_sums, mask=row < rows)
     if WITH_COLUMNS:
-        column_sums = _log2_sum_exp2_kernel(exponents, 0)
+        column_sums = _exponents_to_log2_sum(exponents, 0)
         tl.store(column_sums_ptr + row_tile.to(tl.int64) * columns + column, column_sums, mask=column < columns)
 
 
@@ -55,7 +55,7 @@ def log_sum_exps_shares_kernel(
 
 
 @triton.jit
-def _log2_sum_exp2_kernel(exponents, AXIS: tl.constexpr):
+def _exponents_to_log2_sum(exponents, AXIS: tl.constexpr):
     largest = tl.max(exponents, axis=AXIS)
     total = tl.sum(tl.exp2(exponents - tl.expand_dims(largest, AXIS)), axis=AXIS)
     # The maximum ignores NaN, the total does not: NaN must not count as an empty sum.

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol, TypedDict, get_args
 
 import numpy as np
 import yaml
-from PIL import Image as PilImage
+from PIL import Image as PILImage
 from PIL.Image import Image
 
 from clipzoo.data.faults import BadSampleError
@@ -193,7 +193,7 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self._members)
 
-    def __getitem__(self, index: int) -> PilImage.Image:
+    def __getitem__(self, index: int) -> PILImage.Image:
         if not 0 <= index < len(self):
             raise IndexError(index)
         try:
@@ -224,8 +224,8 @@ class PixelArrays:
     def __len__(self) -> int:
         return len(self._pixels)
 
-    def __getitem__(self, index: int) -> PilImage.Image:
-        return PilImage.fromarray(self._pixels[index])
+    def __getitem__(self, index: int) -> PILImage.Image:
+        return PILImage.fromarray(self._pixels[index])
 
     def encoded(self, index: int) -> bytes:
         return _png(self[index])
@@ -241,7 +241,7 @@ class LabelledSplit:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[PilImage.Image, int]:
+    def __getitem__(self, index: int) -> tuple[PILImage.Image, int]:
         return self.images[index], self.labels[index]
 
 
@@ -254,7 +254,7 @@ def read_range(path: Path, offset: int, size: int) -> bytes:
         return file.read(size)
 
 
-def _png(image: PilImage.Image) -> bytes:
+def _png(image: PILImage.Image) -> bytes:
     stream = io.BytesIO()
     image.save(stream, "PNG")
     return stream.getvalue()
