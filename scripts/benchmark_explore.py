@@ -42,7 +42,7 @@ def main() -> None:
 
 def measure(head: str, pictures: int) -> dict[str, float]:
     """Return the median and the longest time of a query, its median CPU time and the first one's time, in ms."""
-    from clipzoo.api.explore.explorer import ExploredModel
+    from clipzoo.api.explore import ExploredModel
 
     with tempfile.TemporaryDirectory() as folder:
         index = _index(head, pictures, Path(folder))

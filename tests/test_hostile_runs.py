@@ -6,6 +6,8 @@ Every hostile run tries to create a canary, a file beside it.
 from __future__ import annotations
 
 import pickle
+import re
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -153,11 +155,39 @@ def test_evaluate_refuses_a_hostile_run_with_a_message_and_code_2(part_name, run
     assert "Traceback" not in process.stderr and not canary.exists()
 
 
-@pytest.mark.parametrize("changes", [{"eval": None}, {"eval": [1]}, {"seed": 1e30}, {"logger": 3}])
-def test_nodes_of_another_type_are_refused(run, changes):
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "changes", [{"eval": None}, {"eval": [1]}, {"seed": 1e30}, {"logger": 3}, {"row": [1]}, {"tune": "x"}]
+)
+def test_nodes_of_another_type_are_refused_by_every_command(run, changes, tmp_path, monkeypatch, capsys, caplog):
+    ((key, value),) = changes.items()
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    (run / "results.json").write_text('{"metrics": {"zero_shot/shapes/top1": 5.0}}')
+    shutil.copytree(run, tmp_path / "other")
     write_config(run, {**config_of("clip"), **changes})
-    with pytest.raises(ConfigError, match="config.yaml"):
+    fault = f"{run}/config.yaml has {value!r} as {key}, not"
+    with pytest.raises(ConfigError, match=re.escape(fault)):
         clipzoo.load(run)
+    for command in (
+        ["evaluate", f"run={run}", "device=cpu"],
+        ["explore", str(run), "--images", str(tmp_path)],
+        ["export", str(run), "--to", "hub", "--output", str(tmp_path / "exported")],
+        ["index", str(run), "--images", str(tmp_path), "--output", str(tmp_path / "index")],
+    ):
+        monkeypatch.setattr("sys.argv", ["clipzoo", *command])
+        with pytest.raises(SystemExit) as ended:
+            clipzoo_command()
+        errors = capsys.readouterr().err
+        assert ended.value.code == 2 and errors.startswith(f"clipzoo: {fault}") and errors.count("\n") == 1
+    # Pages need no configuration: they name the fault, and show the rest.
+    for command in (["report", str(run)], ["compare", str(run), str(tmp_path / "other")]):
+        monkeypatch.setattr("sys.argv", ["clipzoo", *command])
+        with suppress(SystemExit):
+            clipzoo_command()
+        assert "traceback" not in capsys.readouterr().err.lower()
+        assert any(fault in message for message in caplog.messages)
+        caplog.clear()
+    assert f"config.yaml has {value!r} as {key}" in (run / "report.md").read_text().replace("\\", "")
 
 
 def test_parts_that_loading_does_not_need_are_never_built(run, canary):

@@ -102,14 +102,18 @@ Epochs = Annotated[float, Range(above=0, at_most=1e6)]
 Seconds = Annotated[float, Range(at_least=1, at_most=10**7)]
 Gigabytes = Annotated[float, Range(above=0, at_most=10**9)]
 
-Count = Annotated[int, Range(at_least=1)]
+Count = Annotated[int, Range(at_least=1, at_most=10**9)]
 Machines = Annotated[int, Range(at_least=1, at_most=100_000)]
 """Number of nodes, GPUs or jobs."""
 Restarts = Annotated[int, Range(at_least=0, at_most=1000)]
 Port = Annotated[int, Range(at_least=1, at_most=65535)]
 Samples = Annotated[int, Range(at_least=1, at_most=10**12)]
 """Number of images, captions or pairs."""
-NonNegativeCount = Annotated[int, Range(at_least=0)]
+NonNegativeCount = Annotated[int, Range(at_least=0, at_most=10**12)]
+Pixels = Annotated[int, Range(at_least=1, at_most=10**10)]
+"""Number of pixels of an image."""
+Side = Annotated[int, Range(at_least=1, at_most=65_535)]
+"""Pixels of a side of an image; a JPEG has no more."""
 Layers = Annotated[int, Range(at_least=1, at_most=1000)]
 Workers = Annotated[int, Range(at_least=0, at_most=256)]
 """Number of processes."""

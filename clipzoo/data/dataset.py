@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from clipzoo.config.schema import checked
-from clipzoo.config.vocabulary import Ascending, Count, Gigabytes, Probability, Range, Share, Workers
+from clipzoo.config.vocabulary import Ascending, Count, Gigabytes, Pixels, Probability, Range, Share, Side, Workers
 from clipzoo.data.captions import CaptionCounts
 from clipzoo.data.faults import BadSampleError, Fault, FaultLog
 from clipzoo.data.images import ImageTransform
@@ -240,13 +240,13 @@ class ShardDataset(Part):
         self,
         shards: str | list[str] | list[dict[str, str | float | list[str]]],
         tokenizer: Tokenizer,
-        image_size: Count,
+        image_size: Side,
         crop_scale: Annotated[tuple[Share, Share], Ascending()],
         interpolation: Literal["bicubic", "bilinear"],
         flip: Probability,
         rand_augment: tuple[Operations, Magnitude] | None,
         decode: Literal["exact", "fast"],
-        max_pixels: Count,
+        max_pixels: Pixels,
         caption_key: str | None,
         shuffle_window: Count,
         max_bad_fraction: Probability,

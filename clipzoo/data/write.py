@@ -25,7 +25,7 @@ from clipzoo.data.locations import ShardCache
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tar import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, first_line, number_of
-from clipzoo.io import MB, DamagedFileError, below, read_bytes, save_figure, whole, write_json
+from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, save_figure, whole, write_json
 from clipzoo.io.line_breaks import wrap
 from clipzoo.io.tables import read_table
 
@@ -406,7 +406,7 @@ def write_shards(
     Raises:
         ConfigError: the folder has shards already.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if any(folder.glob("*.tar")):
         raise ConfigError(f"{folder} already has shards: give an empty folder")
     order: Iterable[int] = range(len(pairs))

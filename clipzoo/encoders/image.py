@@ -22,7 +22,7 @@ from clipzoo.io import MB, read_json
 from clipzoo.io.hub import from_hub
 from clipzoo.io.imports import import_alone
 from clipzoo.io.weights import require_bounded
-from clipzoo.types import Count, Features, Layers, checked
+from clipzoo.types import Count, Features, Layers, Side, checked
 
 # The last block of a transformer at the position that is pooled: the other positions are only its keys and values.
 #
@@ -261,7 +261,7 @@ class TimmTower(ImageTower):
     def __init__(
         self,
         name: str,
-        image_size: Count | None,
+        image_size: Side | None,
         pretrained: bool,
         options: dict[str, Any],
         checkpoint: bool = False,
@@ -321,7 +321,7 @@ class ClipViT(Tower):
 
     def __init__(
         self,
-        image_size: Count,
+        image_size: Side,
         patch_size: Count,
         width: Count,
         layers: Layers,
@@ -375,7 +375,7 @@ class ClipResNet(Tower):
 
     def __init__(
         self,
-        image_size: Count,
+        image_size: Side,
         layers: tuple[Layers, Layers, Layers, Layers],
         stem_width: Count,
         heads: Count,

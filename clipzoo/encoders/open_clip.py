@@ -33,7 +33,8 @@ from clipzoo.encoders.text import causal_state, causal_states
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import MB, read_json, require_fields
 from clipzoo.io.hub import from_hub
-from clipzoo.types import Count, Features, checked
+from clipzoo.io.reading import shortened
+from clipzoo.types import Count, Features, Side, checked
 
 # The last linear map of open_clip's towers, from features to embeddings. In clipzoo it belongs to the head.
 
@@ -159,6 +160,8 @@ def describe(name: str) -> Description:
     if name.startswith((FOLDER, HUB)):
         _require_plain_towers(name, content["model_cfg"])
     preprocessing = content.get("preprocess_cfg") or {}
+    if not isinstance(preprocessing, dict):
+        raise ConfigError(f"{name}: its preprocess_cfg is {shortened(preprocessing)}, not a mapping")
     mean = preprocessing.get("mean") or OPENAI_DATASET_MEAN
     std = preprocessing.get("std") or OPENAI_DATASET_STD
     interpolation, mode = resizing(preprocessing, name)
@@ -270,7 +273,7 @@ class OpenClipImage(ImageTower):
 
     trunk: Any
 
-    def __init__(self, name: str, image_size: Count | None, options: dict[str, Any], checkpoint: bool = False) -> None:
+    def __init__(self, name: str, image_size: Side | None, options: dict[str, Any], checkpoint: bool = False) -> None:
         super().__init__()
         from open_clip.model import CLIPVisionCfg, _build_vision_tower
         from open_clip.modified_resnet import ModifiedResNet

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clipzoo.encoders.base import Encoder, ImageTower, TextTower, Tower
 from clipzoo.errors import ConfigError
-from clipzoo.types import Count, Features, Probability, Scale, checked
+from clipzoo.types import Count, Features, Probability, Scale, Side, checked
 
 
 @checked
@@ -42,7 +42,7 @@ class TwoTowers(Encoder):
         text_tower: nn.Module,
         image_width: Count,
         text_width: Count,
-        image_size: Count,
+        image_size: Side,
         context_length: Count,
         tokenizer: Callable[[list[str]], Tensor],
         mean: tuple[Probability, Probability, Probability],
@@ -103,7 +103,7 @@ class Towers(TwoTowers):
         name: str | None = None,
         image_width: Count | None = None,
         text_width: Count | None = None,
-        image_size: Count | None = None,
+        image_size: Side | None = None,
         context_length: Count | None = None,
         tokenizer: Callable[[list[str]], Tensor] | None = None,
         mean: tuple[Probability, Probability, Probability] | None = None,

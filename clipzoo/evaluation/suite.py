@@ -31,7 +31,7 @@ from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.io import below, write_json
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, MetricKey, parsed, written
-from clipzoo.types import Count, Epochs, Names, Part, Progress, Range, Seed, Workers, checked
+from clipzoo.types import Count, Epochs, Names, Part, Progress, Range, Seed, Side, Workers, checked
 
 # Cached results of single datasets, so that an interrupted evaluation resumes.
 
@@ -130,7 +130,7 @@ class Suite(Part):
         linear_probe: Names,
         retrieval: Names,
         tokenizer: Tokenizer,
-        image_size: Count,
+        image_size: Side,
         interpolation: Literal["bicubic", "bilinear"],
         prompts: Literal["slip", "clip", "set"],
         missing: Literal["error", "report"],

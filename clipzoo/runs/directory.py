@@ -35,6 +35,16 @@ CAPTIONS = "captions.json"
 """How often captions repeat in the dataset of a run: `CaptionCounts.figures`."""
 PARTS = ("encoder", "head", "objective", "data", "optim", "trainer")
 """Nodes that the configuration of every run has."""
+TASKS = ("zero_shot", "linear_probe", "retrieval")
+NODES = ("eval", "logger", "init", "tune", "average")
+"""Nodes that the configuration of a run may have besides PARTS."""
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "name": (str, type(None)), "runs": str, "row": (str, type(None)), "seed": int,
+    "trainer.global_batch": int, "trainer.epochs": (int, float, type(None)),
+    "trainer.save_every": int, "eval.root": str,
+    **{f"eval.{task}": list for task in TASKS},
+}  # fmt: skip
+"""Types of the values that commands read from a stored configuration, besides the nodes that they build."""
 CONFIG_REMEDY = "restore it from a copy, or give another name=... to train anew"
 MOST_DIFFERENCES = 6
 """Number of differing keys that a message names."""
@@ -85,11 +95,26 @@ def config_of(folder: Path) -> dict[str, Any]:
     io.require_no_links(folder)
     path = folder / CONFIG
     config = io.read_yaml(path, CONFIG_REMEDY)
-    nodes = [*PARTS, *(name for name in ("eval", "logger") if name in config)]
+    nodes = [*PARTS, *(name for name in NODES if name in config)]
     io.require_fields(path, config, {"seed": int, **dict.fromkeys(nodes, dict)}, CONFIG_REMEDY)
-    for part in PARTS:
-        io.require_fields(path, config[part], {"_target_": str}, CONFIG_REMEDY)
+    values = _values(config)
+    kinds = {key: kinds for key, kinds in FIELDS.items() if key in values}
+    names = [f"eval.{task}" for task in TASKS]
+    kinds |= {key: str for key in values if key.endswith("_target_") or key.rpartition(".")[0] in names}
+    io.require_fields(
+        path, values, {**dict.fromkeys((f"{part}._target_" for part in PARTS), str), **kinds}, CONFIG_REMEDY
+    )
     return renamed.current(config)
+
+
+def _values(node: Mapping[Any, Any] | list[Any], path: str = "") -> dict[str, Any]:
+    """Return the nodes and the values of nested mappings and lists by dotted key."""
+    values: dict[str, Any] = {}
+    for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+        values[f"{path}{name}"] = value
+        if isinstance(value, Mapping | list):
+            values |= _values(value, f"{path}{name}.")
+    return values
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import pytest
 
-from clipzoo.api.explore.explorer import Explorer
-from clipzoo.cli.models import explorer_server
+from clipzoo.api.explore import Explorer
+from clipzoo.cli.models import explorer_site
 from clipzoo.cli.models.explore import _names, _require_checkpoint
 from clipzoo.cli.models.explorer_site import Site, _escaped, _thinned
 from clipzoo.errors import ConfigError
@@ -44,8 +44,8 @@ def address(site):
 @contextmanager
 def serving(site: Site) -> Iterator[tuple[tuple[str, int], set]]:
     """Serve a site in the block; yield the address and the open connections."""
-    running = explorer_server.server(site)
-    with explorer_server.listener(0) as listening:
+    running = explorer_site.server(site)
+    with explorer_site.listener(0) as listening:
         thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
         thread.start()
         yield listening.getsockname(), running.server_state.connections
@@ -94,7 +94,7 @@ def test_a_wrong_question_has_one_message(path, message, address):
 @pytest.mark.medium
 def test_a_port_in_use_is_named(address):
     with pytest.raises(ConfigError, match="port .* cannot be used .*: give another --port"):
-        explorer_server.listener(address[1])
+        explorer_site.listener(address[1])
 
 
 @pytest.mark.medium
@@ -116,7 +116,7 @@ def test_a_broken_request_is_refused_and_the_next_one_answered(line, address, ca
 
 @pytest.mark.medium
 def test_clients_that_send_half_a_request_or_stop_reading_block_nobody_and_are_cut_off(site, monkeypatch):
-    monkeypatch.setattr(explorer_server, "CLIENT_TIMEOUT_SECONDS", 2)
+    monkeypatch.setattr(explorer_site, "CLIENT_TIMEOUT_SECONDS", 2)
     (first, *others) = site.explorer.collections
     # 20 MB: more than the buffers of a connection hold.
     large = Site(Explorer(site.explorer.models, [replace(first, choices=["a" * 20_000] * 1000), *others]), site.runs)

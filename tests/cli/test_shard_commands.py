@@ -1,7 +1,10 @@
 """Packing, indexing and inspecting shards from the command line, as far as into training batches."""
 
 import json
+import subprocess
+import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,10 @@ from clipzoo.cli import __main__ as commands
 from clipzoo.data.write import Pair, hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.io import WriteError
 from clipzoo.io.tables import read_table
+from tests.support.disks import fill, small_disk
+from tests.support.paths import ROOT
 from tests.support.processes import run_script
 from tests.support.shards import picture, shard_data, write_numbered
 
@@ -119,8 +125,42 @@ def test_held_out_shards_are_written_beside_and_never_overwritten(tmp_path, caps
     assert len(held_out) == 4 and sorted(held_out + train) == list(range(20))
     for shard in (tmp_path / "out").glob("*.tar"):
         shard.unlink()
-    with pytest.raises(ConfigError, match="held_out already has shards"):
+    with pytest.raises(ConfigError, match="out already has files"):
         run_command(command[:-4])
+
+
+def test_a_killed_command_leaves_no_shards_and_the_next_one_writes_all(tmp_path):
+    pictures(tmp_path / "in", 600)
+    command = ["shards", "make", str(tmp_path / "in"), str(tmp_path / "out"), "--samples-a-shard", "10"]
+    killed = subprocess.Popen([sys.executable, "-m", "clipzoo.cli", *command, "--processes", "1"], cwd=ROOT)
+    partial = tmp_path / ".out.partial"
+    while len(list(partial.glob("*.tar"))) < 3 and killed.poll() is None:
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    assert list(partial.glob("*.tar")) and not (tmp_path / "out").exists()
+    run_command(command)
+    assert len(list((tmp_path / "out").glob("*.tar"))) == 60 and not partial.exists()
+    with pytest.raises(ConfigError, match=r"already has files \(00000.tar\)"):
+        run_command(command)
+
+
+@pytest.mark.parametrize("space", [0, 70_000])
+def test_a_full_disk_is_named_with_the_path_and_keeps_nothing(space, tmp_path):
+    pictures(tmp_path / "in" / "train" / "album", 60)
+    for folder in ("train/other", "test/album", "test/other"):
+        pictures(tmp_path / "in" / folder, 2)
+    run_command(["datasets", "make", str(tmp_path / "in"), str(tmp_path / "set"), "--processes", "1"])
+    with small_disk(tmp_path / "disk", size="1m") as disk:
+        fill(disk, leave=space)
+        before = sorted(disk.iterdir())
+        for command in (
+            ["shards", "make", str(tmp_path / "in" / "train")],
+            ["datasets", "prompts", str(tmp_path / "set")],
+        ):
+            with pytest.raises(WriteError, match=rf"could not write {disk}/.*: No space left on device \(0.* MB free"):
+                run_command([*command, str(disk / "out")])
+            assert sorted(disk.iterdir()) == before
 
 
 def test_rows_of_a_table_with_one_image_are_captions_of_one_sample(tmp_path):

@@ -31,12 +31,12 @@ def test_an_unknown_argument_is_named_with_the_nearest():
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("embed_width", 4.5, "head.embed_width must be a whole number of at least 1, not 4.5 (float)"),
+        ("embed_width", 4.5, "head.embed_width must be a whole number from 1 to 1000000000, not 4.5 (float)"),
         ("temperature", "hot", "head.temperature must be a number from 0.001 to 1000, not 'hot' (str)"),
         ("temperature", 0, "head.temperature must be a number from 0.001 to 1000, not 0 (int)"),
-        ("image_width", "wide", "head.image_width must be a whole number of at least 1, not 'wide' (str)"),
+        ("image_width", "wide", "head.image_width must be a whole number from 1 to 1000000000, not 'wide' (str)"),
         ("learnable_temperature", 1, "head.learnable_temperature must be bool, not 1 (int)"),
-        ("embed_width", True, "head.embed_width must be a whole number of at least 1, not True (bool)"),
+        ("embed_width", True, "head.embed_width must be a whole number from 1 to 1000000000, not True (bool)"),
     ],
 )
 def test_a_wrong_type_is_named_with_the_value_seen(key, value, expected):

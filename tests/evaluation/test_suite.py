@@ -280,8 +280,8 @@ def image(seed: int) -> bytes:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
-        ({"draws": 0}, "draws must be a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size must be a whole number from 1 to 1000000000, not 0"),
+        ({"draws": 0}, "draws must be a whole number from 1 to 1000000000"),
         ({"probe_resize": 0.5}, "probe_resize must be a number from 1 to 10, not 0.5"),
         ({"probe_validation": 1.0}, "probe_validation must be a number of at least 0.001 and below 1, not 1.0"),
         ({"every_epochs": 0.0}, "every_epochs must be a number above 0"),

@@ -60,7 +60,15 @@ def test_nodes_of_another_type_are_named(run):
     plain = yaml.safe_load((run / "config.yaml").read_text())
     for changes, fault in (
         ({"head": "clip"}, "has 'clip' as head, not a mapping"),
-        ({"head": {}}, "lacks _target_"),
+        ({"head": {}}, "lacks head._target_"),
+        ({"eval": {**plain["eval"], "zero_shot": [1]}}, "has 1 as eval.zero_shot.0, not text"),
+        ({"row": 3}, "has 3 as row, not text or nothing"),
+        ({"eval": None}, "has None as eval, not a mapping"),
+        ({"trainer": {**plain["trainer"], "epochs": "ten"}}, "has 'ten' as trainer.epochs, not a number or nothing"),
+        (
+            {"encoder": {**plain["encoder"], "image_tower": {"_target_": [1]}}},
+            "has .1. as encoder.image_tower._target_",
+        ),
         ({"seed": "none"}, "has 'none' as seed, not a number"),
     ):
         (run / "config.yaml").write_text(yaml.safe_dump({**plain, **changes}))

@@ -53,7 +53,7 @@ def test_a_mistyped_setting_is_named_with_the_nearest_valid_one() -> None:
 
 
 def test_a_number_of_draws_below_one_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"study\.draws must be a whole number of at least 1, not 0"):
+    with pytest.raises(ConfigError, match=r"study\.draws must be a whole number from 1 to 1000000000, not 0"):
         compose(["study=half_disc", "study.draws=0"], "studies")
 
 
@@ -104,7 +104,7 @@ def test_a_study_that_fails_says_so_and_does_not_stop_the_others(tmp_path: Path)
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("jobs=0", "jobs must be a whole number of at least 1 or null, not 0"),
+        ("jobs=0", "jobs must be a whole number from 1 to 1000000000 or null, not 0"),
         ("studies=[rank,nothing]", "studies names 'nothing', which is not one of: digits, "),
         ("studies=rank", "studies must be a list, every value str, not 'rank'"),
         ("folder=null", "folder must be str, not None"),

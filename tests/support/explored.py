@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clipzoo.api.explore.collections import Collection, collections_of
-from clipzoo.api.explore.explorer import Explorer, explored
+from clipzoo.api.explore import Collection, Explorer, collections_of, explored
 from clipzoo.cli.models.explorer_site import ExploredRun, Site
 from tests.support.evaluation_sets import write_sets
 from tests.support.exported import loaded
@@ -15,7 +14,7 @@ def collections(root: Path, limit: int = 100) -> list[Collection]:
     """The datasets of `write_sets`: "things" with captions, and "colours" with classes."""
     write_sets(root)
     node = {"root": str(root), "retrieval": ["things"], "zero_shot": ["colours"], "prompts": "set"}
-    return [part for part in collections_of({"eval": node}, (), limit) if not isinstance(part, str)]
+    return collections_of({"eval": node}, (), limit, print)
 
 
 def site_of(folder: Path, *heads: str) -> Site:

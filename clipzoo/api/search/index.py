@@ -213,6 +213,12 @@ def _tensors(embedding: Embedding) -> dict[str, Tensor]:
 
 def _read(path: Path) -> Embedding:
     tensors = read_weights(path)
+    for name, tensor in tensors.items():
+        # A point without weight has the logarithm -inf.
+        sizes = tensor if name == "log_weights" else tensor.abs()
+        if not tensor.is_floating_point() or not bool((sizes < math.inf).all()):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise io.DamagedFileError(path, f"holds {kind} as {name}, or numbers that are not finite", REMEDY)
     match sorted(tensors):
         case ["log_weights", "points"]:
             return PointSet(tensors["points"], tensors["log_weights"])

@@ -14,13 +14,15 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from clipzoo.cli.arguments import add_batch, number_in, output_folder, refuse
 from clipzoo.cli.progress import Progress
-from clipzoo.config.vocabulary import Gigabytes, Processes, Range, Samples, Seed
+from clipzoo.config.vocabulary import Gigabytes, Pixels, Processes, Range, Samples, Seed, Side
 from clipzoo.errors import ConfigError, number_of
+from clipzoo.io import explained, new_folder
 
 if TYPE_CHECKING:
     from clipzoo.data.faults import LeftOut
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
 
 Tiles = Annotated[int, Range(at_least=1, at_most=10_000)]
 """Images of a contact sheet."""
-Pixels = Annotated[int, Range(at_least=1, at_most=10**10)]
-Side = Annotated[int, Range(at_least=1, at_most=65_535)]
-"""Pixels of a side of a JPEG."""
 MAKE = """Pack images and captions into shards.
 
 A table's image paths are relative to the table. Rows with the same image become one sample: .txt holds the first
@@ -76,29 +75,42 @@ def make(options: argparse.Namespace) -> None:
         pairs = pairs_from_table(options.source, options.image, options.caption)
     else:
         raise ConfigError(f"{options.source} does not exist")
-    parts = {options.output: pairs}
     held_out = options.output / "held_out"
-    # Shards that an earlier command held out may have captions of the new training shards.
-    if any(held_out.glob("*.tar")):
-        raise ConfigError(f"{held_out} already has shards: remove the folder, or give another output")
+    parts = {options.output: pairs}
     if options.hold_out is not None:
         parts[options.output], parts[held_out] = hold_out(pairs, options.hold_out, options.hold_out_seed)
-    written = {
-        folder: write_shards(
-            part,
-            folder,
-            samples_a_shard=options.samples_a_shard,
-            shuffle_seed=None if options.shuffle_seed < 0 else options.shuffle_seed,
-            shortest_side=options.shortest_side,
-            max_pixels=options.max_pixels,
-            processes=options.processes or 1,
-            progress=Progress("shards", "images"),
-        )
-        for folder, part in parts.items()
-    }
+    written = {}
+    # A killed command leaves no part of the set under its name.
+    with _new_folder(options.output) as new:
+        for folder, part in parts.items():
+            written[folder] = write_shards(
+                part,
+                new / folder.relative_to(options.output),
+                samples_a_shard=options.samples_a_shard,
+                shuffle_seed=None if options.shuffle_seed < 0 else options.shuffle_seed,
+                shortest_side=options.shortest_side,
+                max_pixels=options.max_pixels,
+                processes=options.processes or 1,
+                progress=Progress("shards", "images"),
+            )
     _report(written, others, options)
     if options.hold_out is not None:
         print(f"validate with: eval.validation={held_out} eval.every_epochs=1")
+
+
+def _new_folder(folder: Path) -> AbstractContextManager[Path]:
+    """Return `io.new_folder` of a folder, which has no files but the left_out.tsv of a failed command."""
+    from clipzoo.data import faults
+
+    folder = folder.resolve()
+    if others := [path.name for path in folder.glob("*") if path.name != faults.FILE]:
+        raise ConfigError(f"{folder} already has files ({min(others)}): give an empty folder")
+    # Fails at once, not after the work, for a folder that cannot be replaced, such as a mount point.
+    with explained(folder):
+        (folder / faults.FILE).unlink(missing_ok=True)
+        if folder.exists():
+            folder.rmdir()
+    return new_folder(folder)
 
 
 def _report(written: Mapping[Path, Written], others: list[LeftOut], options: argparse.Namespace) -> None:

@@ -24,9 +24,7 @@ from clipzoo.errors import ConfigError, installation
 from clipzoo.io.weights import checkpoints_in, is_checkpoint, mark_of, step_of
 
 if TYPE_CHECKING:
-    from clipzoo.api.explore.collections import Collection
     from clipzoo.cli.models.explorer_site import Site
-    from clipzoo.loading import LoadedModel
 
 PORT = 8765
 
@@ -73,8 +71,10 @@ def explore(options: argparse.Namespace) -> None:
             write_whole(options.static / "index.html", site.static(options.captions))
             print(options.static / "index.html")
             return
+        from clipzoo.cli.models.explorer_site import listener, server
+
         try:
-            from clipzoo.cli.models.explorer_server import listener, server
+            running = server(site)
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"the page needs {error.name}: {installation('explore')}, or write a page that needs no server with "
@@ -82,11 +82,11 @@ def explore(options: argparse.Namespace) -> None:
             ) from None
         with listener(options.port) as listening, suppress(KeyboardInterrupt):
             print(f"http://127.0.0.1:{listening.getsockname()[1]} (on this machine only; Ctrl-C ends it)", flush=True)
-            server(site).run(sockets=[listening])
+            running.run(sockets=[listening])
 
 
 def _site(options: argparse.Namespace, temporary: Path) -> Site:
-    from clipzoo.api.explore.explorer import Explorer, explored
+    from clipzoo.api.explore import Explorer, collection_of_images, collections_of, explored
     from clipzoo.cli.models.explorer_site import ExploredRun, Site
     from clipzoo.distributed.launch import say
     from clipzoo.loading import load
@@ -94,7 +94,11 @@ def _site(options: argparse.Namespace, temporary: Path) -> Site:
 
     steps = [_step(source) for source in options.models]
     models = [load(source, trust=options.trust) for source in options.models]
-    collections = _collections(options, models)
+    if options.images is not None:
+        collections = [collection_of_images(options.images, options.limit)]
+    else:
+        config = next((model.config for model in models if "eval" in model.config), {})
+        collections = collections_of(config, options.dataset, options.limit, say)
     names = _names(options.models)
     runs = [
         ExploredRun(name, model.folder, step, loss_unit(model.config))
@@ -108,22 +112,6 @@ def _site(options: argparse.Namespace, temporary: Path) -> Site:
         cache = options.cache / digest if options.cache else own
         parts.append(explored(name, source, model, collections, cache, say))
     return Site(Explorer(parts, collections), runs)
-
-
-def _collections(options: argparse.Namespace, models: Sequence[LoadedModel]) -> list[Collection]:
-    from clipzoo.api.explore.collections import REMEDY, collection_of_images, collections_of
-    from clipzoo.distributed.launch import say
-
-    if options.images is not None:
-        return [collection_of_images(options.images, options.limit)]
-    config = next((model.config for model in models if "eval" in model.config), {})
-    opened = list(collections_of(config, options.dataset, options.limit))
-    missing = [message for message in opened if isinstance(message, str)]
-    if len(missing) == len(opened):
-        raise ConfigError("\n         ".join([*missing, f"no evaluation dataset of the run was found: {REMEDY}"]))
-    for message in missing:
-        say(f"left out: {message}")
-    return [collection for collection in opened if not isinstance(collection, str)]
 
 
 def _names(sources: Sequence[str]) -> list[str]:

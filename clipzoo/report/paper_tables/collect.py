@@ -139,7 +139,7 @@ def matches(runs: Sequence[Run], row: str) -> list[Match]:
         if run.row == row:
             matched.append(_match(run, row, experiment.name, run.scale))
         # Composing an experiment is slow: only rows of the same pretraining dataset can be equal.
-        elif run.row is not None and run.scale == PAPER and run.row.split("/")[1] == row.split("/")[1]:
+        elif run.row is not None and run.scale == PAPER and run.row.split("/")[1:2] == row.split("/")[1:2]:
             other = _match(run, row, experiment.name, PAPER)
             if other.is_row:
                 matched.append(other)

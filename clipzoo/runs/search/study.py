@@ -164,17 +164,26 @@ class Study:
             raise
         # Damaged lines end in errors of many types.
         except Exception as error:
-            raise ConfigError(
-                f"{journal} is damaged ({cause(error)}). Restore it from a copy, or remove {self.folder}: the same "
-                "command draws the same trials, and finds the runs that are finished"
-            ) from None
+            raise self._damaged(cause(error)) from None
         return self._storage
+
+    def _damaged(self, fault: str) -> ConfigError:
+        return ConfigError(
+            f"{self.folder / JOURNAL} is damaged or of another search: {fault}. Restore it from a copy, or remove "
+            f"{self.folder}: the same command draws the same trials, and finds the runs that are finished"
+        )
 
     def _id(self, storage: JournalStorage) -> int:
         return storage.get_study_id_from_name(self.name)
 
     def _read(self, storage: JournalStorage) -> list[Trial]:
-        return [self._trial(item) for item in storage.get_all_trials(self._id(storage), deepcopy=False)]
+        try:
+            return [self._trial(item) for item in storage.get_all_trials(self._id(storage), deepcopy=False)]
+        except ConfigError:
+            raise
+        # Optuna does not check the types of attributes and results.
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise self._damaged(cause(error)) from None
 
     def _trial(self, item: FrozenTrial) -> Trial:
         from optuna.trial import TrialState
@@ -182,10 +191,7 @@ class Study:
         values: dict[str, Any] = {key: item.params.get(key) for key in self.space.dimensions}
         for key, value in values.items():
             if not self.space.dimensions[key].has(value):
-                raise ConfigError(
-                    f"{self.folder / JOURNAL}: trial {item.number + 1} has {key}={shortened(value)}, which is not "
-                    f"in the search. Restore the file from a copy, or remove {self.folder}"
-                )
+                raise self._damaged(f"trial {item.number + 1} has {key}={shortened(value)}, which is not in the search")
         states: Mapping[TrialState, State] = {
             TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed",
         }  # fmt: skip
@@ -196,8 +202,8 @@ class Study:
             state=states.get(item.state, "running"),
             overrides=self.space.overrides(values),
             run=run and io.below(self.folder.parent, run),
-            results=tuple(item.values or ()) if item.state == TrialState.COMPLETE else (),
-            rungs=dict(item.intermediate_values),
+            results=tuple(map(float, item.values or ())) if item.state == TrialState.COMPLETE else (),
+            rungs={int(rung): float(value) for rung, value in item.intermediate_values.items()},
             reason=str(item.user_attrs.get("reason", "")),
         )
 

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from clipzoo.training.optimization.lengths import in_steps
-from clipzoo.types import Count, Epochs, NonNegativeCount, Part, Positive, Probability, Progress, checked, decimal
+from clipzoo.types import (
+    Count,
+    Epochs,
+    NonNegativeCount,
+    Part,
+    Positive,
+    Probability,
+    Progress,
+    Samples,
+    checked,
+    decimal,
+)
 
 
 @checked
@@ -22,7 +33,7 @@ class ExponentialAverage(Part):
 
     half_life_epochs: Epochs | None
     half_life_steps: Positive | None
-    half_life_samples: Count | None
+    half_life_samples: Samples | None
 
     relations = {
         "(half_life_epochs is None) + (half_life_steps is None) + (half_life_samples is None) == 2": (
@@ -53,7 +64,7 @@ class StochasticWeightAverage(Part):
     start_samples: NonNegativeCount | None
     every_epochs: Epochs | None
     every_steps: Count | None
-    every_samples: Count | None
+    every_samples: Samples | None
 
     relations = {
         "(start_epochs is None) + (start_steps is None) + (start_samples is None) >= 2": (

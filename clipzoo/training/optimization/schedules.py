@@ -20,6 +20,7 @@ from clipzoo.types import (
     Progress,
     Range,
     Rate,
+    Samples,
     checked,
     decimal,
 )
@@ -52,7 +53,7 @@ class WarmupSchedule(Part):
     per_epoch: bool
     warmup_samples: NonNegativeCount | None = None
     restart_steps: Count | None = None
-    restart_samples: Count | None = None
+    restart_samples: Samples | None = None
 
     relations = {
         "(warmup_epochs is None) + (warmup_steps is None) + (warmup_samples is None) == 2": (
@@ -131,7 +132,7 @@ class CooldownSchedule(WarmupSchedule):
     cooldown_share: Probability = 0.0
     cooldown_epochs: Epochs | None = None
     cooldown_steps: Count | None = None
-    cooldown_samples: Count | None = None
+    cooldown_samples: Samples | None = None
     cooldown_shape: Literal["linear", "cosine", "sqrt"] = "linear"
 
     relations = {

@@ -16,6 +16,13 @@ from clipzoo import io
 from clipzoo.types import Batch, Features
 
 PARTS = ("pooled", "tokens", "mask")
+COLUMNS = ("keys", "sums")
+"""Digests of a row's input and features, int64."""
+TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)}  # fmt: skip
+LARGEST_ROW = 2**26
+"""Numbers of a sample's features: a gigabyte in a batch of 4."""
+REMEDY = "remove the folder"
 _GOLDEN = -7046029254386353131
 """2^64 divided by the golden ratio, as int64: odd multiples of it differ in all bits."""
 
@@ -84,7 +91,7 @@ class FeatureCache:
     def stored_keys(self, ids: Tensor) -> Tensor:
         """[b] sample ids -> [b] int64 digests of the inputs whose features are stored and intact; 0 for the others."""
         if self._is_open is None and self._form_file.exists():
-            self._map(io.read_json(self._form_file, io.MB, "remove the folder"))
+            self._map(io.read_json(self._form_file, io.MB, REMEDY))
             self._is_open = True
         if not self._is_open:
             return torch.zeros(len(ids), dtype=torch.int64)
@@ -122,16 +129,22 @@ class FeatureCache:
                 f"tune.{self._view}.cache_gigabytes={self._gigabytes:g} and {free / 1e9:.1f} GB that are free"
             )
             return False
-        forms |= {"keys": ["int64"], "sums": ["int64"]}
         io.write_json(self._form_file, forms)
         self._map(forms)
         return True
 
     def _map(self, forms: Mapping[str, list[Any]]) -> None:
-        """Map the files. forms: part -> type and shape of a row."""
-        for name, (dtype, *shape) in forms.items():
+        """Map the files. forms: part -> type and shape of a row. Raises DamagedFileError."""
+        if "pooled" not in forms or not forms.keys() <= {*PARTS, *COLUMNS} or not all(map(_is_form, forms.values())):
+            raise io.DamagedFileError(self._form_file, "does not state types and shapes of features", REMEDY)
+        for name, (dtype, *shape) in {**forms, **dict.fromkeys(COLUMNS, ["int64"])}.items():
             path, size = self._folder / f"{self._view}.{name}", torch.Size((self._samples, *shape))
-            mapped = torch.from_file(str(path), shared=True, size=size.numel(), dtype=getattr(torch, dtype))
+            if path.is_symlink():
+                raise io.DamagedFileError(path, "is a link", REMEDY)
+            if path.exists():
+                with io.readable(path, size.numel() * TYPES[dtype].itemsize, REMEDY):
+                    pass
+            mapped = torch.from_file(str(path), shared=True, size=size.numel(), dtype=TYPES[dtype])
             self._files[name] = mapped.view(size)
 
     def _store(self, ids: Tensor, keys: Tensor, features: Features) -> None:
@@ -160,6 +173,15 @@ class FeatureCache:
         """[b] int64 digests of stored rows."""
         parts = [self._files[name][ids] for name in PARTS if name in self._files]
         return torch.stack([row_digests(part) for part in parts]).sum(dim=0)
+
+
+def _is_form(form: object) -> bool:
+    """Return True for a type and a shape of at most LARGEST_ROW numbers."""
+    return (
+        isinstance(form, list) and form[:1] != [] and isinstance(form[0], str) and form[0] in TYPES
+        and all(type(number) is int and 0 < number <= LARGEST_ROW for number in form[1:])
+        and math.prod(form[1:]) <= LARGEST_ROW
+    )  # fmt: skip
 
 
 def _rows(features: Features, rows: Tensor) -> Features:

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipzoo.api.explore.collections import collection_of_images, collections_of
-from clipzoo.api.explore.explanations import _grid
-from clipzoo.api.explore.explorer import Explorer, explored
+from clipzoo.api.explore import Explorer, _grid, collection_of_images, collections_of, explored
 from clipzoo.errors import ConfigError
 from tests.support.evaluation_sets import picture
 from tests.support.explored import collections, site_of
@@ -99,9 +97,9 @@ def test_a_limit_takes_pictures_from_the_whole_dataset_with_their_own_captions(t
 
 def test_a_run_without_evaluation_data_is_told_what_to_give():
     with pytest.raises(ConfigError, match="no evaluation data .* give --images FOLDER"):
-        list(collections_of({"eval": {"root": "x", "retrieval": []}}, (), 10))
+        collections_of({"eval": {"root": "x", "retrieval": []}}, (), 10, print)
     with pytest.raises(ConfigError, match="--dataset sea is not an evaluation dataset .* has: scenes"):
-        list(collections_of({"eval": {"root": "x", "retrieval": ["scenes"]}}, ["sea"], 10))
+        collections_of({"eval": {"root": "x", "retrieval": ["scenes"]}}, ["sea"], 10, print)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,9 @@ def test_an_index_with_other_facts_is_refused(change, gallery, published, tmp_pa
         lambda block: {"embedding": block[:3].clone()},
         lambda block: {"embedding": block[:, :2].clone()},
         lambda block: {"embedding": block.half()},
+        lambda block: {"embedding": block.long()},
+        lambda block: {"embedding": block.where(block != block.max(), torch.nan)},
+        lambda block: {"embedding": block.where(block != block.max(), -torch.inf)},
     ],
 )
 def test_a_damaged_block_is_refused_when_the_index_is_opened(damage, gallery, published, tmp_path):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from clipzoo.data.captions import NO_CAPTION, CaptionCounts, digest, has_text
-from clipzoo.data.faults import LeftOut
+from clipzoo.data.captions import LARGEST_TEXT, NO_CAPTION, CaptionCounts, digest, has_text, read_member
+from clipzoo.data.faults import BadSampleError, LeftOut
+from clipzoo.data.images import LARGEST_FILE
 from clipzoo.data.index import load_or_build
 from clipzoo.data.locations import ShardCache
 from clipzoo.data.write import Inspection, Pair, sample_statistics, write_shards
@@ -106,3 +107,11 @@ def test_a_training_counts_captions_of_the_key_it_reads_and_over_all_sources(tmp
     assert opened(one) == {1: 1, 2: 1}  # without the sample that has no caption
     assert opened(one, "long") == {4: 1} and opened(one) == {1: 1, 2: 1}
     assert opened([{"path": one}, {"path": two}]) == {2: 1, 4: 1}
+
+
+@pytest.mark.parametrize(("role", "largest"), [("image", LARGEST_FILE), ("txt", LARGEST_TEXT)])
+def test_a_member_above_its_bound_is_not_read(role, largest):
+    kind = [(f"{role}_offset", np.int64), (f"{role}_size", np.int64)]
+    (record,) = np.array([(512, largest + 1)], kind)
+    with pytest.raises(BadSampleError, match=f"the {role} has {largest + 1:,} bytes"):
+        read_member(-1, record, role)

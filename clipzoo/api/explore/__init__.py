@@ -1,1 +1,0 @@
-"""Contents of the pages of `clipzoo explore`, as plain values."""
