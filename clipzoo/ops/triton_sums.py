@@ -1,7 +1,7 @@
 """Sums over all pairs of two sets of vectors on GPUs: the operations of `sums`, as `sums_cpu` computes them.
 
 Triton's kernels compute the tiles, with exponents in base 2, sums in fp32 and no atomics; the libraries' products
-compute the gradients. The precision of products follows `torch.get_float32_matmul_precision()`: see `triton_tiles.TILES`.
+compute the gradients. Their precision follows `torch.get_float32_matmul_precision()`: see `triton_tiles.TILES`.
 """
 
 from __future__ import annotations
