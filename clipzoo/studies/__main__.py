@@ -25,7 +25,7 @@ from clipzoo.config.trust import trusted_names
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.watchdog import exit_on_error
 from clipzoo.errors import ConfigError
-from clipzoo.io.names import folder_name
+from clipzoo.io import folder_name
 from clipzoo.runs.variables import with_variables
 
 INTERRUPTED = 130
