@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo import io
-from clipzoo.api import open_clip
 from clipzoo.build import RunParts, build_part
 from clipzoo.config.schema import is_open
 from clipzoo.distributed.launch import say
@@ -25,7 +24,7 @@ from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights import HINTS, Row, common_prefix, fill_tower, shown
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.export.open_clip import with_plain_towers
+from clipzoo.export.open_clip import from_open_clip, with_plain_towers
 from clipzoo.io.weights import (
     FORMS_ON_DISK,
     RANDOM,
@@ -344,7 +343,7 @@ def _from_open_clip(rest: str, name: str, key: str) -> Source:
         model, _, tag = rest.partition("/")
         if not tag:
             raise ConfigError(f"{key}={name} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER")
-    ours, config = open_clip.from_open_clip(model, tag)
+    ours, config = from_open_clip(model, tag)
     state = ours.state_dict()
     if PAIR in config:
         state["logit_bias"] = torch.tensor(config[PAIR]["bias"])

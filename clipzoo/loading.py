@@ -14,13 +14,13 @@ from PIL.Image import Image
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.api import open_clip, transformers
 from clipzoo.build import build_trained
 from clipzoo.config.compose import RESOLVER
 from clipzoo.config.trust import require_trusted, values_of
 from clipzoo.encoders.tuning import merged
 from clipzoo.errors import ConfigError, cause, number_of
 from clipzoo.evaluation.encoder import Transform
+from clipzoo.export import open_clip, transformers
 from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import from_hub, read_tensors, run_of
 from clipzoo.model import Model
