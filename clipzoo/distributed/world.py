@@ -23,6 +23,7 @@ from clipzoo.errors import ConfigError, number_of
 # Collectives of the default process group, with gradients. `World` is the interface to them.
 
 
+COLLECTIVE_T = TypeVar("T")
 STORE_ERRORS: tuple[type[Exception], ...] = (dist.DistError,)
 """Errors that the store raises when the process that serves it is gone."""
 
@@ -42,6 +43,13 @@ class CollectiveCounter:
 def is_collective_error(error: BaseException) -> bool:
     """Return True if `error` says that another rank is lost. gloo raises a bare RuntimeError with its own file name."""
     return isinstance(error, STORE_ERRORS) or (type(error) is RuntimeError and "/gloo/" in str(error))
+
+
+def gather_objects(value: COLLECTIVE_T, group: dist.ProcessGroup | None = None) -> list[COLLECTIVE_T]:
+    """Return every rank's picklable value in rank order. Collective. group: None for the default process group."""
+    values: list[COLLECTIVE_T] = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 class Gather(torch.autograd.Function):
@@ -237,10 +245,8 @@ class World:
         """Every rank's picklable value in rank order, on every rank."""
         if self.size == 1:
             return [value]
-        values: list[T] = [value] * self.size
         with self._counter.entering():
-            dist.all_gather_object(values, value)
-        return values
+            return gather_objects(value)
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors with the first rank's values."""
