@@ -29,7 +29,6 @@ from clipzoo.errors import ConfigError, TrainingError, masked
 from clipzoo.io.stores import Result, is_url
 from clipzoo.runs.lock import RunLock, locked
 from clipzoo.runs.store import THREADS, Mirror, Record, Store, fetch_group, fetch_newest, local_files, refresh, tree_of
-from clipzoo.runs.variables import with_variables
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +73,9 @@ def runs_of(plain: Mapping[str, Any]) -> Runs:
     Raises:
         ConfigError: the URL is invalid.
     """
+    # Imports hydra, which the help of a command does not need.
+    from clipzoo.runs.variables import with_variables
+
     runs = with_variables(plain["runs"])
     if not is_url(runs):
         return Runs(Path(runs))
