@@ -24,8 +24,8 @@ import numpy as np
 
 from clipzoo import io
 from clipzoo.data.captions import CaptionCounts
+from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import Fault
-from clipzoo.data.loader import map_in_children
 from clipzoo.data.locations import ShardCache, Source, State, is_remote, parse_sources, states
 from clipzoo.data.tar import (
     RECORD,

@@ -17,10 +17,10 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.data.captions import CaptionCounts, described, digest, has_text
+from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, counted
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
 from clipzoo.data.index import ShardIndex
-from clipzoo.data.loader import map_in_children
 from clipzoo.data.locations import ShardCache
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tar import IMAGE_EXTENSIONS
@@ -117,7 +117,7 @@ def _read(
     for sample in samples:
         shard, position = index.locate(sample)
         try:
-            caption, encoded = reader.read(index, shard, position)
+            caption, encoded = reader.captions(index, shard, position)[0], reader.image(index, shard, position)
             image = read_header(encoded, rules.max_pixels)
             pixels = image.decode(1) if rules.decode or sample in shown else None
         except BadSampleError as error:

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed.launch import step_part
 from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel, Replicated
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, step_part
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training.inspection import diagnostics

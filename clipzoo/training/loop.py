@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo.distributed.launch import step_part
 from clipzoo.distributed.preemption import Preemption
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, step_part
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.runs.metric_key import AVERAGE, of_average
 from clipzoo.runs.record import ENDED_EARLY

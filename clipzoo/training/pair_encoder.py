@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed.launch import step_part
+from clipzoo.distributed.world import step_part
 from clipzoo.encoders.base import Tower, encode_by_length, longest_list
 from clipzoo.model import Model
 from clipzoo.types import Batch, Features

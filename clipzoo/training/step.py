@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clipzoo.distributed.launch import step_part
 from clipzoo.distributed.parallel import Parallel
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, step_part
 from clipzoo.model import Model
 from clipzoo.training.gradient_cache import GradientCache
 from clipzoo.training.inspection.divergence import DivergenceCheck

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from clipzoo.distributed.launch import step_part
 from clipzoo.distributed.parallel import OWN_PASSES
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, step_part
 
 T = TypeVar("T")
 SHARES = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
