@@ -16,7 +16,6 @@ import pytest
 
 from clipzoo.cli import __main__ as commands, launch, train
 from clipzoo.cli.evaluate import PLACEHOLDERS
-from clipzoo.cli.recipes import recipe
 from clipzoo.config.compose import compose
 from clipzoo.plan import plan
 from scripts.documentation.docstrings import listed
@@ -97,7 +96,7 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
         if options.to == "slurm":
             launch.batch_script(options)
         elif options.to:
-            recipe(options)
+            launch.recipe(options)
         else:
             launch._checked_array(options.overrides, options.at_once)
     else:

@@ -19,6 +19,7 @@ point, and is written to <output> with its plot.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -26,14 +27,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
+
 from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser, number_in, output_fault, own_errors, word
 from clipzoo.cli.evaluate import PLACEHOLDERS
-from clipzoo.cli.recipes import RECIPES, recipe
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Machines, NonNegativeCount, Port, Restarts
-from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.errors import CHECKOUT, ConfigError, TrainingError
 from clipzoo.io import MB, read_bytes, write_whole
 from clipzoo.runs import sweep
 from clipzoo.runs.directory import is_finished
@@ -46,6 +48,12 @@ SLURM = CONF.with_name("slurm")
 SCRIPTS = ("train", "sweep", "search", "eval")
 MEMORY = 32
 """GB that the batch scripts ask for per rank."""
+_IN_CHECKOUT = CHECKOUT / "docs" / "how_to" / "launch"
+TEMPLATES = _IN_CHECKOUT if _IN_CHECKOUT.is_dir() else CONF.with_name("launch")
+"""The folder of the files for schedulers other than SLURM."""
+RECIPES = ("torchrun", "kubernetes", "pytorchjob", "skypilot")
+NAME = re.compile("[a-z]([a-z0-9-]{0,51}[a-z0-9])?")
+"""Names that Kubernetes allows, with room for the index of a pod."""
 
 
 def main(arguments: list[str]) -> None:
@@ -119,6 +127,35 @@ def batch_script(options: argparse.Namespace) -> str:
         if value is not None:
             text = re.sub(f"^(#SBATCH --{option}=).*", rf"\g<1>{value}", text, flags=re.MULTILINE)
     return text
+
+
+def recipe(options: argparse.Namespace) -> str:
+    """Return the file that starts the training of the overrides on several nodes, from its template.
+
+    Each node runs `torchrun -m clipzoo.cli train OVERRIDES`; the rendezvous on the first node assigns the ranks. All
+    recipes are elastic if the least number of nodes is below their number.
+    """
+    plain = compose(list(options.overrides))
+    nodes, gpus = options.nodes or 1, options.gpus or 8
+    least = options.min_nodes or nodes
+    if least > nodes:
+        raise ConfigError(f"--min-nodes {least} is more than --nodes {nodes}")
+    name = (plain["name"] or "clipzoo").lower()
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"name={plain['name']} is not a valid job name: use letters, digits and -, as in name=kme")
+    node_range = str(nodes) if least == nodes else f"{least}:{nodes}"
+    train = ["-m", "clipzoo.cli", "train", *options.overrides]
+    arguments = [
+        "--nnodes", node_range, "--nproc-per-node", str(gpus), "--max-restarts", str(options.max_restarts),
+        "--rdzv-backend", "c10d", "--rdzv-id", name, *train,
+    ]  # fmt: skip
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment.filters |= {"json": json.dumps, "shell": shlex.join}
+    template = environment.from_string(next(TEMPLATES.glob(f"{options.to}.*")).read_text())
+    return template.render(
+        vars(options), name=name, nodes=nodes, min_nodes=least, node_range=node_range, gpus=gpus, train=train,
+        arguments=arguments, on_cpu=plain["trainer"]["device"] == "cpu",
+    )  # fmt: skip
 
 
 def _checked_array(overrides: list[str], at_once: int | None) -> tuple[str, str, str]:

@@ -14,8 +14,6 @@ from clipzoo.errors import ConfigError
 from clipzoo.heads.scores import DenseScores
 from clipzoo.types import EmbeddingKind, Features, Similarity, World, gather_embedding
 
-# Contributions of the points of an image and of a caption to their score.
-
 
 @dataclass(frozen=True)
 class ScoreParts:

@@ -1,6 +1,6 @@
-"""Scores of vectors in tiles, without the matrix; tiles are recomputed for the gradient.
+"""Scores of all pairs: a matrix [b, N] for any head, or tiles of it for vectors.
 
-Objectives then need memory for one tile instead of [b, N] several times over.
+Tiles are recomputed for the gradient: objectives need memory for one tile instead of [b, N] several times over.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from torch.nn import functional
 
 from clipzoo.ops.sums import Exponents, log_sum_exps, negative_sums, sigmoid_loss
 from clipzoo.types import Negatives, Scores, World
-
-# Scores as a matrix [b, N], for any head.
 
 
 class DenseScores(Scores):
@@ -95,9 +93,6 @@ class DenseNegatives(Negatives):
 
     def _weights(self, log_denominator: Tensor) -> Tensor:
         return (self._log_terms - log_denominator[:, None]).exp()
-
-
-# Sums over the products of two sets of vectors, in tiles, shared by the two directions of a similarity.
 
 
 class Pairs:

@@ -1,4 +1,4 @@
-"""Heads whose score is an inner product of two vectors."""
+"""Heads that compare one vector a sample: CLIP, cosines, and inner products and distances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface of objectives."""
+"""Interface of objectives: what they ask of heads, their compatibility, and the directions of a similarity."""
 
 from __future__ import annotations
 

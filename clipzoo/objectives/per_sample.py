@@ -1,4 +1,4 @@
-"""Objectives with state for every sample of the dataset."""
+"""Objectives with state for every sample of the dataset, and the moving average of SogCLR, iSogCLR and NUCLR."""
 
 from __future__ import annotations
 

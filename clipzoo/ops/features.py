@@ -1,7 +1,7 @@
-"""Random Fourier features of weighted points, summed over each sample's points (WPSE, eq. 8).
+"""Random Fourier features of weighted points, summed over each sample's points (WPSE, eq. 8), and squared distances.
 
 The features [b, M, D] of all points would be the largest tensor of the head: they are computed for a few samples at a
-time and recomputed for the gradient. The reference implementation is `random_features_reference.pooled_waves`.
+time and recomputed for the gradient. The reference implementation is `pooled_waves_reference`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from clipzoo.ops.tiles import is_exporting, product
-
-# Reference implementation of pooled random features.
 
 
 def pooled_waves_reference(points: Tensor, weights: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
@@ -70,11 +68,9 @@ def _angles(points: Tensor, frequencies: Tensor, phases: Tensor) -> Iterator[tup
         yield samples, angles.unflatten(0, (-1, points.shape[1]))
 
 
-# Scaled squared distances of all pairs of vectors without cancellation.
-#
 # |u - v|^2 = |u|^2 + |v|^2 - 2 u.v is a matrix product, but in float32 it loses the digits of distances that are small
-# beside the norms: at |u| = 100 it is wrong by 5e-3. Here the product is in float64. The gradient, a difference of
-# products in float32, is taken after subtracting a common vector.
+# compared with the norms: at |u| = 100 it is wrong by 5e-3. Here the product is in float64. The gradient, a difference
+# of products in float32, is taken after subtracting a common vector.
 
 
 BLOCK_ELEMENTS = 1 << 19

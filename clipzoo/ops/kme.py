@@ -3,7 +3,7 @@
     S[b, c] = log sum_ij exp( log_weights[b, i] + log_weights'[c, j] - 2 gamma (1 - points[b, i] . points'[c, j]) )
 
 At most two tiles of kernel values are in memory at a time, forward or backward; points with a log-weight of -inf are
-skipped. The reference implementation is `kme_reference.kme_score`.
+skipped. The reference implementation is `kme_score_reference`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from clipzoo.ops.packing import Layout, pack
 from clipzoo.ops.tiles import backend, is_exporting
-
-# Reference implementation of KME-CLIP's score.
-
 
 BLOCK_ELEMENTS = 1 << 24
 """Number of pairs of points in memory at a time, 64 MiB in float32."""

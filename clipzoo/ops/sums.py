@@ -1,7 +1,6 @@
-"""Log-sum-exps over rows and columns of a product of vectors with a scale for each anchor and a bias for each contrast.
+"""Sums over all pairs of two sets of vectors, without the matrix of their products.
 
-Also the mean of the products under the softmax of the same exponents. One tile is in memory at a time, forward and
-backward. Row i's positive, in column first + i, is left out.
+One tile of the products is in memory at a time, forward and backward. Row i's positive is in column first + i.
 """
 
 from __future__ import annotations
@@ -15,10 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from clipzoo.ops.tiles import backend
-
-# Log-sum-exps over the rows and the columns of a product of vectors, without the product.
-#
-# One tile of the product is in memory at a time, forward and backward.
 
 
 def log_sum_exps(left: Tensor, right: Tensor, first: int, tile: int, columns: bool = True) -> tuple[Tensor, Tensor]:
@@ -109,10 +104,8 @@ class _NegativeSums(torch.autograd.Function):
         return *gradients, None, None, None, None, None, None
 
 
-# Binary cross-entropy of all pairs of two sets of vectors (SigLIP), without the matrix of their products.
-#
-# One tile of the products is in memory at a time. The loss is a scalar, so its gradients are known up to a factor
-# before the backward pass: they are computed with it, from the same tiles.
+# SigLIP's loss is a scalar, so its gradients are known up to a factor before the backward pass: they are computed with
+# it, from the same tiles.
 
 
 def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int) -> Tensor:

@@ -1,4 +1,7 @@
-"""Scaled and biased log-sum-exps of products, and means, in tiles of torch operations. Exponents in base 2."""
+"""Sums over all pairs of two sets of vectors, in tiles of torch operations: the operations of `sums` on CPUs.
+
+Exponents of log-sum-exps are in base 2, which is cheaper on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,6 @@ import torch
 from torch import Tensor
 
 from clipzoo.ops.tiles import gradients, log2_sum_exp2, positives, tiles
-
-# Log-sum-exps of products in tiles of torch operations. Exponents in base 2, cheaper on CPUs.
-
 
 _LOG2_E = math.log2(math.e)
 
@@ -123,9 +123,6 @@ def _share(scores: Tensor, side: Side, part: slice, other: slice, first: int, su
     exponents = _exponents(scores, side, part, other, first)
     anchors = gradient[part] * side[0][part] * math.log(2)
     return exponents.sub_(sums[part, None]).exp2_().mul_(anchors[:, None])
-
-
-# Binary cross-entropy of all pairs in tiles of torch operations, with its gradients.
 
 
 FOLDS = 6

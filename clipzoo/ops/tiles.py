@@ -1,4 +1,4 @@
-"""Products of vectors in tiles of torch operations, one tile in memory at a time, and the size of tiles."""
+"""Parts of all operations: choice of an implementation, fp32 products, tiles of torch operations and their size."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
-
-# Choose the implementation of an operation for a device.
-
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +48,7 @@ def backend(operations: str, device: str, dtype: torch.dtype) -> ModuleType:
     return import_module(f"clipzoo.ops.{operations}_cpu")
 
 
-# Matrix products for the blocked kernels: oneDNN's single precision on CPUs, the library's own elsewhere.
-#
-# torch computes fp32 products on CPUs with MKL, whose AVX-512 kernels are for Intel's processors alone; oneDNN was 2.2
+# torch computes fp32 products on CPUs with MKL, whose AVX-512 kernels are for Intel's processors only; oneDNN was 2.2
 # times as fast on a Zen 5. `torch.set_float32_matmul_precision("medium")` also selects oneDNN, but for the whole
 # process, and on processors with bf16 products it is no longer fp32. Here no global state changes, and a test product
 # shows once that the result is true fp32.

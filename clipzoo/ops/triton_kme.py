@@ -162,9 +162,8 @@ def _columns_of(image, column, x_starts_ptr):
     return ((column >= tl.load(x_starts_ptr + image)) & (column < tl.load(x_starts_ptr + image + 1)))[None, :]
 
 
-# KME scores on GPUs: Triton's tiles of kernel values, the libraries' products for the gradient.
-#
-# The precision of products follows `torch.get_float32_matmul_precision()`: see `tiles.TILES`.
+# Launches of the kernels. The precision of products follows `torch.get_float32_matmul_precision()`: see
+# `triton_tiles.TILES`.
 
 
 PLAIN_LIMIT = 60.0

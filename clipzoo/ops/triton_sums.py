@@ -1,4 +1,8 @@
-"""Triton kernels of sums over pairs: scaled log-sum-exps with means, and sigmoid loss. Sums in fp32, no atomics."""
+"""Sums over all pairs of two sets of vectors on GPUs: the operations of `sums`, as `sums_cpu` computes them.
+
+Triton's kernels compute the tiles, with exponents in base 2, sums in fp32 and no atomics; the libraries' products
+compute the gradients. Their precision follows `torch.get_float32_matmul_precision()`: see `triton_tiles.TILES`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,6 @@ from torch import Tensor
 
 from clipzoo.ops.sums_cpu import Side
 from clipzoo.ops.triton_tiles import ABSENT, current_tiles, gradients, narrow_tiles, negative, store_tile, tile_scores
-
-# Triton kernels of the log-sum-exps of products. Exponents in base 2, sums in fp32, no atomics.
 
 
 @triton.jit
@@ -63,15 +65,10 @@ def _exponents_to_log2_sum(exponents, AXIS: tl.constexpr):
     return tl.where(empty, -float("inf"), largest + tl.log2(total))
 
 
-# Log-sum-exps of products on GPUs: Triton's tiles, the libraries' products for the gradient.
-#
-# The precision of products follows `torch.get_float32_matmul_precision()`: see `tiles.TILES`.
-
-
 def log_sum_exps_forward(
     left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool
 ) -> tuple[Tensor, Tensor]:
-    """As `log_sum_exps_cpu.forward`; `tile` is not used."""
+    """As `sums_cpu.log_sum_exps_forward`; `tile` is not used."""
     tiles, (left, right) = current_tiles(), _operands(left, right)
     rows, columns = len(left), len(right)
     row_tiles, column_tiles = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
@@ -95,7 +92,7 @@ def log_sum_exps_backward(
     tile: int,
     with_columns: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As `log_sum_exps_cpu.backward`."""
+    """As `sums_cpu.log_sum_exps_backward`."""
     tiles, (scaled, other) = current_tiles(), _operands(left, right)
     d_rows, d_columns = d_rows.contiguous(), d_columns.contiguous()
 
@@ -228,13 +225,10 @@ def _sums_and_means(exponents, scores, AXIS: tl.constexpr):
     return tl.where(empty, -float("inf"), largest + tl.log2(total)), tl.where(empty, 0.0, means)
 
 
-# Scaled and biased log-sum-exps of products, and means, on GPUs: as `negative_sums_cpu`.
-
-
 def negative_sums_forward(
     left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, first: int, tile: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `negative_sums_cpu.forward`; `tile` is not used."""
+    """As `sums_cpu.negative_sums_forward`; `tile` is not used."""
     tiles = narrow_tiles()
     left, right = (side.to(tiles.dtype).contiguous() for side in (left, right))
     row_tiles, column_tiles = triton.cdiv(len(left), tiles.rows), triton.cdiv(len(right), tiles.columns)
@@ -260,7 +254,7 @@ def negative_sums_backward(
     first: int,
     tile: int,
 ) -> tuple[Tensor, Tensor]:
-    """As `negative_sums_cpu.backward`."""
+    """As `sums_cpu.negative_sums_backward`."""
     tiles = narrow_tiles()
     operands = [side.to(tiles.dtype).contiguous() for side in (left, right)]
     row_scale, row_bias = _scale_and_bias(rows, *operands)
@@ -303,13 +297,10 @@ def _combined(sums: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
     return total, (shares * means).sum(dim=0)
 
 
-# Binary cross-entropy of all pairs on GPUs, with its gradients: as `sigmoid_loss_cpu`.
-
-
 def sigmoid_loss_forward(
     left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int, with_gradients: bool
 ) -> tuple[Tensor, ...]:
-    """As `sigmoid_loss_cpu.forward`; `tile` is not used."""
+    """As `sums_cpu.sigmoid_loss_forward`; `tile` is not used."""
     tiles = narrow_tiles()
     operands = [side.to(tiles.dtype).contiguous() for side in (left, right)]
     scalars = [scalar.float().contiguous() for scalar in (scale, bias)]

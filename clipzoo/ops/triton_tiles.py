@@ -137,9 +137,6 @@ def store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROW
     tl.store(tile_at + place, tile.to(shares_ptr.dtype.element_ty), mask=mask)
 
 
-# Gradients of vectors from those of their products: Triton writes them for some rows, the libraries multiply.
-
-
 CHUNK_BYTES = 1 << 28
 """Bound of the memory between the kernel that writes shares and the products that read them."""
 
