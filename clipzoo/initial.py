@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io as text_io
+import os
+import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo import io
-from clipzoo.api import open_clip
 from clipzoo.build import RunParts, build_part
 from clipzoo.config.schema import is_open
 from clipzoo.distributed.launch import say
@@ -23,14 +24,15 @@ from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights import HINTS, Row, common_prefix, fill_tower, shown
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.export.open_clip import with_plain_towers
-from clipzoo.io.hub import from_hub
+from clipzoo.export.open_clip import from_open_clip, with_plain_towers
 from clipzoo.io.weights import (
     FORMS_ON_DISK,
     RANDOM,
     REGISTRIES,
+    from_hub,
     is_checkpoint,
     is_sharded,
+    mark_of,
     read_tensors,
     registry_of,
     run_of,
@@ -40,9 +42,7 @@ from clipzoo.io.weights import (
 from clipzoo.loading import PAIR, load
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.runs import extension
-from clipzoo.runs.directory import config_of
-from clipzoo.runs.extension import LENGTH
+from clipzoo.runs.directory import LENGTH, config_of
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.variables import with_variables
 from clipzoo.training.checkpoints import checkpoint
@@ -156,6 +156,8 @@ def _find(name: str, source: Mapping[str, Tensor]) -> tuple[str, Tensor] | None:
 
 
 SCHEDULE = "optim.schedule."
+BESIDE = ("metrics.jsonl", "frozen.pt", "frozen.json")
+"""Other files that a run needs to resume; the logger removes later lines from metrics.jsonl."""
 
 
 def copy_checkpoint(
@@ -196,7 +198,21 @@ def copy_checkpoint(
             f"{number_of(equal, 'step')}, up to "
             "which the learning rates of the two runs are equal: train that run with a larger trainer.keep"
         )
-    extension.copy_start(run, path, folder)
+    with io.explained(folder):
+        for name in BESIDE:
+            if (run / name).exists():
+                _copy(run / name, folder / name)
+        for file in (path, mark_of(path)):
+            # The mark last: an interruption leaves an incomplete copy, which is replaced.
+            target = io.below(folder, f"checkpoints/{file.name}")
+            if target.is_dir():
+                shutil.rmtree(target)
+            target.unlink(missing_ok=True)
+            io.make_folder(target.parent)
+            if file.is_dir():
+                shutil.copytree(file, target, copy_function=_link)
+            else:
+                _link(file, target)
     say(f"{folder} continues from step {step_of(path)} of {run}")
 
 
@@ -236,6 +252,19 @@ def run_and_step(source: str) -> tuple[Path, int | None]:
 def _length(config: Mapping[str, Any]) -> Length:
     trainer = config["trainer"]
     return Length(trainer["global_batch"], trainer["epochs"], trainer["steps"])
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name, which costs no space; copy it where the file system cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        _copy(Path(source), Path(target))
+
+
+def _copy(source: Path, target: Path) -> None:
+    with io.readable(source, io.ANY_SIZE) as content, io.whole(target) as file:
+        shutil.copyfileobj(content, file)
 
 
 # Read weights by name, as tensors by the names that their own library gives them.
@@ -314,7 +343,7 @@ def _from_open_clip(rest: str, name: str, key: str) -> Source:
         model, _, tag = rest.partition("/")
         if not tag:
             raise ConfigError(f"{key}={name} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER")
-    ours, config = open_clip.from_open_clip(model, tag)
+    ours, config = from_open_clip(model, tag)
     state = ours.state_dict()
     if PAIR in config:
         state["logit_bias"] = torch.tensor(config[PAIR]["bias"])

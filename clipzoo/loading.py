@@ -14,21 +14,20 @@ from PIL.Image import Image
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.api import open_clip, transformers
 from clipzoo.build import build_trained
 from clipzoo.config.compose import RESOLVER
 from clipzoo.config.trust import require_trusted, values_of
 from clipzoo.encoders.tuning import merged
 from clipzoo.errors import ConfigError, cause, number_of
 from clipzoo.evaluation.encoder import Transform
+from clipzoo.export import open_clip, transformers
 from clipzoo.io import DamagedFileError
-from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import read_tensors, run_of
+from clipzoo.io.weights import from_hub, read_tensors, run_of
 from clipzoo.model import Model
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import AVERAGE
-from clipzoo.runs.places.remote import local_copy
+from clipzoo.runs.remote import local_copy
 from clipzoo.runs.renamed import current
 from clipzoo.runs.variables import uses_variables, with_variables
 from clipzoo.training.checkpoints import checkpoint

@@ -60,10 +60,7 @@ def test_every_block_of_the_page_runs(tmp_path):
     assert "data/birds/sets/species: 2 classes; images: train 32, test 10" in made and "left out" not in made
     assert "data/birds/sets/search: 10 captions; images: test 10" in made
     record = json.loads((tmp_path / "runs/birds/results.json").read_text())
-    assert (record["training"]["steps"], record["ended_before"]) == (20, [10])
+    assert record["training"]["steps"] == 10
     assert {"zero_shot/species/top1", "linear_probe/species/before/top1"} <= set(record["metrics"])
-    assert (
-        "continues, with the schedules of the whole length; earlier results: runs/birds/ended_at_step_00000010" in made
-    )
     assert (tmp_path / "runs/tuned/init.csv").exists()
     assert len(re.findall(r"^-?\d+\.\d\d pictures/test/", output[-1], re.MULTILINE)) == 3

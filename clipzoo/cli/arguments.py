@@ -18,8 +18,8 @@ from clipzoo.config.schema import kind_of_object
 from clipzoo.config.vocabulary import Samples
 from clipzoo.distributed.launch import exit_on_error
 from clipzoo.errors import ConfigError
-from clipzoo.io.reading import shortened
-from clipzoo.io.stores.filesystem import is_url
+from clipzoo.io import shortened
+from clipzoo.io.stores import is_url
 
 LONGEST_NAME, LONGEST_PATH = 255, 4096
 """Sizes in bytes that file systems and Linux allow for the name of a file and for a path."""

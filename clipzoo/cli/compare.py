@@ -15,7 +15,7 @@ from pathlib import Path
 from clipzoo.cli.arguments import output_folder
 from clipzoo.cli.report import comparison_folder, is_run, write_comparison
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.runs.places.remote import local_copy
+from clipzoo.runs.remote import local_copy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.io.escaping import markdown_code, markdown_text
+from clipzoo.io.text import markdown_code, markdown_text
 
 if TYPE_CHECKING:
     from clipzoo.config.listing import Section

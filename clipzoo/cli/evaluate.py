@@ -21,13 +21,13 @@ from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
 from clipzoo.distributed.launch import SIGNALS, same_on_all_ranks, say
 from clipzoo.errors import ConfigError
-from clipzoo.io.names import folder_name
+from clipzoo.io import folder_name
 from clipzoo.io.weights import is_checkpoint, run_of
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import AVERAGE, of_average, parsed
-from clipzoo.runs.places.remote import local_copy, write_back
 from clipzoo.runs.record import RunRecord, results
+from clipzoo.runs.remote import local_copy, write_back
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clipzoo.cli.arguments import output_folder, refuse
 from clipzoo.errors import ConfigError
-from clipzoo.runs.places.remote import local_copy, write_back
+from clipzoo.runs.remote import local_copy, write_back
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from clipzoo.cli.reproduce_demo import ROWS
 from clipzoo.config.groups import CONF
 from clipzoo.io import write_whole
-from clipzoo.io.escaping import markdown_code, markdown_text
+from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.report.paper_tables.experiments import Experiment, axes, experiments, total_cost
 from clipzoo.report.paper_tables.published import PaperTable, layout, search_of, table, table_names
 from clipzoo.report.render import markdown_page

@@ -29,12 +29,11 @@ from clipzoo.distributed import launch
 from clipzoo.distributed.launch import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked, number_of
 from clipzoo.runs import record, sweep
-from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, has_ended
-from clipzoo.runs.extension import length_hint
+from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.metric_key import of_weights
-from clipzoo.runs.places.place import runs_of
+from clipzoo.runs.remote import runs_of
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
@@ -156,10 +155,10 @@ def train(config: DictConfig) -> None:
     plain, values = masked(given), with_variables(given)
     runs = runs_of(plain)
     folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
-    if has_ended(folder, plain):
+    if is_finished(folder):
         if launch.read().is_first:
             runs.complete(folder)
-        result = record.summary(folder) + length_hint(plain) + evaluation_hint(folder, plain)
+        result = record.summary(folder) + evaluation_hint(folder, plain)
         launch.say(result)
         return
 
@@ -228,9 +227,7 @@ def begin(
     from clipzoo.export.open_clip import export_note
     from clipzoo.initial import report_initial_weights
 
-    kept = claim(lock, plain, dataset.fingerprint, given)
-    if kept is not None:
-        launch.say(f"{lock.folder} continues, with the schedules of the whole length; earlier results: {kept}")
+    claim(lock, plain, dataset.fingerprint, given)
     report_initial_weights(rows, lock.folder)
     launch.say(
         f"{lock.folder}: {number_of(dataset.samples, 'sample')}, {plain['trainer']['global_batch']} per step, "

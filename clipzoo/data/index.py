@@ -165,7 +165,7 @@ def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
     if names != relative_names(locations) or len(names) != len(table["shards"]):
         raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
     if Path(table["data"]).name != table["data"] or not table["data"]:
-        raise io.DamagedFileError(path, f"names {io.reading.shortened(table['data'])}, not a file beside it", REMEDY)
+        raise io.DamagedFileError(path, f"names {io.shortened(table['data'])}, not a file beside it", REMEDY)
     shards = [Shard(**{**row, "state": tuple(row["state"])}) for row in table["shards"]]
     if sum(shard.count for shard in shards) * RECORD.itemsize > 2**63:
         raise io.DamagedFileError(path, "counts more samples than a file can hold", REMEDY)

@@ -24,9 +24,8 @@ from typing import IO, Annotated, Any, TextIO
 from clipzoo.config.schema import kind_of_object
 from clipzoo.config.vocabulary import Range
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.io import kind_of
-from clipzoo.io.stores.filesystem import RANGE, TruncatedError, is_url, open_filesystem, read_ranges, repeated
-from clipzoo.io.writing import NO_SPACE
+from clipzoo.io import NO_SPACE, kind_of
+from clipzoo.io.stores import RANGE, TruncatedError, is_url, open_filesystem, read_ranges, repeated
 
 # Output of shell commands, for shards given as `pipe:COMMAND`.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.config.vocabulary import Range
-from clipzoo.io.imports import import_alone
+from clipzoo.io.weights import import_alone
 from clipzoo.types import Part, as_captions
 
 if TYPE_CHECKING:

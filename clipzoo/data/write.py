@@ -25,9 +25,8 @@ from clipzoo.data.locations import ShardCache
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tar import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, first_line, number_of
-from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, save_figure, whole, write_json
-from clipzoo.io.line_breaks import wrap
-from clipzoo.io.tables import read_table
+from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, read_table, whole, write_json
+from clipzoo.io.text import save_figure, wrap
 
 # Statistics and a contact sheet of a source of shards: a sample is usable if training could use it.
 

@@ -15,8 +15,7 @@ from clipzoo.encoders.base import TextTower, Tower, on_meta, require_as_large
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError, installation, nearest, number_of, one_message
 from clipzoo.io import MB, read_json
-from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import read_tensors
+from clipzoo.io.weights import from_hub, read_tensors
 from clipzoo.types import Count, Features, NonNegativeCount, Part, Range, as_captions, checked
 
 # Tokenizers of the Hugging Face hub. Need the extra `hf`.

@@ -19,9 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from clipzoo.encoders.base import ImageTower, Tower, call_as_forward
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import MB, read_json
-from clipzoo.io.hub import from_hub
-from clipzoo.io.imports import import_alone
-from clipzoo.io.weights import require_bounded
+from clipzoo.io.weights import from_hub, import_alone, require_bounded
 from clipzoo.types import Count, Features, Layers, Side, checked
 
 # The last block of a transformer at the position that is pooled: the other positions are only its keys and values.

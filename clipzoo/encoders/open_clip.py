@@ -32,8 +32,8 @@ from clipzoo.encoders.image import (
 from clipzoo.encoders.text import causal_state, causal_states
 from clipzoo.errors import ConfigError, nearest, one_message
 from clipzoo.io import MB, read_json, require_fields
-from clipzoo.io.hub import from_hub
-from clipzoo.io.reading import shortened
+from clipzoo.io.files import shortened
+from clipzoo.io.weights import from_hub
 from clipzoo.types import Count, Features, Side, checked
 
 # The last linear map of open_clip's towers, from features to embeddings. In clipzoo it belongs to the head.

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clipzoo.encoders.base import Tower, call_as_forward
 from clipzoo.encoders.image import at_one_position, open_clip_block_at
-from clipzoo.io.imports import import_alone
+from clipzoo.io.weights import import_alone
 from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, checked
 
 

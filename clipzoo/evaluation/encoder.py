@@ -25,7 +25,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of, one_message
 from clipzoo.evaluation.datasets.dataset import LabelledImages
 from clipzoo.evaluation.scoring import embed_draws, exact_products
-from clipzoo.io.reading import readable
+from clipzoo.io import readable
 from clipzoo.model import Model
 from clipzoo.types import Embedding, Features, PointSet, concatenate, gather_embedding, map_embedding
 

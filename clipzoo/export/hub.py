@@ -17,7 +17,7 @@ from clipzoo.errors import ConfigError, installation, masked, nearest
 from clipzoo.export import files, graphs, graphs as onnx, open_clip, transformers
 from clipzoo.export.files import save_weights, tokenizer_faults, write_preprocessing
 from clipzoo.io import below, new_folder
-from clipzoo.io.escaping import markdown_code, markdown_text
+from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.loading import CONFIG, HERE, HUB, PAIR, VERSION, WEIGHTS, LoadedModel, value_faults
 from clipzoo.runs.arrays import read_arrays
 from clipzoo.runs.metric_key import DEVIATION, VALIDATION, MetricKey, split

@@ -20,8 +20,7 @@ from clipzoo.encoders.open_clip import FOLDER, HUB, describe, projection_path, r
 from clipzoo.errors import ConfigError, one_message
 from clipzoo.export.files import save_weights
 from clipzoo.io import write_json
-from clipzoo.io.hub import from_hub
-from clipzoo.io.weights import read_tensors, tensors_in
+from clipzoo.io.weights import from_hub, read_tensors, tensors_in
 from clipzoo.loading import PAIR, LoadedModel
 from clipzoo.model import Model
 

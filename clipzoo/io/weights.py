@@ -1,28 +1,36 @@
 """Weights by the name that a configuration gives them: their file, its digest and, within bounds, its tensors.
 
-Only `read_tensors` needs torch.
+Besides, access to the libraries and the hub that publish weights. Only `read_tensors` needs torch.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickletools
 import re
+import socket
+import sys
+import urllib.parse
+import urllib.request
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
-from clipzoo.errors import ConfigError
-from clipzoo.io.reading import ANY_SIZE, MB, DamagedFileError, read_json, readable, require_fields, shortened
+from clipzoo.errors import ConfigError, one_message
+from clipzoo.io.files import ANY_SIZE, MB, DamagedFileError, digest_of, read_json, readable, require_fields, shortened
 
 _NAMES_CLASSES = ("GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4")
 """Opcodes of pickles that name a class or a function."""
 REGISTRIES = ("open_clip", "timm", "huggingface")
 RANDOM = "random"
 """The name of the initial values that the seed gives."""
-BLOCK = 2**24
-"""Bytes that are read at once."""
+CONNECT_SECONDS = 5.0
+"""Longest wait for a connection to the hub."""
 MANIFEST = "manifest.json"
 """File of a sharded checkpoint's folder that lists the others."""
 MOST_DESCRIPTION = 2**23
@@ -78,31 +86,24 @@ def weights_digest(name: str, key: str) -> str:
     Raises:
         ConfigError: there is no such file, or it cannot be read.
     """
-    registry = registry_of(name)
-    place = name if registry is None else _place_on_disk(registry, name)
-    if name == RANDOM or place is None:
+    place = name
+    if registry := registry_of(name):
+        # These lead to the disk: open_clip:local-dir:FOLDER, open_clip:NAME/FILE and huggingface:FOLDER.
+        rest = name.partition(":")[2]
+        place = rest.partition("/")[2] if registry == "open_clip" else rest
+        if rest.startswith("local-dir:"):
+            place = rest.removeprefix("local-dir:")
+        elif not place or not Path(place).exists():
+            return name
+    if name == RANDOM:
         return name
     path = weights_file(place, key)
-    # Beside a file of another program stands a .json of another program.
+    # The .json next to another program's file is not a mark.
     if mark_of(path).exists() and is_checkpoint(path) and (run_of(path) / "config.yaml").exists():
         content = read_json(mark_of(path), MB, "give another checkpoint")
         require_fields(mark_of(path), content, {"sha256": str})
         return content["sha256"]
-    digest = hashlib.sha256()
-    with readable(path / MANIFEST if is_sharded(path) else path, ANY_SIZE) as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _place_on_disk(registry: str, name: str) -> str | None:
-    """Return the file or folder that a registry's name leads to: open_clip:local-dir:FOLDER, open_clip:NAME/FILE,
-    huggingface:FOLDER; None if it leads to the registry."""
-    rest = name.partition(":")[2]
-    if rest.startswith("local-dir:"):
-        return rest.removeprefix("local-dir:")
-    place = rest.partition("/")[2] if registry == "open_clip" else rest
-    return place if place and Path(place).exists() else None
+    return digest_of(path / MANIFEST if is_sharded(path) else path)
 
 
 def mark_of(checkpoint: Path) -> Path:
@@ -178,9 +179,8 @@ def read_tensors(path: Path, remedy: str = "", mapped: bool = False) -> dict[str
     for tensor in tensors_in(content):
         # Otherwise, a copy of a tensor that repeats few values takes any amount of memory.
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise DamagedFileError(
-                path, f"has a tensor of shape {shortened(list(tensor.shape))} with fewer values", remedy
-            )
+            fault = f"has a tensor of shape {shortened(list(tensor.shape))} with fewer values"
+            raise DamagedFileError(path, fault, remedy)
     return content
 
 
@@ -198,9 +198,8 @@ def require_bounded(path: Path, remedy: str = "") -> None:
         try:
             if path.suffix == ".safetensors":
                 header = int.from_bytes(file.read(8), "little")
-                _require(
-                    8 + header <= size, f"is no safetensors file (a header of {header:,} bytes in a file of {size:,})"
-                )
+                fault = f"is no safetensors file (a header of {header:,} bytes in a file of {size:,})"
+                _require(8 + header <= size, fault)
                 _require(header <= MOST_DESCRIPTION, f"has a header of {header:,} bytes, at most {MOST_DESCRIPTION:,}")
             else:
                 _require_stored(file, size)
@@ -239,9 +238,8 @@ def _require_stored(file: IO[bytes], size: int) -> None:
     archive = zipfile.ZipFile(_Directory(file))  # type: ignore[arg-type]
     members = archive.infolist()
     packed = next((member for member in members if member.compress_type or member.flag_bits & 1), None)
-    _require(
-        packed is None, f"has compressed members ({packed and shortened(packed.filename)}): torch.save writes none"
-    )
+    name = packed and shortened(packed.filename)
+    _require(packed is None, f"has compressed members ({name}): torch.save writes none")
     total = sum(member.file_size for member in members)
     _require(total <= size, f"has members of {total:,} bytes in a file of {size:,}")
     for member in members:
@@ -306,3 +304,69 @@ def tensors_in(content: object) -> list[Any]:
 
 def _first_sentence(error: Exception) -> str:
     return " ".join(str(error).split())[:200].partition(". ")[0] or type(error).__name__
+
+
+@contextmanager
+def from_hub(name: str, what: str, remedy: str = "") -> Iterator[None]:
+    """Like `one_message`, for a block that reads `name` from the hub, unless there is a file or folder of this name.
+
+    Where the hub accepts no connection, the block reads only the hub's cache: the libraries would otherwise repeat
+    each request for most of a minute without a word.
+    """
+    from huggingface_hub import constants
+
+    was_offline = constants.HF_HUB_OFFLINE
+    fault = None if was_offline or Path(name).exists() else unreachable(constants.ENDPOINT)
+    if fault:
+        what = f"{what} ({constants.ENDPOINT} cannot be reached: {fault}; nor is it in the cache)"
+    constants.HF_HUB_OFFLINE = was_offline or fault is not None
+    try:
+        with one_message(what, remedy):
+            yield
+    finally:
+        constants.HF_HUB_OFFLINE = was_offline
+
+
+def unreachable(address: str) -> str | None:
+    """Return why the host of an address accepts no connection; None if it does, or if there is a proxy."""
+    parts = urllib.parse.urlsplit(address)
+    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        return error.strerror or os.strerror(error.errno) if error.errno else str(error)
+    return None
+
+
+class DeferredPackage(ModuleType):
+    """A package whose `__init__` runs when a name is read that the package does not have yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        spec = self.__spec__
+        assert spec is not None and spec.loader is not None
+        # From here on an ordinary module: its `__init__` may read its own names.
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        try:
+            spec.loader.exec_module(self)
+        except BaseException:
+            self.__class__ = DeferredPackage  # type: ignore[assignment]
+            raise
+        return getattr(self, name)
+
+
+def import_alone(name: str) -> Any:
+    """Import the module PACKAGE.MODULE without running the package's `__init__` first.
+
+    `import PACKAGE` works as always, before and after: its `__init__` runs when a name of it is first read.
+    """
+    package = name.partition(".")[0]
+    if package not in sys.modules:
+        spec = find_spec(package)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        deferred = module_from_spec(spec)
+        deferred.__class__ = DeferredPackage
+        sys.modules[package] = deferred
+    return import_module(name)

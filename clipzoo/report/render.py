@@ -16,8 +16,8 @@ from jinja2.runtime import Context
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from clipzoo.io import MB, below, draw, read_bytes, write_whole
-from clipzoo.io.escaping import latex_text, markdown_code, markdown_text, one_line
+from clipzoo.io import MB, below, read_bytes, write_whole
+from clipzoo.io.text import draw, latex_text, markdown_code, markdown_text, one_line
 from clipzoo.report.table import Cell, Table, capitalised
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -11,7 +11,8 @@ import yaml
 
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
-from clipzoo.io import DamageLog, below, save_figure, write_whole
+from clipzoo.io import DamageLog, below, write_whole
+from clipzoo.io.text import save_figure
 from clipzoo.report import render
 from clipzoo.report.comparison import own_runs, scaling_page, tables as compared
 from clipzoo.report.comparison.disagreements import disagreement_table, disagreements, figure as disagreement_figure

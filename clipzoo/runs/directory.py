@@ -13,7 +13,7 @@ import yaml
 
 from clipzoo import io
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.runs import extension, renamed
+from clipzoo.runs import renamed
 from clipzoo.runs.dataset import (
     FILE,
     LOCATION,
@@ -23,11 +23,10 @@ from clipzoo.runs.dataset import (
     run_on_moved_dataset,
     unknown_fingerprint,
 )
-from clipzoo.runs.flat import flat
-from clipzoo.runs.identity import differing, identity
+from clipzoo.runs.identity import differing, flat, identity
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.names import run_folder
-from clipzoo.runs.places.place import runs_of
+from clipzoo.runs.remote import runs_of
 from clipzoo.runs.variables import with_variables
 
 CONFIG = "config.yaml"
@@ -48,6 +47,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 CONFIG_REMEDY = "restore it from a copy, or give another name=... to train anew"
 MOST_DIFFERENCES = 6
 """Number of differing keys that a message names."""
+LENGTH = ("trainer.epochs", "trainer.steps")
 
 
 class Rank(Protocol):
@@ -78,12 +78,6 @@ def find_run(
 
 def is_finished(folder: Path) -> bool:
     return (folder / "results.json").exists()
-
-
-def has_ended(folder: Path, plain: Mapping[str, Any]) -> bool:
-    """Return True if the run is finished, and the configuration does not ask for more steps than it has."""
-    has_config = (folder / CONFIG).exists()
-    return is_finished(folder) and not (has_config and extension.is_longer(config_of(folder), plain))
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -134,14 +128,10 @@ def created(folder: Path, rank: Rank) -> Iterator[None]:
         raise
 
 
-def claim(
-    lock: RunLock, plain: Mapping[str, Any], fingerprint: str, given: Mapping[str, Any] | None = None
-) -> Path | None:
+def claim(lock: RunLock, plain: Mapping[str, Any], fingerprint: str, given: Mapping[str, Any] | None = None) -> None:
     """Lock the run directory and write the configuration and the fingerprint of the dataset to it.
 
     given: the configuration before the values that are found in the model were filled in; None if there are none.
-
-    Returns the folder to which the results of a finished run that continues were copied, None for other runs.
 
     Raises ConfigError if another process holds the lock, or if the directory has a run of another configuration.
     """
@@ -149,13 +139,10 @@ def claim(
     lock.acquire()
     # Not before: the process that held the lock may have written another configuration.
     check_configuration(lock.folder, plain, lambda run: fingerprint)
-    goes_on = (lock.folder / CONFIG).exists() and extension.is_longer(config_of(lock.folder), plain)
-    kept = extension.keep_results(lock.folder) if goes_on else None
     path, text = lock.folder / CONFIG, yaml.safe_dump(dict(plain), sort_keys=False)
     if not path.exists() or io.read_bytes(path, io.MB, CONFIG_REMEDY) != text.encode():
         io.write_whole(path, text)
     record_dataset(lock.folder, given or plain, fingerprint)
-    return kept
 
 
 def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fingerprint = unknown_fingerprint) -> None:
@@ -172,12 +159,10 @@ def check_configuration(folder: Path, plain: Mapping[str, Any], fingerprint: Fin
     different = [key for key in differing(before, now) if before.get(key) != values.get(key)]
     if LOCATION in different and is_moved(folder, fingerprint, unknown=not is_finished(folder)):
         different.remove(LOCATION)
-    remedy: str | None = "give another name=..., or remove the folder"
-    if different and extension.is_longer(stored, plain):
-        remedy = extension.refusal(folder, stored, plain)
-    elif different and (kept := extension.kept_results(folder, plain)):
-        remedy = f"the run went on, its results of this length are in {kept}"
-    if different and remedy is not None:
+    remedy = "give another name=..., or remove the folder"
+    if len(different) == 1 and different[0] in LENGTH and is_finished(folder):
+        remedy = f"to continue it, give another name=... and init.resume={folder} (docs/how_to/recipes.md)"
+    if different:
         shown = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in different[:MOST_DIFFERENCES]]
         more = f" and {len(different) - len(shown)} more" if len(different) > len(shown) else ""
         raise ConfigError(f"{folder} holds a run of another configuration ({', '.join(shown)}{more}): {remedy}")

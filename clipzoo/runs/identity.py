@@ -10,7 +10,6 @@ from typing import Any
 from clipzoo.config.schema import is_open
 from clipzoo.errors import masked
 from clipzoo.runs import renamed
-from clipzoo.runs.flat import flat
 
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
@@ -75,3 +74,14 @@ def _same_but_open(before: Mapping[str, Any], now: Mapping[str, Any], key: str) 
     parts = key.split(".")
     prefixes = [".".join(parts[: length + 1]) for length in range(len(parts))]
     return any(is_open(config.get(prefix)) for config in (before, now) for prefix in prefixes)
+
+
+def flat(plain: Any, path: str = "") -> dict[str, Any]:
+    """Return nested mappings as one mapping of dotted keys."""
+    if not isinstance(plain, Mapping) or not plain:
+        return {path: plain}
+    return {
+        key: value
+        for name, inner in plain.items()
+        for key, value in flat(inner, f"{path}.{name}" if path else str(name)).items()
+    }

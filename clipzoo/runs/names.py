@@ -9,9 +9,9 @@ from typing import Any
 
 from clipzoo.config.trust import read
 from clipzoo.errors import masked
-from clipzoo.io.names import folder_name
+from clipzoo.io import folder_name
 from clipzoo.runs.identity import digest, is_harmless
-from clipzoo.runs.places.place import runs_of
+from clipzoo.runs.remote import runs_of
 from clipzoo.runs.variables import with_variables
 
 LONGEST_DESCRIPTION = 80

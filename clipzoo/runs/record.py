@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -22,15 +21,13 @@ from clipzoo.runs.protocol import Setting, protocol
 FILE = "results.json"
 ENDED_EARLY = "ended_early"
 """Name, among the costs of a training, of the sentence why it ended before its last step."""
-ENDED = "ended_at_step_"
-"""Prefix of the folders, in a run directory, with the results that the run had before it went on to more steps."""
 REMEDY = "remove it and run the training command again, which writes it from the newest checkpoint"
 FIELDS = {
     "experiment": str, "row": str, "overrides": list, "config_dir": str, "seed": int, "versions": dict, "revision": str,
-    "training": dict, "protocol": dict, "metrics": dict, "not_converged": list, "ended_before": list,
+    "training": dict, "protocol": dict, "metrics": dict, "not_converged": list,
 }  # fmt: skip
 """Types of the values in results.json; all but the metrics may be absent."""
-OPTIONAL = ("config_dir", "not_converged", "ended_before")
+OPTIONAL = ("config_dir", "not_converged")
 """Keys that results.json has only if they say something."""
 PACKAGES = ("clipzoo", "torch", "torchvision", "open_clip_torch", "timm", "webdataset", "numpy")
 
@@ -51,8 +48,6 @@ class RunRecord:
         metrics: results of the evaluation, in percent but for losses.
         not_converged: linear probes whose final fit did not converge ("linear_probe/cifar10/before"). The file has
             this key only if there are any.
-        ended_before: numbers of steps after which the run had ended before it went on, with its schedules at their
-            ends. The file has this key only if there are any.
 
     Files of earlier versions may lack fields; these are empty.
     """
@@ -68,7 +63,6 @@ class RunRecord:
     protocol: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
     metrics: Mapping[MetricKey, float] = field(default_factory=dict)
     not_converged: tuple[str, ...] = ()
-    ended_before: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
@@ -80,7 +74,7 @@ class RunRecord:
         io.require_fields(path, known, {name: FIELDS[name] for name in {**known, "metrics": 0}}, REMEDY)
         io.require_numbers(path, known["metrics"], REMEDY)
         io.require_fields(path, known.get("protocol", {}), dict.fromkeys(known.get("protocol", {}), dict), REMEDY)
-        for name in ("overrides", "not_converged", "ended_before"):
+        for name in ("overrides", "not_converged"):
             known[name] = tuple(masked(list(known.get(name, ()))))
         known["metrics"] = parsed(known["metrics"])
         return cls(**known)
@@ -91,14 +85,6 @@ class RunRecord:
         name = "evaluate" if self.training.get("steps") == 0 else "train"
         options = ["--config-dir", self.config_dir] if self.config_dir else []
         return shlex.join(["clipzoo", name, *options, *self.overrides])
-
-    @property
-    def continuation(self) -> str | None:
-        """Words for the report of a run that had ended before; None for any other run."""
-        ends = " and ".join(map(str, self.ended_before))
-        return (
-            f"continued after {ends} steps with the schedules of {self.training.get('steps')} steps" if ends else None
-        )
 
     def write(self, folder: Path) -> None:
         """Write results.json, all at once."""
@@ -164,7 +150,6 @@ def results(
         experiment, plain["row"], tuple(masked(list(overrides))), _config_dir(), plain["seed"], versions, revision(),
         dict(training),
     )  # fmt: skip
-    record = replace(record, ended_before=earlier_ends(folder, training.get("steps", 0)))
     return record.evaluated(plain["eval"], parsed(metrics), folder)
 
 
@@ -173,12 +158,6 @@ def _config_dir() -> str | None:
     if folder is None:
         return None
     return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
-
-
-def earlier_ends(folder: Path, steps: float | str) -> tuple[int, ...]:
-    """Return the numbers of steps, below `steps`, after which a run had ended before it went on."""
-    names = (re.fullmatch(rf"{ENDED}(\d+)", path.name) for path in folder.glob(f"{ENDED}*"))
-    return tuple(sorted(end for name in names if name and (end := int(name[1])) < float(steps)))
 
 
 def summary(folder: Path) -> str:

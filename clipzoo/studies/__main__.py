@@ -24,7 +24,7 @@ from clipzoo.config.groups import CONF
 from clipzoo.config.trust import trusted_names
 from clipzoo.distributed.launch import exit_on_error, say
 from clipzoo.errors import ConfigError
-from clipzoo.io.names import folder_name
+from clipzoo.io import folder_name
 from clipzoo.runs.variables import with_variables
 
 INTERRUPTED = 130

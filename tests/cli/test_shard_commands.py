@@ -14,8 +14,7 @@ from clipzoo.cli import __main__ as commands
 from clipzoo.data.write import Pair, hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.io import WriteError
-from clipzoo.io.tables import read_table
+from clipzoo.io import WriteError, read_table
 from tests.support.disks import fill, small_disk
 from tests.support.paths import ROOT
 from tests.support.processes import run_script

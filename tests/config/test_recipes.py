@@ -11,7 +11,7 @@ import pytest
 
 from clipzoo.report.paper_tables.experiments import experiments
 from clipzoo.report.paper_tables.published import read_numbers
-from clipzoo.runs.flat import flat
+from clipzoo.runs.identity import flat
 from tests.support.experiments import EXPERIMENTS, composed
 
 PAPERS = {

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from clipzoo import io
+from clipzoo.io.text import save_figure
 
 PRICE = "$5 #1 and $2"
 """matplotlib would read a formula between the dollar signs, and fail."""
@@ -25,7 +25,7 @@ def drawn(path, text: str, scale: str = "linear") -> tuple[Figure, np.ndarray]:
     other.plot([1, 1e5], [1, 1e5])
     other.set(xscale=scale, yscale=scale)
     figure.suptitle(text)
-    io.save_figure(figure, path, dpi=60)
+    save_figure(figure, path, dpi=60)
     with Image.open(path) as image:
         return figure, np.asarray(image.convert("L"))
 
@@ -41,7 +41,7 @@ def test_dollar_signs_are_characters_in_every_text(tmp_path):
     figure.savefig(tmp_path / "expected.png", dpi=60)
     figure = Figure(figsize=(4, 1))
     figure.text(0.1, 0.5, PRICE)
-    io.save_figure(figure, tmp_path / "literal.png", dpi=60)
+    save_figure(figure, tmp_path / "literal.png", dpi=60)
     with Image.open(tmp_path / "expected.png") as expected, Image.open(tmp_path / "literal.png") as literal:
         assert np.array_equal(np.asarray(expected), np.asarray(literal))
 

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from PIL import Image
 
-from clipzoo import io
-from clipzoo.io import fonts
+from clipzoo.io import text as fonts
+from clipzoo.io.text import save_figure
 
 LINEAR_B = "\U00010080\U00010081"
 """Syllables that fonts for everyday use lack."""
@@ -47,7 +47,7 @@ def drawn(path: Path, text: str) -> tuple[list[str], np.ndarray]:
     panel.set_xticks([1, 2], [text, "plain"], rotation=45, fontsize=8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        io.save_figure(figure, path, dpi=60)
+        save_figure(figure, path, dpi=60)
     ticks = panel.get_xticklabels()
     assert [label.get_rotation() for label in ticks] == [45, 45]
     texts = [panel.get_title(), panel.get_xlabel(), panel.get_legend().get_texts()[0].get_text(), ticks[0].get_text()]

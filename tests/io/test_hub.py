@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import constants
 
 from clipzoo.errors import ConfigError
-from clipzoo.io.hub import from_hub, unreachable
+from clipzoo.io.weights import from_hub, unreachable
 from tests.support.hub import hub
 from tests.support.huggingface_models import write_bert
 from tests.support.paths import ROOT

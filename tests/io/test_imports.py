@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from clipzoo.io.imports import import_alone
+from clipzoo.io.weights import import_alone
 
 
 @pytest.fixture

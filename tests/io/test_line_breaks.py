@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from clipzoo.io.line_breaks import shorten, wrap
+from clipzoo.io.text import shorten, wrap
 
 CAPTION = "a red circle  above two blue squares, drawn on a sheet of graph paper"
 

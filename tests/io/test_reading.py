@@ -20,7 +20,7 @@ from clipzoo.data.images import read_image_file
 from clipzoo.data.write import Pair, pairs_from_karpathy
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles
-from clipzoo.io.tables import read_table
+from clipzoo.io import read_table
 from clipzoo.loading import read_weights
 from clipzoo.runs.arrays import read_arrays
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.io.tables import read_table
+from clipzoo.io import read_table
 
 
 def test_a_table_is_read_with_commas_or_tabs_and_quoted_lines(tmp_path):

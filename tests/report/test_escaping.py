@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from clipzoo.io.escaping import latex_text, markdown_code, markdown_text
+from clipzoo.io.text import latex_text, markdown_code, markdown_text
 from clipzoo.report import render
 from clipzoo.report.render import html as html_table, latex, markdown
 from clipzoo.report.run_page.page import write_report

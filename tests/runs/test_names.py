@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clipzoo.config.trust import read
-from clipzoo.io.names import folder_name
+from clipzoo.io import folder_name
 from clipzoo.runs.directory import claim, find_run
 from clipzoo.runs.identity import digest
 from clipzoo.runs.lock import RunLock

@@ -23,7 +23,7 @@ from clipzoo.cli.__main__ import OVERRIDE_COMMANDS, _parser
 from clipzoo.cli.arguments import output_folder
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import groups, options
-from clipzoo.runs.flat import flat
+from clipzoo.runs.identity import flat
 from tests.support.paths import ROOT
 from tests.support.shards import picture
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ class FaultyFileSystem(MemoryFileSystem):
     operations: list[tuple[str, str]] = []
     before_get: Callable[[str], object] = staticmethod(lambda name: None)
     faults: dict[str, list[Exception | str]] = {}
+    creating = threading.Lock()
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -37,6 +39,10 @@ class FaultyFileSystem(MemoryFileSystem):
         fault = self._begin("put", rpath)
         content = Path(lpath).read_bytes()
         self.pipe_file(rpath, content[: len(content) // 2] if fault == "truncated" else content)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        with self.creating:  # exclusive creation is atomic, as in S3
+            super().pipe_file(path, value, mode=mode, **options)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         fault = self._begin("get", path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clipzoo.runs.places.remote import local_copy
+from clipzoo.runs.remote import local_copy
 from tests.support import runs
 from tests.support.gcs import BUCKET, gcs_server
 from tests.support.processes import Process

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class Case:
     """One training.
 
     ranks: number of processes. resumed: killed with SIGKILL after step 8 and resumed by the same command. used: its run
-    directory is loaded with clipzoo.load and evaluated with scripts/evaluate.py.
+    directory is loaded with clipzoo.load and evaluated with `clipzoo evaluate`. first: overrides of a run before it.
     """
 
     key: str
@@ -33,6 +33,7 @@ class Case:
     ranks: int = 1
     resumed: bool = False
     used: bool = False
+    first: tuple[str, ...] = ()
 
 
 MODES = {"runs": ((), 1, False), "ranks": ((), 2, False), "micro": (("trainer.micro_batch=3",), 1, False)}
@@ -40,23 +41,29 @@ MODES["resume"] = ((), 1, True)
 """Part -> overrides, ranks, resumed."""
 
 
-def pairs(checkout: Path, part: str) -> Iterator[Case]:
-    """Every head with every objective of the checkout's conf/ in one mode; ilcompatible pairs too."""
+def pairs(checkout: Path, part: str, left_out: Collection[str]) -> Iterator[Case]:
+    """Every head with every objective of the checkout's conf/ in one mode; incompatible pairs too.
+
+    left_out: HEAD/OBJECTIVE of pairs that are left out.
+    """
     overrides, ranks, resumed = MODES[part]
     for head in _options(checkout, "head"):
         for objective in _options(checkout, "objective"):
             names = (f"head={head}", f"objective={objective}")
-            yield Case(f"{part}/{head}/{objective}", (*BASE, *names, *overrides), ranks, resumed)
+            if f"{head}/{objective}" not in left_out:
+                yield Case(f"{part}/{head}/{objective}", (*BASE, *names, *overrides), ranks, resumed)
 
 
 def variants() -> Iterator[Case]:
     """Settings besides the defaults of a head, an objective or another part."""
     for name, text in VARIANTS.items():
+        first, _, text = text.rpartition(" then ")
         words = text.split()
         given = [word for word in words if word not in WORDS]
         evaluated = EVALUATED if "evaluated" in words else ()
         ranks = 2 if "2ranks" in words else 1
-        yield Case(f"variants/{name}", (*BASE, *evaluated, *given), ranks, "resumed" in words, "used" in words)
+        before = (*BASE, "name=first", *first.split()) if first else ()
+        yield Case(f"variants/{name}", (*BASE, *evaluated, *given), ranks, "resumed" in words, "used" in words, before)
 
 
 def encoders(checkout: Path) -> Iterator[Case]:
@@ -64,18 +71,28 @@ def encoders(checkout: Path) -> Iterator[Case]:
     short = ("trainer.global_batch=2", "trainer.steps=2", "trainer.precision=float32", "trainer.keep=1")
     for encoder in _options(checkout, "encoder"):
         if encoder not in DOWNLOADING:
-            yield Case(f"encoders/{encoder}", (*BASE[1:], f"encoder={encoder}", *short))
+            needed = NEEDED.get(encoder, "").split()
+            yield Case(f"encoders/{encoder}", (*BASE[1:], f"encoder={encoder}", *needed, *short))
 
 
-def trainings(checkout: Path, part: str) -> Iterator[Case]:
-    """The cases of a part."""
+def trainings(checkout: Path, part: str, incompatible: Collection[str]) -> Iterator[Case]:
+    """The cases of a part. incompatible: HEAD/OBJECTIVE of pairs that are known to be refused."""
     if part == "variants":
         return variants()
-    return encoders(checkout) if part == "encoders" else pairs(checkout, part)
+    return encoders(checkout) if part == "encoders" else pairs(checkout, part, incompatible)
 
 
 DOWNLOADING = {"nuclr_rn50"}
 """Encoders whose tokenizer or weights are downloaded."""
+NEEDED = {
+    "open_clip": "encoder.name=RN50",
+    "towers": (
+        "encoder.image.name=test_vit encoder.image_size=32 encoder.text.name=bert encoder.text.tokenizer=clip "
+        "+encoder.text.options={num_hidden_layers:1,hidden_size:32,num_attention_heads:2,intermediate_size:32} "
+        "encoder.context_length=16"
+    ),
+}
+"""Encoder -> the overrides that it needs."""
 WORDS = {"2ranks", "resumed", "evaluated", "used"}
 STUDIES = {
     "digits": "study.epochs=2 study.seeds=1",
@@ -105,6 +122,7 @@ STUDIES = {
     ),
 }
 """Name -> settings of the papers' small experiments in a few seconds."""
+VALIDATED = f"eval.validation={PHOTOS} eval.batch_size=8 eval.workers=0 eval.every_epochs=2"
 VARIANTS = {
     # Heads.
     "wpse_imq": "head=wpse head/kernel=imq",
@@ -155,7 +173,7 @@ VARIANTS = {
     "betas": "optim.betas=[0.8,0.9] optim.weight_decay=0.1 optim.eps=1e-6",
     "activation_checkpointing": "encoder.image_tower.checkpoint=true encoder.text_tower.checkpoint=true",
     "distinct_pads": "head=wpse encoder.text_tower.distinct_pads=true",
-    "loss_limit": "trainer.loss_limit=0.1",
+    "loss_limit": "trainer.loss_limit=1",
     # Data.
     "workers": "data.workers=2",
     "workers_resumed_2ranks": "data.workers=1 2ranks resumed",
@@ -184,6 +202,65 @@ VARIANTS = {
     "evaluated_nuclr": "head=cosine objective=nuclr evaluated eval.linear_probe=[]",
     "missing_benchmark": "evaluated eval.zero_shot=[colours,food101]",
     "missing_reported": "evaluated eval.zero_shot=[colours,food101] eval.missing=report",
+    # Weights divided among ranks.
+    "fsdp": "head=wpse trainer.parallel=fsdp 2ranks",
+    "fsdp_resumed": "head=kme trainer.parallel=fsdp trainer.micro_batch=3 2ranks resumed",
+    "fsdp_offload": "trainer.parallel=fsdp trainer.fsdp.offload=true trainer.fsdp.reshard=false 2ranks",
+    "fsdp_average": f"trainer.parallel=fsdp average=ema average.half_life_steps=5 {VALIDATED} 2ranks used",
+    "sharded_checkpoints": "trainer.checkpoint_format=sharded 2ranks resumed",
+    "sharded_state": (
+        "head=cosine objective=nuclr objective.frozen_epochs=0 trainer.sample_state=sharded 2ranks resumed"
+    ),
+    # Tuning.
+    "lora": "tune/image=lora tune/text=lora tune.text.rank=2 used",
+    "lora_resumed": "head=wpse tune/image=lora tune.image.targets=['*attn*'] 2ranks resumed",
+    "locked": "tune/image=frozen",
+    "locked_computed": "head=wpse tune/image=frozen tune.image.cache_gigabytes=0 2ranks",
+    "locked_both": "tune/image=frozen tune/text=frozen",
+    "last_layers": "tune/image=last_k tune/text=last_k tune.text.layers=2 tune.text.layer_decay=0.5",
+    "rates": "tune.image.rate=0.1 tune.text.layer_decay=0.5 tune.head_rate=2 tune.head_steps=5",
+    # Averages of weights.
+    "ema": "average=ema average.half_life_steps=5 evaluated used",
+    "ema_resumed": "head=wpse average=ema average.half_life_epochs=1 2ranks resumed",
+    "swa": "average=swa average.start_share=0.5 average.every_steps=2 evaluated",
+    "swa_resumed": "average=swa average.start_steps=6 resumed",
+    # Validation.
+    "validated": VALIDATED,
+    "validated_2ranks": f"head=wpse {VALIDATED} trainer.best_metric=validation/loss trainer.keep=1 2ranks",
+    "validated_best": f"{VALIDATED} trainer.best_metric=validation/loss optim.schedule.peak=0.1",
+    "validated_resumed": f"head=cosine objective=sogclr {VALIDATED} trainer.best_metric=validation/loss resumed",
+    "validated_patience": f"{VALIDATED} trainer.best_metric=validation/loss trainer.patience=1 optim.schedule.peak=0.5",
+    "validated_captions": f"{VALIDATED} eval.caption_key=long eval.at_start=true",
+    "evaluated_at_start": "evaluated eval.at_start=true eval.keep_features=true",
+    # Captions.
+    "captions_whole": "trainer.group_captions=false",
+    "captions_grouped_micro_batch": "trainer.micro_batch=3 trainer.group_captions=true 2ranks",
+    "captions_key_grouped": f"data.shards={PHOTOS} data.caption_key=long encoder.context_length=32",
+    # Optimisers and schedules.
+    "adafactor": "optim=adafactor",
+    "muon": "optim=muon 2ranks",
+    "muon_resumed": "optim=muon resumed",
+    "sgd": "optim=sgd",
+    "lion": "optim=timm optim.name=lion",
+    "wsd": "optim/schedule=wsd optim.schedule.cooldown_shape=sqrt",
+    "inverse_sqrt": "optim/schedule=inverse_sqrt optim.schedule.cooldown_steps=5",
+    "linear": "optim/schedule=linear",
+    "constant": "optim/schedule=constant",
+    # Spikes.
+    "spikes_reported": "trainer.on_spike=report trainer.spike_threshold=1 trainer.spike_window=5",
+    "spikes_skipped": "trainer.on_spike=skip trainer.spike_threshold=3 trainer.spike_window=10 2ranks",
+    "spikes_rewound": "trainer.on_spike=rewind trainer.spike_threshold=6 trainer.spike_window=10",
+    "spikes_stopped": "trainer.on_spike=stop trainer.spike_threshold=1 trainer.spike_window=5",
+    # Initial weights and continued runs.
+    "initial_weights": "trainer.steps=5 then init.weights=runs/variants/initial_weights/first",
+    "initial_image": "trainer.steps=5 then head=wpse init.image=runs/variants/initial_image/first tune/image=frozen",
+    "continued": (
+        "trainer.steps=12 optim/schedule=constant then optim/schedule=wsd optim.schedule.cooldown_steps=5 "
+        "init.resume=runs/variants/continued/first"
+    ),
+    # Loggers and profiles.
+    "tensorboard": "logger.tensorboard=true",
+    "profiled": "trainer.profile=[3,5]",
     # Run directories used afterwards.
     "used_clip": "head=clip used",
     "used_wpse": "head=wpse used",
@@ -194,7 +271,10 @@ VARIANTS = {
     "experiment_name": "experiment=cloob/cc3m_cloob encoder=tiny eval=none optim.schedule.warmup_steps=null",
     "given_name": "name=given",
 }
-"""Name -> overrides after BASE, and words of WORDS: 2ranks, resumed, used as in Case; evaluated adds EVALUATED."""
+"""Name -> overrides after BASE, and words of WORDS: 2ranks, resumed, used as in Case; evaluated adds EVALUATED.
+
+Overrides before " then " are those of a run before it, named first.
+"""
 
 
 def configurations(checkout: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -202,7 +282,7 @@ def configurations(checkout: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     for experiment in _options(checkout, "experiment"):
         for scale in _options(checkout, "scale"):
             yield "train", (f"experiment={experiment}", f"scale={scale}")
-    for group in ("encoder", "head", "objective", "data", "eval", "optim", "trainer", "logger", "search"):
+    for group in ("encoder", "head", "objective", "data", "eval", "optim", "trainer", "logger", "search", "tune"):
         for option in _options(checkout, group):
             yield "train", (f"{group}={option}",) if group == "encoder" else ("encoder=tiny", f"{group}={option}")
     for kernel in _options(checkout, "head/kernel"):

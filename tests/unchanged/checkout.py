@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.unchanged import library, processes, results
 from tests.unchanged.cases import EVALUATED, Case
+from tests.unchanged.changed import translated
 
 KILL_AFTER = 8
 """The step after which a resumed run is killed."""
@@ -25,9 +28,17 @@ class Checkout:
 
     def __init__(self, path: Path, work: Path) -> None:
         self.path, self.work = path, work
+        self.keys = configuration_keys(path)
+
+    def command(self, name: str, *arguments: str, key: str) -> processes.Program:
+        """Start `clipzoo NAME ARGUMENTS`; overrides may have the reference's keys. key: of the case."""
+        own = [translated(argument, self.keys) for argument in arguments]
+        return processes.start(self.path, "clipzoo", [name, *own], self.work, self.work / "logs" / key)
 
     def train(self, case: Case) -> dict[str, Any]:
         """One training: command, exit codes, error message and results. A run that exists is continued."""
+        if case.first and self.start(Case(case.key, case.first)).wait() != [0]:
+            raise RuntimeError(f"the first run of {case.key} failed")
         program = self.start(case)
         codes = program.wait()
         record: dict[str, Any] = {"command": " ".join(case.overrides), "exit": codes}
@@ -37,7 +48,7 @@ class Checkout:
 
     def start(self, case: Case) -> processes.Program:
         """Start train.py on a case."""
-        overrides = [*case.overrides, f"runs=runs/{case.key}"]
+        overrides = [*(translated(line, self.keys) for line in case.overrides), f"runs=runs/{case.key}"]
         log = self.work / "logs" / case.key
         return processes.start(self.path, "train.py", overrides, self.work, log, case.ranks)
 
@@ -59,10 +70,10 @@ class Checkout:
         raise RuntimeError(f"{case.key} could not be killed before its end in {ATTEMPTS} attempts")
 
     def evaluate(self, run: Path) -> dict[str, Any]:
-        """scripts/evaluate.py on a run, with other settings than the training's own evaluation."""
+        """`clipzoo evaluate` on a run, with other settings than the training's own evaluation."""
         settings = [*EVALUATED, "eval.interpolation=bilinear", "eval.probe_validation=0.3", "device=cpu"]
         overrides = [f"run={run.relative_to(self.work)}", "eval=none", *settings]
-        program = processes.start(self.path, "scripts/evaluate.py", overrides, self.work, run.with_suffix(".evaluate"))
+        program = self.command("evaluate", *overrides, key=f"evaluate/{run.name}")
         result: dict[str, Any] = {"exit": program.wait()}
         if result["exit"] != [0]:
             result["message"] = error_message(program.output)
@@ -77,12 +88,16 @@ class Checkout:
         return processes.call(self.path, function, *arguments, answer=self.work / f"answer.{os.getpid()}.json")
 
     def study(self, name: str, settings: str) -> dict[str, Any]:
-        """The numbers of a study's result.json."""
-        overrides = [f"study={name}", f"folder=studies/{name}", *settings.split()]
-        program = processes.start(self.path, "clipzoo.studies", overrides, self.work, self.work / "logs/studies" / name)
-        path = self.work / "studies" / name / name / "result.json"
-        result: dict[str, Any] = {"exit": program.wait(), "numbers": results.numbers(path)}
-        return result if path.exists() else {**result, "message": error_message(program.output)}
+        """The numbers of a study's result.json, its tables and the page."""
+        folder = self.work / "studies" / name
+        program = self.command(
+            "studies", f"study={name}", f"folder=studies/{name}", *settings.split(), key=f"studies/{name}"
+        )
+        result = {"exit": program.wait(), "numbers": results.numbers(folder / name / "result.json")}
+        if not result["numbers"]:
+            return {**result, "message": error_message(program.output)}
+        pages = results.pages(folder, leave_out={"result.json"})
+        return {**result, "pages": {path: results.without_timings(page) for path, page in pages.items()}}
 
     def demo(self) -> dict[str, Any]:
         """The demo's results on two threads, by the commands of `make demo`."""
@@ -98,6 +113,16 @@ class Checkout:
 
     def remove(self, case: Case) -> None:
         shutil.rmtree(self.work / "runs" / case.key, ignore_errors=True)
+
+
+def configuration_keys(checkout: Path) -> set[str]:
+    """The dotted keys of all options, without composing them."""
+    keys = set()
+    for option in (checkout / "conf").rglob("*.yaml"):
+        parts = option.relative_to(checkout / "conf").parts
+        group = "" if len(parts) == 1 else ".".join(parts[:-1]) + "."
+        keys |= {group + key for key, _ in results.leaves(yaml.load(option.read_text(), yaml.CSafeLoader) or {})}
+    return keys
 
 
 def error_message(output: str) -> str:

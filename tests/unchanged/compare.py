@@ -1,27 +1,42 @@
 """Compare two records of record.py bit for bit.
 
-python tests/unchanged/compare.py REFERENCE/record.json CURRENT/record.json
+python tests/unchanged/compare.py REFERENCE_FOLDER CURRENT_FOLDER [--parts runs,pages] [--complete]
 
 Prints the first difference of every part of every case and exits with 1 when there is any. Cases that only one record
-has are counted; with --complete a case that is missing in the current record is a difference.
+has are counted; with --complete a case that is missing in the current record is a difference. Names and outputs that
+changed on purpose are listed in changed.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.unchanged import changed
 
 ABSENT = "(absent)"
 MESSAGES = "message"
 """Texts of errors may be reworded: they are shown, not counted."""
 DESCRIPTION = "about."
 """Prefix of configuration keys that describe an experiment and affect nothing."""
+VOLATILE = (
+    (re.compile(r"\bclipzoo(?:\.\w+)*\.([A-Za-z]\w*)"), r"\1"),  # the module of a class
+    (re.compile(r"(?<=-)[0-9a-f]{8}(?![0-9a-f])"), "DIGEST"),  # of a configuration, with the modules of its classes
+    (re.compile(r"\b[0-9a-f]{40}\b"), "REVISION"),
+    (re.compile(r"\bclipzoo \d[\w.+]*"), "clipzoo VERSION"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?)?"), "DATE"),
+)
+"""Pattern and replacement of what is no result in any text."""
 
 
 @dataclass
@@ -37,35 +52,51 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reference", type=Path)
     parser.add_argument("current", type=Path)
+    parser.add_argument("--parts", type=lambda text: text.split(","), help="comma-separated; default: all of both")
     parser.add_argument("--complete", action="store_true", help="missing cases are differences")
     options = parser.parse_args()
-    reference, current = (json.loads(path.read_text()) for path in (options.reference, options.current))
-    comparison = compare(reference, current, options.complete)
-    for line in [*(f"note: {note}" for note in comparison.notes), *comparison.differences]:
-        print(line)
-    print(f"{comparison.cases} cases compared, {len(comparison.differences)} differences")
-    return int(bool(comparison.differences))
+    recorded = [{path.stem for path in folder.glob("*.json")} for folder in (options.reference, options.current)]
+    known = recorded[0] if options.complete else recorded[0] & recorded[1]
+    count = cases = 0
+    for part in options.parts or sorted(known):
+        comparison = compare(read(options.reference, part), read(options.current, part), options.complete)
+        for line in [*(f"note: {note}" for note in comparison.notes), *comparison.differences]:
+            print(line)
+        print(f"{part}: {comparison.cases} cases compared, {len(comparison.differences)} differences")
+        count, cases = count + len(comparison.differences), cases + comparison.cases
+    print(f"{cases} cases compared, {count} differences")
+    return int(bool(count))
+
+
+def read(folder: Path, part: str) -> dict[str, Any]:
+    """The record of a part, without cases where there is none."""
+    path = folder / f"{part}.json"
+    return json.loads(path.read_text()) if path.exists() else {"cases": {}}
 
 
 def compare(reference: Mapping[str, Any], current: Mapping[str, Any], complete: bool = False) -> Comparison:
-    """Compare the cases of both records; class names of the reference are translated by the current record's names."""
+    """Compare the cases of both records; the reference's names of keys and classes are translated."""
     comparison = Comparison()
-    names = current["renamed"]
     expected, actual = reference["cases"], current["cases"]
     for fact in ("inputs", "environment"):
-        if reference[fact] != current[fact]:
-            comparison.notes.append(f"recorded with different {fact}: {reference[fact]} -> {current[fact]}")
+        if reference.get(fact) != current.get(fact):
+            comparison.notes.append(f"recorded with different {fact}: {reference.get(fact)} -> {current.get(fact)}")
+    found = []
     for key in sorted(expected.keys() & actual.keys()):
         comparison.cases += 1
-        lines = differences(key, _translated(expected[key], names), actual[key])
-        for line in lines:
-            (comparison.notes if line.startswith(f"{key}: {MESSAGES}: ") else comparison.differences).append(line)
+        found += differences(key, _normal(expected[key], old=True), _normal(actual[key]))
     missing = sorted(expected.keys() - actual.keys())
     if complete:
-        comparison.differences += [f"{key}: missing in the current record" for key in missing]
+        found += [f"{key}: missing in the current record" for key in missing]
     else:
         comparison.notes += _counted(missing, "not in the current record")
     comparison.notes += _counted(sorted(actual.keys() - expected.keys()), "not in the reference")
+    for line in found:
+        reasons = [reason for pattern, reason in changed.OUTPUTS.items() if re.search(pattern, line)]
+        if reasons:
+            comparison.notes.append(f"changed on purpose, {reasons[0]}: {line}")
+        else:
+            (comparison.notes if f" {MESSAGES}: " in line else comparison.differences).append(line)
     return comparison
 
 
@@ -74,12 +105,14 @@ def differences(key: str, expected: Any, actual: Any) -> Iterator[str]:
     by_field: dict[str, list[tuple[str, Any, Any]]] = {}
     for path, old, new in _different(expected, actual):
         parts = [part for part in path if not isinstance(part, int)] or ["value"]
-        name = parts[1] if parts[0] == "runs" and len(parts) > 1 else parts[0]
+        name = parts[1] if parts[0] in ("runs", "pages") and len(parts) > 1 else parts[0]
+        name = f"{name} {MESSAGES}" if parts[-1] == MESSAGES else name
         by_field.setdefault(name, []).append((" ".join(parts), old, new))
     for values in by_field.values():
         path, old, new = values[0]
         more = f" (and {len(values) - 1} more)" if len(values) > 1 else ""
-        yield f"{key}: {path.removeprefix('runs ')}: {_shown(old)} -> {_shown(new)}{_distance(old, new)}{more}"
+        path = path.removeprefix("runs ").removeprefix("pages ")
+        yield f"{key}: {path}: {_shown(old)} -> {_shown(new)}{_distance(old, new)}{more}"
 
 
 def _different(
@@ -91,9 +124,13 @@ def _different(
             if key.startswith(DESCRIPTION):
                 continue
             yield from _different(old.get(key, ABSENT), new.get(key, ABSENT), (*path, key))
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and not _is_text([*old, *new]):
         for index, (left, right) in enumerate(zip(old, new, strict=True)):
             yield from _different(left, right, (*path, f"step {left['step']}" if _is_logged(left) else index))
+    elif _is_text(old) and _is_text(new):
+        for kind, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+            if kind != "equal":
+                yield (*path, f"line {i + 1}"), "\n".join(old[i:j]) or ABSENT, "\n".join(new[k:m]) or ABSENT
     # repr: a float is equal to the last bit, and NaN equals NaN.
     elif repr(old) != repr(new):
         yield path, old, new
@@ -103,13 +140,23 @@ def _is_logged(value: Any) -> bool:
     return isinstance(value, dict) and "step" in value
 
 
-def _translated(value: Any, names: Mapping[str, str]) -> Any:
-    """Old class names replaced by new ones."""
+def _is_text(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(line, str) for line in value)
+
+
+def _normal(value: Any, old: bool = False) -> Any:
+    """The value without what is volatile. old: with the names of keys and classes that replaced the reference's."""
     if isinstance(value, dict):
-        return {key: _translated(inner, names) for key, inner in value.items()}
+        names = changed.KEYS if old else {}
+        return {names.get(key) or _normal(key): _normal(inner, old) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_translated(inner, names) for inner in value]
-    return names.get(value, value) if isinstance(value, str) else value
+        return [_normal(inner, old) for inner in value]
+    if isinstance(value, str):
+        for pattern, replacement in VOLATILE:
+            value = pattern.sub(replacement, value)
+        if old:
+            value = changed.CLASSES.get(value, value)
+    return value
 
 
 def _distance(old: Any, new: Any) -> str:

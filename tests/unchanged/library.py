@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import io
 import tempfile
 from pathlib import Path
@@ -35,14 +34,6 @@ def outputs(run: str) -> dict[str, Any]:
         "weights": {name: results.tensor_digest(value) for name, value in model.state_dict().items()},
         "export": _exported(clipzoo, model),
     }
-
-
-def renamed() -> dict[str, str]:
-    """`clipzoo.runs.renamed.RENAMED`, old dotted name -> new; empty where the checkout has none."""
-    try:
-        return dict(importlib.import_module("clipzoo.runs.renamed").RENAMED)
-    except ModuleNotFoundError:
-        return {}
 
 
 def _digests(embedding: Any) -> list[str]:

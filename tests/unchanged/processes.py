@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import multiprocessing
@@ -11,7 +12,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,9 +32,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(checkout: Path, program: str, arguments: Sequence[str], folder: Path, log: Path, ranks: int = 1) -> Program:
-    """Start `program`, a path inside the checkout or a module, in the working directory `folder` on `ranks` processes.
+    """Start `program` in the working directory `folder` on `ranks` processes.
 
-    Standard output and error of rank r go to log.r.
+    program: a path inside the checkout, or "clipzoo", the command that the checkout's pyproject.toml names. Standard
+    output and error of rank r go to log.r.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -108,12 +111,18 @@ def _run(checkout: str, program: str, arguments: list[str], folder: str, log: st
     _enter(checkout)
     os.chdir(folder)
     sys.argv = [program, *arguments]
-    if program.endswith(".py"):
-        path = Path(checkout) / program
-        sys.path.insert(0, str(path.parent))
-        runpy.run_path(str(path), run_name="__main__")
-    else:
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    if program == "clipzoo":
+        sys.exit(command(checkout)())
+    path = Path(checkout) / program
+    sys.path.insert(0, str(path.parent))
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def command(checkout: str) -> Callable[[], int]:
+    """The function behind the command `clipzoo`."""
+    project = tomllib.loads((Path(checkout) / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["clipzoo"].partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _call(checkout: str, function: Any, arguments: tuple, answer: str) -> None:
@@ -126,13 +135,14 @@ def _enter(checkout: str) -> None:
     import torch
     from matplotlib.figure import Figure
 
-    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", PYTHONPATH=checkout)
     torch.set_num_threads(1)
     # Drawing the report's curves takes half of a tiny run, and pictures are not compared.
     draw = Figure.savefig
     Figure.savefig = lambda figure, path, **options: (  # type: ignore[method-assign]
         Path(path).touch() if isinstance(path, str | Path) else draw(figure, path, **options)
     )
+    Figure.findobj = lambda figure, match=None, include_self=True: []  # type: ignore[method-assign]
     others = {str(ROOT), str(Path(__file__).parent), ""}
     sys.path[:] = [checkout, *(path for path in sys.path if path not in others)]
     assert "clipzoo" not in sys.modules, "clipzoo was imported before the checkout was chosen"

@@ -1,11 +1,13 @@
 """Record what the code of a checkout computes, to be compared with another checkout by compare.py.
 
-python tests/unchanged/record.py CHECKOUT OUTPUT_FOLDER                          everything but the demo
+python tests/unchanged/record.py CHECKOUT OUTPUT_FOLDER --stored STORED_FOLDER     everything but the demo
 python tests/unchanged/record.py CHECKOUT OUTPUT_FOLDER --parts runs,ranks
 python tests/unchanged/record.py CHECKOUT OUTPUT_FOLDER --only '(runs|ranks)/clip/'
 
 Only the command line of the checkout is used, so the same program records checkouts of different layouts. Results go to
-OUTPUT_FOLDER/record.json after each case; a killed recording continues, and a record of other code is started anew.
+OUTPUT_FOLDER/PART.json after each case; a killed recording continues, and a record of other code is started anew. The
+parts `pages` and `lines` read STORED_FOLDER, which stored.py makes once with the reference checkout. Several processes
+may record different parts into the same folder.
 """
 
 from __future__ import annotations
@@ -29,31 +31,35 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.unchanged import cases, inputs, library, results
+from tests.unchanged import cases, commands, inputs, results
 from tests.unchanged.cases import Case
+from tests.unchanged.changed import translated
 from tests.unchanged.checkout import Checkout
 
-PARTS = ("configs", "runs", "ranks", "micro", "resume", "variants", "studies", "encoders")
-"""The parts of a full recording."""
+PARTS = (
+    "listing", "plan", "lines", "pages", "runs", "ranks", "variants", "exports", "configs", "studies", "resume",
+    "micro", "encoders",
+)  # fmt: skip
+"""The parts of a full recording, the cheapest and most telling first."""
 OPTIONAL = ("demo",)
 
 
 def main() -> int:
     options = _options()
-    recorder = Recorder(options.checkout.resolve(), options.output.resolve())
     for part in options.parts:
-        begin, before = time.monotonic(), recorder.made
-        recorder.record(part, re.compile(options.only))
-        print(f"{part}: {recorder.made - before} cases in {time.monotonic() - begin:.0f} s", flush=True)
-    print(recorder.path)
+        begin = time.monotonic()
+        recorder = Recorder(part, options.checkout.resolve(), options.output.resolve(), options.stored)
+        recorder.record(re.compile(options.only))
+        print(f"{part}: {recorder.made} cases in {time.monotonic() - begin:.0f} s", flush=True)
+        print(recorder.path)
     return 0
 
 
 class Recorder:
-    """Records cases of a checkout into <folder>/record.json; inputs and runs are in <folder>/work."""
+    """Records the cases of a part into <folder>/<part>.json; inputs and runs are in <folder>/work."""
 
-    def __init__(self, checkout: Path, folder: Path) -> None:
-        self.path, self.work = folder / "record.json", folder / "work"
+    def __init__(self, part: str, checkout: Path, folder: Path, stored: Path | None = None) -> None:
+        self.part, self.path, self.work, self.stored = part, folder / f"{part}.json", folder / "work", stored
         self.checkout = Checkout(checkout, self.work)
         self.work.mkdir(parents=True, exist_ok=True)
         self.made = 0
@@ -63,12 +69,12 @@ class Recorder:
         changed = [name for name, value in facts.items() if self.content.get(name) != value]
         if changed:
             if self.content:
-                print(f"the record is started anew: its {' and '.join(changed)} differ", flush=True)
-            self.content = {**facts, "renamed": self.checkout.call(library.renamed), "cases": {}}
+                print(f"{self.path.name} is started anew: its {' and '.join(changed)} differ", flush=True)
+            self.content = {**facts, "cases": {}}
 
-    def record(self, part: str, only: re.Pattern[str]) -> None:
-        """Record the cases of a part whose keys match `only` and that have no record yet."""
-        for key, make in self._cases(part):
+    def record(self, only: re.Pattern[str]) -> None:
+        """Record the cases whose keys match `only` and that have no record yet."""
+        for key, make in self._cases():
             if only.search(key) and key not in self.content["cases"]:
                 begin = time.monotonic()
                 self.content["cases"][key] = self._without_folder(make())
@@ -90,20 +96,29 @@ class Recorder:
         self.checkout.remove(case)
         return record
 
-    def _cases(self, part: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Key and function of every case of a part."""
+    def _cases(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Key and function of every case of the part."""
         path = self.checkout.path
-        if part == "configs":
+        if self.part == "configs":
             for name, overrides in cases.configurations(path):
-                yield f"configs/{' '.join([name, *overrides])}", partial(flat_configuration, path, name, overrides)
-        elif part == "studies":
+                own = tuple(translated(line, self.checkout.keys) for line in overrides)
+                yield f"configs/{' '.join([name, *overrides])}", partial(flat_configuration, path, name, own)
+        elif self.part == "studies":
             for name, settings in cases.STUDIES.items():
                 yield f"studies/{name}", partial(self.checkout.study, name, settings)
-        elif part == "demo":
+        elif self.part in commands.PARTS:
+            yield from commands.cases(self.part, self.checkout, self.stored)
+        elif self.part == "demo":
             yield "demo", self.checkout.demo
         else:
-            for case in cases.trainings(path, part):
+            for case in cases.trainings(path, self.part, self._incompatible()):
                 yield case.key, partial(self.train, case)
+
+    def _incompatible(self) -> set[str]:
+        """Pairs that the part `runs` has recorded as refused: the other modes do not try them again."""
+        path = self.path.with_name("runs.json")
+        recorded = json.loads(path.read_text())["cases"] if path.exists() and self.part != "runs" else {}
+        return {key.removeprefix("runs/") for key, case in recorded.items() if case["exit"] != [0]}
 
     def _without_folder(self, record: dict[str, Any]) -> dict[str, Any]:
         """Paths of shards in messages and lists of bad samples must not depend on the output folder."""
@@ -150,12 +165,15 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="the repository whose code is recorded")
     parser.add_argument("output", type=Path, help="folder of record.json")
+    parser.add_argument("--stored", type=Path, help="the folder that stored.py made")
     parser.add_argument("--only", default="", help="regular expression searched in the keys of cases")
     parts = f"comma-separated, of {', '.join((*PARTS, *OPTIONAL))}"
     parser.add_argument("--parts", type=lambda text: text.split(","), default=PARTS, help=parts)
     options = parser.parse_args()
     if unknown := set(options.parts) - {*PARTS, *OPTIONAL}:
         parser.error(f"--parts has no {', '.join(sorted(unknown))}: choose of {', '.join((*PARTS, *OPTIONAL))}")
+    if set(options.parts) & {"pages", "lines"} and options.stored is None:
+        parser.error("the parts pages and lines need --stored")
     return options
 
 

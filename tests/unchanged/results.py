@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 TIMINGS = {
     "samples_per_second", "data_wait", "forward", "backward", "optimizer", "flops_utilisation", "peak_memory_mib",
     "seconds",
 }  # fmt: skip
 """Keys of metrics.jsonl that are measurements of time, memory and throughput: different in every run."""
+TIMED = re.compile(
+    r"(?i)seconds|minutes|hours|samples/s|memory|waiting|forward|backward|optimizer$|FLOPs utili|\bcost\b"
+)
+"""Headings and keys of measurements of time, memory and throughput."""
+TEXTS = (".csv", ".json", ".md", ".html", ".tex")
+"""Ends of the names of tables and pages."""
 SPENT = "spent"
 """Key of a checkpoint: seconds spent so far."""
 
@@ -63,17 +72,80 @@ def last_step(run: Path) -> int:
 
 
 def checkpoint(run: Path) -> dict[str, Any]:
-    """Every leaf of the newest checkpoint by its key path: tensors as dtype, shape and digest."""
-    paths = sorted((run / "checkpoints").glob("step_*.pt"))
-    if not paths:
-        return {}
-    state = torch.load(paths[-1], map_location="cpu", weights_only=True)
-    return dict(leaves({key: value for key, value in state.items() if key != SPENT}))
+    """Every leaf of the newest checkpoint by its key path: tensors as dtype, shape and digest.
+
+    A checkpoint is one file, or several that start with its name: those of ranks, or tensors apart from plain values.
+    """
+    found = sorted({path.name.split(".")[0] for path in (run / "checkpoints").glob("step_*")})
+    values: dict[str, Any] = {}
+    for path in sorted((run / "checkpoints").glob(f"{found[-1]}*")) if found else ():
+        for file in sorted(path.rglob("*")) if path.is_dir() else (path,):
+            name = "" if file.suffix == ".pt" and path == file else f"{file.relative_to(run / 'checkpoints')}:"
+            if file.suffix == ".pt":
+                state = torch.load(file, map_location="cpu", weights_only=True)
+            elif file.suffix == ".safetensors":
+                state = load_file(file)
+            else:
+                # The marks of completion hold digests of files, which depend on the times in them.
+                continue
+            values |= {f"{name}{key}": value for key, value in leaves({k: v for k, v in state.items() if k != SPENT})}
+    return values
 
 
 def evaluation(folder: Path) -> dict[str, Any]:
     """The files under `evaluation`: JSON without cache keys, names of missing datasets, digests of other files."""
     return {str(path.relative_to(folder)): _file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def pages(folder: Path, leave_out: Collection[str] = (), in_runs: bool = False) -> dict[str, Any]:
+    """The tables and pages below a folder by their paths, see `page`.
+
+    leave_out: names, or paths below the folder. in_runs: also those in run directories.
+    """
+    runs = set() if in_runs else {path.parent for path in folder.rglob("config.yaml")}
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.suffix in TEXTS and not {name, path.name} & set(leave_out) and not runs & set(path.parents):
+            found[name] = page(path)
+    return found
+
+
+def page(path: Path) -> Any:
+    """A table or page: values by dotted keys of a JSON file, else its lines; those of HTML without tags and styling."""
+    text = path.read_text()
+    if path.suffix == ".json":
+        return dict(leaves(json.loads(text)))
+    if path.suffix == ".html":
+        text = re.sub(r"(?s)<(style|script|svg)\b.*?</\1>", "", text)
+        text = re.sub(r"\s+", " ", text)
+        text = re.sub(r"</(td|th)>", " | ", text)
+        text = html.unescape(
+            re.sub(r"<[^>]*>", "", re.sub(r"</?(p|h\d|tr|li|div|section|summary|pre|figure)\b[^>]*>", "\n", text))
+        )
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def without_timings(content: Any) -> Any:
+    """A page without the times and memory that its own trainings took: values by key, or cells below such a heading."""
+    if isinstance(content, dict):
+        return {key: value for key, value in content.items() if not TIMED.search(key)}
+    lines, timed, count = [], set(), 0
+    for line in content:
+        cells = re.split("([|,&])", line)
+        if any(TIMED.search(cell) for cell in cells):
+            timed, count = {place for place, cell in enumerate(cells) if TIMED.search(cell)}, len(cells)
+        elif len(cells) == count:
+            cells = ["TIME" if place in timed else cell for place, cell in enumerate(cells)]
+        else:
+            count = 0
+        lines.append(re.sub(r"[\d.,]+ ?(?=(s|seconds|minutes|hours|samples/s|MiB|GiB)\b)", "N ", "".join(cells)))
+    return lines
+
+
+def file_digest(path: Path) -> str:
+    return _digest(path.read_bytes())
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:

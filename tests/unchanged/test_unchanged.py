@@ -1,8 +1,7 @@
-"""The current code computes what the reference revision computes, bit for bit, and continues its runs."""
+"""The current code computes, prints and writes what the reference revision does, bit for bit."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unchanged.compare import compare
-from tests.unchanged.old_runs import CASES
+from tests.unchanged.compare import compare, read
 from tests.unchanged.record import PARTS
 
-REFERENCE = "53989479497066caafe458a2edffb5aa21314ac9"
-"""The revision before the refactor of layout and contracts."""
-RECORD = os.environ.get("CLIPZOO_REFERENCE_RECORD")
-"""A folder with a record of the reference revision, made on this machine by record.py; missing cases are added."""
+REFERENCE = "d7e35d7e6b2f14e2c642a40b3730ea15751faac9"
+"""The revision before the package was folded. What changed on purpose since is in changed.py."""
+RECORD, STORED = os.environ.get("CLIPZOO_REFERENCE_RECORD"), os.environ.get("CLIPZOO_STORED_RUNS")
+"""Folders that record.py and stored.py made on this machine with the reference revision; missing cases are added."""
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
@@ -42,26 +40,21 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return Path(RECORD) if RECORD else folder / "reference", folder / "current"
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_computes_the_same_values(reference, records, part):
-    for checkout, folder in zip((reference, ROOT), records, strict=True):
-        done = _run("record.py", checkout, folder, "--parts", part)
-        assert done.returncode == 0, done.stdout + done.stderr
-    expected, actual = (_part(folder, part) for folder in records)
-    comparison = compare(expected, actual, complete=True)
-    assert comparison.cases and not comparison.differences, "\n".join([*comparison.notes, *comparison.differences])
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
-def test_a_run_of_the_reference_revision_is_resumed_loaded_and_evaluated(reference, tmp_path, case):
-    done = _run("old_runs.py", reference, ROOT, tmp_path, "--only", f"^{case.key}$")
+@pytest.fixture(scope="module")
+def stored(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(STORED) if STORED else tmp_path_factory.mktemp("stored")
+    done = _run("stored.py", reference, folder)
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder
 
 
-def _part(folder: Path, part: str) -> dict:
-    """The record with the cases of one part."""
-    content = json.loads((folder / "record.json").read_text())
-    return {**content, "cases": {key: case for key, case in content["cases"].items() if key.startswith(f"{part}/")}}
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_computes_the_same_values(reference, records, stored, part):
+    for checkout, folder in zip((reference, ROOT), records, strict=True):
+        done = _run("record.py", checkout, folder, "--parts", part, "--stored", stored)
+        assert done.returncode == 0, done.stdout + done.stderr
+    comparison = compare(*(read(folder, part) for folder in records), complete=True)
+    assert comparison.cases and not comparison.differences, "\n".join([*comparison.notes, *comparison.differences])
 
 
 def _run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -20,8 +20,7 @@ from clipzoo.evaluation.datasets.dataset import (
 from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.evaluation.datasets.readers import SourceClassification, SourceRetrieval
 from clipzoo.evaluation.datasets.tar import is_tar_dataset, open_tar_dataset, write_classification, write_retrieval
-from clipzoo.io import below
-from clipzoo.io.names import folder_name
+from clipzoo.io import below, folder_name
 
 
 class MissingDatasetError(ConfigError):

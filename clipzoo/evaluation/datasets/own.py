@@ -17,9 +17,7 @@ from clipzoo.data.tar import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.evaluation.datasets.dataset import SIGNATURES, Metric, catalogue
 from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
-from clipzoo.io import MB, read_bytes
-from clipzoo.io.names import folder_name
-from clipzoo.io.tables import read_table
+from clipzoo.io import MB, folder_name, read_bytes, read_table
 
 # The user's own images for an evaluation dataset: folders by class, images with caption files, tables.
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset
-from clipzoo.io.line_breaks import shorten
+from clipzoo.io.text import shorten
 from clipzoo.report.comparison.labels import distinct
 from clipzoo.report.comparison.scales import ComparedRow
 from clipzoo.report.drawing import DPI, RIGHT, WRONG

@@ -13,8 +13,7 @@ from clipzoo.report.comparison.scales import ComparedRow, Comparison, chance, co
 from clipzoo.report.paper_tables.collect import Match, Run, shortened
 from clipzoo.report.paper_tables.filled import SeedGroup
 from clipzoo.report.table import Cell, Heading, Row, Table
-from clipzoo.runs.flat import flat
-from clipzoo.runs.identity import identity
+from clipzoo.runs.identity import flat, identity
 
 IGNORED = ("name", "runs", "seed", "row", "logger", "about", "data.workers", "data.prefetch", "trainer.device")
 """Keys that say nothing about a method; they are not listed as differences."""
@@ -29,7 +28,7 @@ def comparison(runs: Sequence[Run], given: Mapping[Path, str] | None = None) -> 
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        settings = {**identity(run.plain), "seed": None, "ended_before": run.record.ended_before}
+        settings = {**identity(run.plain), "seed": None}
         key = json.dumps(settings, sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
     labels = _labels(list(groups.values()), given or {})
@@ -39,8 +38,6 @@ def comparison(runs: Sequence[Run], given: Mapping[Path, str] | None = None) -> 
         plain = flat(group[0].plain)
         shown = [] if given else [key for key in different if plain.get(key) is not None]
         own = [f"{_name(key)}={_value(plain[key])}" for key in shown]
-        if group[0].record.continuation:
-            own.insert(0, group[0].record.continuation)
         note = ", ".join(own[:MOST_NOTES]) + (", ..." if len(own) > MOST_NOTES else "")
         matches = tuple(Match(run, "", run.scale, {}, {}, {}) for run in group)
         rows.append(ComparedRow("", label, note, SeedGroup(label, matches)))

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from clipzoo import io
 from clipzoo.errors import ConfigError
+from clipzoo.io.text import save_figure
 from clipzoo.report.table import Cell, Heading, Row, Table
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.metric_key import written
@@ -108,7 +109,7 @@ def sweep_plot(rows: Sequence[SweepRow], metric: str, path: Path, lowest: bool =
     axes.set_xlabel(first)
     axes.set_ylabel(metric)
     axes.legend(frameon=False)
-    io.save_figure(figure, path, dpi=150)
+    save_figure(figure, path, dpi=150)
 
 
 def _places(labels: Sequence[str]) -> dict[str, float]:

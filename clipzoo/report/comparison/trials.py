@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clipzoo.errors import number_of
 from clipzoo.io import DamageLog
-from clipzoo.io.line_breaks import shorten
+from clipzoo.io.text import shorten
 from clipzoo.report.table import Cell, Table, text_table
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.record import RunRecord

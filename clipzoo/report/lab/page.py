@@ -9,7 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from clipzoo.io import below, save_figure, write_whole
+from clipzoo.io import below, write_whole
+from clipzoo.io.text import save_figure
 from clipzoo.report import render
 from clipzoo.report.comparison import scaling_page
 from clipzoo.report.drawing import DPI

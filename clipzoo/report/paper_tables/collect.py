@@ -21,7 +21,7 @@ from clipzoo.report.paper_tables.experiments import (
 )
 from clipzoo.report.paper_tables.published import Metrics, search_of
 from clipzoo.runs.directory import config_of, is_finished
-from clipzoo.runs.flat import flat
+from clipzoo.runs.identity import flat
 from clipzoo.runs.metric_key import MetricKey
 from clipzoo.runs.record import RunRecord
 from clipzoo.runs.training_log import TrainingLog
@@ -160,8 +160,6 @@ def _match(run: Run, row: str, experiment: str, scale: str) -> Match:
     moved = {key: seen for key, (_, seen) in different.items() if seen in searched.get(key, ())}
     remaining = {key: pair for key, pair in different.items() if key not in moved}
     remaining |= protocol_differences(run.record.protocol, experiment, scale)
-    if run.record.continuation:
-        remaining["schedule"] = ("one without a continuation", run.record.continuation)
     low, high = expected_pairs(row)
     if scale == PAPER and run.pairs is not None and not low <= run.pairs <= high:
         remaining["training pairs"] = (f"{low:,} to {high:,}", f"{run.pairs:,}")

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from clipzoo.io.line_breaks import shorten, wrap
+from clipzoo.io.text import shorten, wrap
 from clipzoo.report.drawing import DPI, INK, MUTED, RIGHT, WRONG, label, style
 from clipzoo.report.run_page import curves
 from clipzoo.report.run_page.arrays import Arrays

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipzoo import io
 from clipzoo.data.captions import CaptionCounts, described
+from clipzoo.io.text import save_figure
 from clipzoo.report import render
 from clipzoo.report.paper_tables.published import Metrics
 from clipzoo.report.run_page import arrays, results_tables
@@ -102,7 +103,6 @@ def _facts(config: Mapping[str, Any], record: RunRecord | None) -> dict[str, obj
         **{part.capitalize(): name for part, name in names.items()},
         "Global batch size": trainer.get("global_batch"),
         "Epochs": trainer.get("epochs"),
-        "Length": record.continuation,
         "Ended early": record.training.get(ENDED_EARLY),
         "Precision": trainer.get("precision"),
         "Seed": record.seed,
@@ -195,7 +195,7 @@ def _samples(run: Path, damage: io.DamageLog) -> Iterator[tuple[str, str]]:
 def _save(run: Path, name: str, figure: Figure) -> str:
     """Save a figure and return its path relative to the page; characters that are not of a file name become "_"."""
     name = re.sub(r"[^\w.-]", "_", name)
-    io.save_figure(figure, io.below(run, f"report/{name}.png"), dpi=130)
+    save_figure(figure, io.below(run, f"report/{name}.png"), dpi=130)
     return f"report/{name}.png"
 
 

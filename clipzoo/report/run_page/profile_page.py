@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from clipzoo import io
+from clipzoo.io.text import save_figure
 from clipzoo.report import render
 from clipzoo.report.drawing import DPI, INK, MUTED, label, style
 from clipzoo.report.table import Cell, Table, text_table
@@ -30,7 +31,7 @@ def write_profile(run: Path) -> dict[str, Any] | None:
     summary = io.read_json(folder / SUMMARY, io.MB, "profile the run again")
     fields = {"steps": list, "device": str, "ranks": int, "host_ms": dict, "device_ms": dict}
     io.require_fields(folder / SUMMARY, summary, {**fields, "operations": list, "memory": list})
-    io.save_figure(_figure(summary), folder / "profile.png", dpi=DPI)
+    save_figure(_figure(summary), folder / "profile.png", dpi=DPI)
     facts = {
         "first": summary["steps"][0], "last": summary["steps"][1], "milliseconds": sum(summary["host_ms"].values()),
         "parts": _parts(summary["host_ms"], summary["device_ms"]), "page": f"{FOLDER}/{Path(PAGE).stem}",

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from clipzoo import io
-from clipzoo.io.line_breaks import shorten, wrap
+from clipzoo.io.text import shorten, wrap
 from clipzoo.report.drawing import INK, WRONG
 
 SIDES = ("highest", "lowest")

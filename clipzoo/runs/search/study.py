@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from clipzoo import io
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError, cause, installation
-from clipzoo.io.reading import shortened
+from clipzoo.io import shortened
 from clipzoo.runs.identity import identity
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import locked, try_lock

@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image
 
 from clipzoo import io
+from clipzoo.io.text import draw
 from clipzoo.studies.framework.study import Drawing, Findings, Row, Study
 
 RESULT = "result.json"
@@ -83,7 +84,7 @@ def _short(value: Any) -> Any:
 
 def _write_png(path: Path, drawing: Drawing) -> None:
     drawn = BytesIO()
-    io.draw(drawing.figure, drawn, dpi=110)
+    draw(drawing.figure, drawn, dpi=110)
     # A palette reduces the file to a third. Without matplotlib's metadata equal figures are equal files.
     with Image.open(drawn) as image, io.whole(path) as file:
         image.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)

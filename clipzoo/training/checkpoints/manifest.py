@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.io.reading import shortened
+from clipzoo.io import shortened
 from clipzoo.io.weights import MANIFEST
 from clipzoo.training.checkpoints.pieces import Keys
 

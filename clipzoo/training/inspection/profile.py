@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from clipzoo import io
 from clipzoo.distributed.world import World
-from clipzoo.io.writing import explained
+from clipzoo.io import explained
 from clipzoo.training.inspection.part_times import STEP, memory_curve, part_times
 from clipzoo.types import Batch
 

@@ -17,7 +17,7 @@ from clipzoo.data import locations, locations as commands
 from clipzoo.data.index import load_or_build
 from clipzoo.data.locations import ShardCache
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.io.stores import filesystem
+from clipzoo.io import stores as filesystem
 from tests.support.processes import Process, children, is_alive, wait_until_gone
 
 CONTENT = bytes(range(256)) * 10

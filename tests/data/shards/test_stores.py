@@ -17,7 +17,7 @@ import pytest
 from clipzoo.data import locations
 from clipzoo.data.locations import ShardCache
 from clipzoo.errors import TrainingError
-from clipzoo.io.stores import filesystem
+from clipzoo.io import stores as filesystem
 from tests.support.s3 import BUCKET, S3Proxy, request, s3_server
 from tests.support.stores import faulty_store
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import comb
 from pathlib import Path
 
@@ -15,11 +14,10 @@ from clipzoo.report import tables_page
 from clipzoo.report.comparison.disagreements import disagreements
 from clipzoo.report.comparison.own_runs import comparison, settings_table
 from clipzoo.report.comparison.separation import differences, separation_table
-from clipzoo.report.paper_tables.collect import collect, matches
+from clipzoo.report.paper_tables.collect import collect
 from clipzoo.report.statistics.differences import mcnemar, sign_flip, welch
 from clipzoo.report.statistics.intervals import difference_over_seeds, paired_difference
 from clipzoo.report.statistics.power import detectable_difference
-from clipzoo.runs.record import RunRecord
 from tests.support.evaluation_sets import COLOURS, write_sets
 from tests.support.paper_runs import write_run
 
@@ -55,23 +53,6 @@ def test_seeds_are_one_row_and_rows_are_labelled_by_directory(folders):
     assert "head=ClipHead" in compared.rows[0].settings and "head=KmeHead" in compared.rows[1].settings
     (column,) = compared.columns["zero-shot top-1"]
     assert compared.rows[0].group.measurement(column).mean == 41.0
-
-
-def test_a_continued_run_is_no_seed_of_an_uninterrupted_one_and_no_row_of_a_paper(tmp_path):
-    root = tmp_path / "runs"
-    for seed, name in enumerate(["whole", "continued"]):
-        run = write_run(root, "wpse/cc3m_clip", {"zero_shot/cifar10/top1": 50.0}, f"seed={seed}", f"name={name}")
-    shorter = run / "ended_at_step_00000009"
-    shorter.mkdir()
-    (shorter / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
-    (shorter / "results.json").write_bytes((run / "results.json").read_bytes())
-    replace(RunRecord.read(run), ended_before=(9,)).write(run)
-    runs = [collect(root / name, DamageLog())[0][0] for name in ("whole", "continued")]
-    assert [row.label for row in comparison(runs).rows] == ["whole", "continued"]
-    assert "continued after 9 steps with the schedules of" in comparison(runs).rows[1].settings
-    assert [match.is_row for match in matches(runs, "wpse/CC3M/CLIP")] == [True, False]
-    # A run directory represents its run alone; a folder of runs has the shorter run too.
-    assert len(collect(run, DamageLog())[0]) == 1 and len(collect(root, DamageLog())[0]) == 3
 
 
 def test_only_settings_that_differ_are_listed(folders):

@@ -14,7 +14,7 @@ import optuna
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.io.writing import WriteError
+from clipzoo.io import WriteError
 from clipzoo.runs.search.study import study_folder
 from tests.support.processes import Process
 from tests.support.searches import LINES, accuracy, complete, search, space, study

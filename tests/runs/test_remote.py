@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,12 @@ import yaml
 
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.io.stores import filesystem, lease, mirror as mirrors
-from clipzoo.io.stores.store import Store
+from clipzoo.io import stores
+from clipzoo.runs import remote, store as remote_store
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.names import run_folder
-from clipzoo.runs.places import remote
-from clipzoo.runs.places.place import LocalRuns
-from clipzoo.runs.places.remote import RemoteRuns, local_copy, write_back
-from clipzoo.runs.places.remote_run import RemoteRun
+from clipzoo.runs.remote import RemoteRun, RemoteRuns, Runs, local_copy, write_back
+from clipzoo.runs.store import Store
 from tests.support.stores import faulty_store, log_step, save_checkpoint
 
 RUNS = "faulty://bucket/runs"
@@ -29,16 +28,11 @@ HOLD = "import sys; lock = RunLock(Path(sys.argv[1])); lock.acquire(); print('lo
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    for module in (mirrors, filesystem):
+    for module in (remote_store, stores):
         monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(mirrors, "PERIOD", 0.02)
-    for name, seconds in {
-        "BEAT": 0.1,
-        "HEARTBEAT_TIMEOUT_SECONDS": 0.4,
-        "PATIENCE": 0.2,
-        "SETTLING_SECONDS": 0.0,
-    }.items():
-        monkeypatch.setattr(lease, name, seconds)
+    monkeypatch.setattr(remote_store, "PERIOD", 0.02)
+    for name, seconds in {"BEAT": 0.1, "HEARTBEAT_TIMEOUT_SECONDS": 0.4, "PATIENCE": 0.2}.items():
+        monkeypatch.setattr(remote, name, seconds)
     monkeypatch.setenv(remote.VARIABLE, str(tmp_path / "staging"))
 
 
@@ -95,14 +89,27 @@ def test_a_run_that_another_machine_trains_is_refused_and_one_of_a_dead_machine_
     second.finish()
 
 
+def test_of_two_machines_that_take_the_lock_of_a_dead_one_at_once_one_gets_it(files, tmp_path):
+    dead = on(tmp_path / "dead")
+    dead.begin()
+    dead._stopped.set()
+    dead._mirror.stop()
+    runs = [on(tmp_path / f"machine{number}") for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        errors = [future.exception() for future in [pool.submit(run.begin) for run in runs]]
+    assert errors.count(None) == 1 and sum(isinstance(error, ConfigError) for error in errors) == 3
+    runs[errors.index(None)].finish()
+    assert [name for name in files.store if ".writer" in name] == ["/bucket/runs/a/.writer-000002.json"]
+
+
 def test_the_machine_whose_lock_was_taken_stops_sending_and_ends_with_the_reason(files, tmp_path):
     errors: list[TrainingError] = []
     run = on(tmp_path / "first")
     run.on_failure = errors.append
     run.begin()
-    content = json.loads(files.store["/bucket/runs/a/.writer.json"].getvalue())
+    content = json.loads(files.store["/bucket/runs/a/.writer-000001.json"].getvalue())
     other = json.dumps({**content, "id": "other", "owner": "process 7 on elsewhere"}).encode()
-    Store(f"{RUNS}/a", "runs").write(lease.FILE, other)
+    Store(f"{RUNS}/a", "runs").write(".writer-000002.json", other)
     run._stopped.wait(0.5)
     assert "has been taken by process 7 on elsewhere" in str(errors[0])
     train(run, 2)
@@ -124,13 +131,14 @@ def test_a_copy_that_was_interrupted_while_it_was_fetched_does_not_count_as_the_
     files.faults = {"get step_00000004.pt": [OSError("killed here")]}
     with pytest.raises(ConfigError, match="killed here"):
         on(tmp_path / "second").begin()
-    content = json.loads(files.store["/bucket/runs/a/.writer.json"].getvalue())
-    Store(f"{RUNS}/a", "runs").write(lease.FILE, json.dumps({**content, "released": True}).encode())
+    store = Store(f"{RUNS}/a", "runs")
+    content = remote.writer(store)
+    store.write(f".writer-{content['number']:06d}.json", json.dumps({**content, "released": True}).encode())
     assert on(tmp_path / "second").begin() == ["checkpoints/step_00000004"]
 
 
 def test_a_store_that_cannot_be_written_is_reported_at_the_start(files, tmp_path):
-    files.faults = {"get .writer.json": [PermissionError("Access Denied")] * 9}
+    files.faults = {"get .writer-000001.json": [PermissionError("Access Denied")] * 9}
     with pytest.raises(ConfigError, match="runs=faulty://bucket/runs/a: PermissionError: Access Denied"):
         on(tmp_path).begin()
 
@@ -166,13 +174,13 @@ def test_a_command_beside_a_training_on_this_machine_does_not_take_its_lock(file
     finished_run(RemoteRuns(RUNS).folder)
     trained = on(RemoteRuns(RUNS).folder)
     trained.begin()
-    holder = files.store["/bucket/runs/a/.writer.json"].getvalue()
+    holder = remote.writer(trained.store)["id"]
     script = f"import time; from pathlib import Path; from clipzoo.runs.lock import RunLock; {HOLD}"
     with subprocess.Popen([sys.executable, "-c", script, str(trained.folder)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"locked\n"
         write_back(f"{RUNS}/a", "run")
         process.kill()
-    assert json.loads(files.store["/bucket/runs/a/.writer.json"].getvalue())["id"] == json.loads(holder)["id"]
+    assert remote.writer(trained.store)["id"] == holder
     trained.finish()
 
 
@@ -199,7 +207,7 @@ def test_a_url_with_a_password_is_refused_and_hidden():
 
 
 def test_hydras_files_of_a_sweep_stay_in_the_folder_of_local_copies():
-    assert LocalRuns("runs").hydra_overrides() == []
+    assert Runs(Path("runs")).hydra_overrides() == []
     assert RemoteRuns(RUNS).hydra_overrides() == [f"hydra.sweep.dir='{RemoteRuns(RUNS).folder / 'multirun'}'"]
 
 

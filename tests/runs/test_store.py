@@ -12,11 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from clipzoo.errors import TrainingError
-from clipzoo.io.stores import filesystem, mirror as mirrors
-from clipzoo.io.stores.fetch import fetch_newest, refresh
-from clipzoo.io.stores.mirror import Mirror
-from clipzoo.io.stores.record import Record
-from clipzoo.io.stores.store import Store
+from clipzoo.io import stores
+from clipzoo.runs import store as remote_store
+from clipzoo.runs.store import Mirror, Record, Store, fetch_newest, refresh
 from clipzoo.training.checkpoints import checkpoint
 from tests.support.stores import faulty_store, log_step, save_checkpoint
 
@@ -25,9 +23,9 @@ URL = "faulty://runs/a"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(mirrors, "PERIOD", 0.02)
-    monkeypatch.setattr(mirrors, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(filesystem, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(remote_store, "PERIOD", 0.02)
+    monkeypatch.setattr(remote_store, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(stores, "FIRST_PAUSE", 0.02)
 
 
 @pytest.fixture
@@ -91,6 +89,17 @@ def test_a_checkpoint_is_read_back_before_its_mark_is_sent_and_the_mark_before_o
         places = [done.index(entry) for entry in order]
         assert places == sorted(places)
     assert done[-2:] == [("put", "results.json"), ("get", "results.json")] or done[-1][0] == "remove"
+
+
+def test_the_log_is_sent_before_a_checkpoint_whatever_its_interval(files, tmp_path):
+    """A run that loses its local copy resumes from the checkpoint, with the lines of the log up to its step."""
+    mirror = mirrored(tmp_path, every=60.0)
+    for step in (2, 4):
+        log_step(tmp_path, step)
+        save_checkpoint(tmp_path, step)
+        until(lambda step=step: f"checkpoints/step_{step:08d}.json" in names(files))
+        assert files.store["/runs/a/metrics.jsonl"].getvalue() == (tmp_path / "metrics.jsonl").read_bytes()
+    mirror.finish()
 
 
 def test_a_checkpoint_without_its_mark_is_not_sent(files, tmp_path):
@@ -195,7 +204,7 @@ def test_a_damaged_checkpoint_in_the_store_is_named_and_the_one_before_is_fetche
     damaged.seek(50)
     damaged.write(b"?")
     store, copy = Store(URL, "runs"), tmp_path / "there"
-    refresh(store, copy)
+    refresh(store, copy, None)
     assert fetch_newest(store, copy) == ["checkpoints/step_00000002"]
     assert checkpoint.newest(copy / "checkpoints") == copy / "checkpoints" / "step_00000002.pt"
     assert "step_00000004 is not used: the SHA-256" in caplog.text
@@ -207,7 +216,7 @@ def test_truncated_answers_never_become_a_local_file(files, tmp_path):
     mirrored(tmp_path / "here").finish()
     files.faults = {"get .pt": ["truncated", ConnectionError("reset")], "get metrics.jsonl": ["truncated"]}
     store, copy = Store(URL, "runs"), tmp_path / "there"
-    refresh(store, copy)
+    refresh(store, copy, None)
     fetch_newest(store, copy)
     for name in ("metrics.jsonl", "checkpoints/step_00000002.pt", "checkpoints/step_00000002.json"):
         assert (copy / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
@@ -220,7 +229,7 @@ def test_a_file_that_grows_while_it_is_fetched_arrives_in_one_of_its_versions(fi
     store.write("metrics.jsonl", versions[0])
     growing = iter(versions[1:])
     files.before_get = lambda name: store.write("metrics.jsonl", next(growing, versions[2]))
-    refresh(store, tmp_path / "there")
+    refresh(store, tmp_path / "there", None)
     assert (tmp_path / "there" / "metrics.jsonl").read_bytes() in versions
 
 
@@ -229,27 +238,27 @@ def test_a_local_copy_that_another_machine_has_left_behind_is_replaced_and_a_new
     save_checkpoint(here, 2)
     (here / "results.json").write_text("{}")
     mirrored(here).finish()
-    refresh(store, there)
+    refresh(store, there, None)
     assert (there / "results.json").exists()
     # The run continues there.
     fetch_newest(store, there)
     (there / "results.json").unlink()
     save_checkpoint(there, 4)
     mirrored(there).finish()
-    refresh(store, here)
+    refresh(store, here, None)
     assert not (here / "results.json").exists()
     assert json.loads((here / "checkpoints" / "step_00000004.json").read_text())["step"] == 4
     # Steps that were not sent.
     save_checkpoint(here, 8)
     log_step(here, 8)
-    refresh(store, here)
+    refresh(store, here, None)
     assert (here / "metrics.jsonl").exists()
 
 
 def test_names_that_lead_out_of_the_folder_are_not_fetched(files, tmp_path):
     Store(URL, "runs").write("config.yaml", b"{}")
     files.store["/runs/a/../../outside"] = files.store["/runs/a/config.yaml"]
-    refresh(Store(URL, "runs"), tmp_path / "a" / "b")
+    refresh(Store(URL, "runs"), tmp_path / "a" / "b", None)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()].count("outside") == 0
 
 

@@ -1,0 +1,477 @@
+"""Where runs are kept, `runs`: a local folder, or the URL of a store, `runs=s3://...`. Needs no torch.
+
+Every command works on a local copy of a run, <CLIPZOO_STAGING>/<name of the store>/<run>. A copy is fetched before it
+is used, unless it is newer than the store's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from clipzoo import io
+from clipzoo.errors import ConfigError, TrainingError, masked
+from clipzoo.io.stores import Result, is_url
+from clipzoo.runs.lock import RunLock, locked
+from clipzoo.runs.store import THREADS, Mirror, Record, Store, fetch_group, fetch_newest, local_files, refresh, tree_of
+from clipzoo.runs.variables import with_variables
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "CLIPZOO_STAGING"
+"""Environment variable with the folder for local copies."""
+CONFIG = "config.yaml"
+BEAT = 15.0
+"""Seconds after which the owner of a run in a store renews its lock."""
+HEARTBEAT_TIMEOUT_SECONDS = 4 * BEAT
+"""Seconds without a change after which the owner of a lock counts as dead."""
+PATIENCE = 20.0
+"""Seconds to wait for an owner that may have been told to stop."""
+WAIT_FOR_FIRST = 600.0
+"""Seconds that other machines wait for the first one to upload the checkpoint that the run resumes from."""
+WITHOUT_BEATS = ("hf",)
+"""Protocols whose stores keep every version of a file: the lock is written only at the start and the end."""
+_LOCK = re.compile(r"\.writer-(\d{6,})\.json")
+
+
+class Ranks(Protocol):
+    """The processes of a training, such as `clipzoo.distributed.world.World`."""
+
+    @property
+    def is_first(self) -> bool: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def run_on_first(self, action: Callable[[], Result]) -> Result: ...
+    def barrier(self) -> None: ...
+
+
+OnFailure = Callable[[TrainingError], None]
+"""Asks the training to end because of an error."""
+BeforeExit = Callable[[Callable[[], None]], None]
+"""Adds an action before the process ends early."""
+
+
+def runs_of(plain: Mapping[str, Any]) -> Runs:
+    """Return the folder of runs of a configuration. Checks a URL, and asks no store.
+
+    Raises:
+        ConfigError: the URL is invalid.
+    """
+    runs = with_variables(plain["runs"])
+    if not is_url(runs):
+        return Runs(Path(runs))
+    return RemoteRuns(runs, patience=plain["upload_patience"], every=plain["upload_every"])
+
+
+class Runs:
+    """A local folder of runs. Every command works on local run directories, `folder` / name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def names(self) -> list[str]:
+        """Return the names of the runs."""
+        return [path.name for path in self.folder.glob("*")]
+
+    def refresh(self, name: str) -> Path:
+        """Return the run directory of a name, which need not exist, with the newest small files of the run."""
+        return io.below(self.folder, name, links=True)
+
+    def refresh_file(self, file: str) -> None:
+        """Bring one small file of every run up to date."""
+
+    def kept(
+        self, lock: RunLock, ranks: Ranks, on_failure: OnFailure, before_exit: BeforeExit
+    ) -> AbstractContextManager[None]:
+        """Keep the run of a lock where runs are kept, while it is trained in the block. Collective.
+
+        on_failure: is called with the error if the store has taken nothing for upload_patience seconds. before_exit:
+        is given an action to call before the process ends early.
+
+        Raises:
+            ConfigError: another process trains the run, or the store cannot be used.
+            TrainingError: at the end, the store has not taken all files within upload_patience seconds.
+        """
+        return nullcontext()
+
+    def complete(self, folder: Path) -> None:
+        """Upload what the store lacks of a finished run."""
+
+    def hydra_overrides(self) -> list[str]:
+        """Return the overrides that keep Hydra's own files of a sweep out of a URL."""
+        return []
+
+
+class RemoteRuns(Runs):
+    """Runs in a store, with local copies of them. patience, every: of the upload; see `Mirror`."""
+
+    def __init__(
+        self, url: str, key: str = "runs", patience: float = HEARTBEAT_TIMEOUT_SECONDS, every: float = 0.0
+    ) -> None:
+        self.store = Store(url, key)
+        super().__init__(_staging() / _folder_of(self.store.url))
+        self._patience, self._every = patience, every
+
+    def run(self, name: str) -> RemoteRun:
+        return RemoteRun(self.store / name, io.below(self.folder, name), self._patience, self._every)
+
+    def names(self) -> list[str]:
+        return self.store.require(self.store.names)
+
+    def refresh(self, name: str) -> Path:
+        """Fetch the small files of a run, unless the local copy is newer; return the copy, which need not exist."""
+        folder, store = io.below(self.folder, name), self.store / name
+        with alone(self.folder):
+            store.require(lambda: refresh(store, folder, writer(store).get("id")))
+        return folder
+
+    def refresh_file(self, file: str) -> None:
+        """Fetch one small file of every run without a local copy of it."""
+
+        def fetch(name: str) -> None:
+            path = io.below(self.folder, f"{name}/{file}")
+            content = None if path.exists() else (self.store / name).read(file)
+            if content is not None:
+                io.write_whole(path, content.decode())
+
+        with alone(self.folder), ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(fetch, self.names()))
+
+    @contextmanager
+    def kept(self, lock: RunLock, ranks: Ranks, on_failure: OnFailure, before_exit: BeforeExit) -> Iterator[None]:
+        run = self.run(lock.folder.name)
+        run.on_failure = on_failure
+        needed = ranks.run_on_first(lambda: run.begin(lock))
+        if ranks.local_rank == 0 and not ranks.is_first:
+            run.fetch(needed)
+        ranks.barrier()
+        if ranks.is_first:
+            text = f"{run.store.url} is kept up to date with its local copy {run.folder}"
+            print(masked(text), file=sys.stderr, flush=True)
+            before_exit(run.finish_at_exit)
+        try:
+            yield
+        except Exception:
+            # Several ranks end through the watchdog, which calls `finish_at_exit`.
+            if ranks.size == 1:
+                run.finish_at_exit()
+            raise
+        ranks.run_on_first(run.finish)
+
+    def complete(self, folder: Path) -> None:
+        record, files = Record(folder), local_files(folder)
+        if not all(record.has(name, files[name]) for name in tree_of(files).plain):
+            run = self.run(folder.name)
+            with RunLock(folder) as lock:
+                run.begin(lock)
+                run.finish()
+
+    def hydra_overrides(self) -> list[str]:
+        return [f"hydra.sweep.dir='{self.folder / 'multirun'}'"]
+
+
+def _staging() -> Path:
+    """Return the folder of local copies: that of the environment variable, or one of this user's in the temporary."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    folder = Path(tempfile.gettempdir()) / f"clipzoo-runs-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    # Everyone can write to the temporary folder: files of another user are neither read nor written through.
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise ConfigError(f"{folder} belongs to another user: set {VARIABLE} to a folder of yours")
+    return folder
+
+
+def _folder_of(url: str) -> str:
+    words = re.sub(r"[^A-Za-z0-9.-]+", "-", url)[-60:].strip("-.")
+    return f"{words}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+
+
+# URLs of commands that read runs
+
+
+def local_copy(place: str, key: str, weights: bool = True) -> Path:
+    """Return the local copy of a run, of a checkpoint in it or of a folder of runs; a local path as it is.
+
+    weights: fetch the checkpoint, of a run the newest.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, or the store fails.
+    """
+    if not is_url(place):
+        return Path(place)
+    url, group = _split(place)
+    parent, _, name = url.rpartition("/")
+    runs = RemoteRuns(parent, key)
+    folder, store = runs.refresh(name), runs.store / name
+    if group is None and not (folder / CONFIG).exists():
+        # A folder of runs.
+        runs = RemoteRuns(url, key)
+        names = runs.names()
+        if not names:
+            raise ConfigError(f"{key}={runs.store.url} holds no run")
+        for name in names:
+            if name != "report":
+                runs.refresh(name)
+        return runs.folder
+    if not weights:
+        return folder
+    with alone(runs.folder):
+        if group is None:
+            store.require(lambda: fetch_newest(store, folder))
+            return folder
+        sizes = store.require(store.sizes)
+        if not store.require(lambda: fetch_group(store, folder, group, sizes)):
+            raise ConfigError(f"{key}={place} does not exist, or is incomplete: the run's checkpoints are in {url}/")
+    file = io.below(folder, f"{group}.pt")
+    return file if file.exists() else io.below(folder, group)
+
+
+def write_back(place: str, key: str) -> None:
+    """Send what was written to the local copy of a run, or to `report` in that of a folder of runs, to the store.
+
+    While another machine trains the run, nothing is sent; a warning names the local copy.
+    """
+    if not is_url(place):
+        return
+    url, _ = _split(place)
+    parent, _, name = url.rpartition("/")
+    run = RemoteRuns(parent, key).run(name)
+    if not (run.folder / CONFIG).exists():
+        run = RemoteRuns(url, key).run("report")
+    before = run.store.require(lambda: writer(run.store))
+    if before and not before.get("released") and before.get("id") != Record(run.folder).id:
+        log.warning("%s is being trained by %s: the results are only in %s", url, before.get("owner"), run.folder)
+        return
+    with RunLock(run.folder) as lock:
+        try:
+            lock.acquire(patience=0.0)
+        except ConfigError:
+            return  # a training of this machine, which sends all files of its run directory
+        run.begin(lock, fetch=False)
+        run.finish()
+
+
+def _split(place: str) -> tuple[str, str | None]:
+    """Return the URL of a run, and the name in it of the checkpoint that `place` leads to, if any."""
+    parts = re.fullmatch(r"(.+)/((?:checkpoints|best)/step_\d+)(\.pt|\.json)?/?", place)
+    return (parts[1], parts[2]) if parts else (place.rstrip("/"), None)
+
+
+# A run while it is written
+
+
+class Lease:
+    """The lock of a run in a store: `.writer-000001.json`, created exclusively and renewed every BEAT seconds.
+
+    A store cannot tell whether the owner of a lock lives. Another process waits until the file no longer changes, and
+    then creates the one with the next number: of two that do so at the same time one succeeds. The owner stops when a
+    later number exists. The last file remains: it says which copy of the run directory was the last to write.
+
+    holder: id of the local copy of the run directory.
+    """
+
+    def __init__(self, store: Store, holder: str) -> None:
+        self._store, self._number, self._renewed = store, 0, 0.0
+        owner = f"process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        self._content: dict[str, Any] = {"id": holder, "owner": owner, "beat": 0, "released": False}
+
+    def acquire(self, previous: str | None) -> str | None:
+        """Take the lock; return the id of the copy that had it before, None if none had.
+
+        previous: the id that this copy had before: a process of this machine that held it is dead, as the lock of the
+        local folder says.
+
+        Raises:
+            ConfigError: another machine holds the lock, or takes it at the same moment.
+        """
+        before = writer(self._store)
+        if before and not before.get("released") and before.get("id") != previous:
+            self._wait_for(before)
+        self._number = before.get("number", 0) + 1
+        with suppress(FileExistsError):  # by another process, or by this one in a request whose answer was lost
+            self._write(is_new=True)
+        now = writer(self._store)
+        if now.get("id") != self._content["id"]:
+            raise ConfigError(f"{self._taken(now)}: wait for it, end it, or give another name=...")
+        self._renewed = time.monotonic()
+        for name in self._store.names():
+            if (lock := _LOCK.fullmatch(name)) and int(lock[1]) < self._number:
+                self._store.remove(name)
+        return before.get("id")
+
+    def beat(self) -> str | None:
+        """Show that this process lives. Return who has taken the lock, None if it is still held."""
+        if self._store.protocol in WITHOUT_BEATS:
+            return None
+        now = writer(self._store)
+        if now.get("id") != self._content["id"]:
+            return str(now.get("owner", "another process"))
+        self._write()
+        self._renewed = time.monotonic()
+        return None
+
+    def require(self) -> None:
+        """Before a writing: after a pause in which another could have taken the lock, read it again.
+
+        Raises:
+            OSError: it is another's.
+        """
+        if time.monotonic() - self._renewed > HEARTBEAT_TIMEOUT_SECONDS / 2 and (owner := self.beat()) is not None:
+            raise OSError(f"the run has been taken by {owner}")
+
+    def release(self) -> None:
+        """Give the lock back, if it is held."""
+        if writer(self._store).get("id") == self._content["id"]:
+            self._content["released"] = True
+            self._write()
+
+    def _wait_for(self, before: dict[str, Any]) -> None:
+        """Return once the owner has released the lock or is dead. Raises ConfigError if it continues."""
+        if self._store.protocol in WITHOUT_BEATS:
+            log.warning("%s, and this store cannot tell whether it still is", self._taken(before))
+            return
+        print(f"{self._taken(before)}: waiting up to {HEARTBEAT_TIMEOUT_SECONDS:g} s", file=sys.stderr, flush=True)
+        begin, is_alive = time.monotonic(), False
+        while time.monotonic() - begin < (PATIENCE if is_alive else HEARTBEAT_TIMEOUT_SECONDS):
+            time.sleep(min(1.0, BEAT / 4))
+            now = writer(self._store)
+            if not now or now.get("released"):
+                return
+            is_alive = is_alive or now != before
+        if is_alive:
+            raise ConfigError(f"{self._taken(before)}: wait for it, end it, or give another name=...")
+
+    def _write(self, is_new: bool = False) -> None:
+        self._content["beat"] += 1
+        self._store.write(f".writer-{self._number:06d}.json", json.dumps(self._content).encode(), is_new)
+
+    def _taken(self, content: dict[str, Any]) -> str:
+        return f"{self._store.url} is being trained by {content.get('owner', 'another process')}"
+
+
+def writer(store: Store) -> dict[str, Any]:
+    """Return the content of the last lock of a run, and its `number`: who was the last to write. Empty without one."""
+    numbers = [int(lock[1]) for name in store.names() if (lock := _LOCK.fullmatch(name))]
+    if not numbers:
+        return {}
+    content = store.read(f".writer-{max(numbers):06d}.json")
+    try:
+        value = json.loads(content or b"")
+    except ValueError:
+        value = None
+    return {**(value if isinstance(value, dict) else {}), "number": max(numbers)}
+
+
+class RemoteRun:
+    """One run in a store while this process writes it. patience, every, on_failure: see `Mirror`."""
+
+    def __init__(self, store: Store, folder: Path, patience: float, every: float) -> None:
+        self.store, self.folder, self._patience, self._every = store, folder, patience, every
+        self.on_failure: OnFailure = lambda error: None
+        self._stopped = threading.Event()
+        self._lease: Lease | None = None
+        self._mirror: Mirror | None = None
+
+    def begin(self, lock: RunLock | None = None, fetch: bool = True) -> list[str]:
+        """Lock the run, fetch what it needs to resume, and start to keep the store up to date.
+
+        lock: of the local copy. fetch: leave the local copy as it is if False. Returns the names of the checkpoints
+        that the run resumes from.
+
+        Raises:
+            ConfigError: another process trains the run, or the store cannot be written.
+        """
+        io.make_folder(self.folder)
+        if lock is not None:
+            lock.acquire()
+        holder = uuid.uuid4().hex
+        lease = self._lease = Lease(self.store, holder)
+        last = self.store.require(lambda: lease.acquire(Record(self.folder).id))
+        needed: list[str] = []
+        if fetch:
+            with alone(self.folder.parent):
+                self.store.require(lambda: refresh(self.store, self.folder, last))
+                needed = self.store.require(lambda: fetch_newest(self.store, self.folder))
+        # Not before: until the copy is complete, the store's is the newer one.
+        record = Record(self.folder)
+        record.id = holder
+        record.save()
+        background = Store(self.store.url, self.store.key, patience=0.0)
+        self._mirror = Mirror(
+            self.folder, background, record, self._patience, self._every, self.on_failure, lease.require
+        )
+        self.store.require(self._mirror.start)
+        threading.Thread(target=self._beat, args=(lease, self._mirror), name="lease", daemon=True).start()
+        return needed
+
+    def fetch(self, needed: Sequence[str]) -> None:
+        """Fetch these checkpoints on another machine than the first; wait until it has uploaded them."""
+        end = time.monotonic() + WAIT_FOR_FIRST
+        for name in needed:
+            while True:
+                sizes = self.store.sizes()
+                with alone(self.folder.parent):
+                    if fetch_group(self.store, self.folder, name, sizes):
+                        break
+                if time.monotonic() > end:
+                    raise TrainingError(f"{self.store.url}/{name} is not in the store after {WAIT_FOR_FIRST:g} seconds")
+                time.sleep(1.0)
+
+    def finish(self) -> None:
+        """Wait until the store has everything, and unlock the run. Raises TrainingError after `patience` seconds."""
+        if self._stopped.is_set() or self._mirror is None or self._lease is None:
+            return
+        self._stopped.set()
+        self._mirror.finish()
+        try:
+            self._lease.release()
+        except Exception as error:
+            log.warning("the lock of %s was not released: %s", self.store.url, error)
+
+    def finish_at_exit(self) -> None:
+        """`finish` when the process ends early: a failure of the store is logged, unless it is the cause."""
+        failed = self._mirror is not None and self._mirror.failure is not None
+        try:
+            self.finish()
+        except TrainingError as error:
+            if not failed:
+                log.warning("%s", error)
+
+    def _beat(self, lease: Lease, mirror: Mirror) -> None:
+        while not self._stopped.wait(BEAT):
+            try:
+                owner = lease.beat()
+            # Stores raise errors of many types. Uploads that wait for this one end the run.
+            except Exception as error:
+                log.warning("%s: the lock was not renewed: %s", self.store.url, error)
+                continue
+            if owner is not None and not self._stopped.is_set():
+                mirror.stop(TrainingError(f"{self.store.url} has been taken by {owner}: this run ends"))
+                return
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let one process of this machine after the other write the local copies."""
+    io.make_folder(folder)
+    with locked(folder / ".fetch.lock"):
+        yield

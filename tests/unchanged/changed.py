@@ -1,0 +1,59 @@
+"""What changed on purpose since the reference revision: names of keys and classes, and outputs with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+KEYS: dict[str, str] = {}
+"""Old key -> new key: "trainer.on_spike": "trainer.spikes.policy". Or a whole override: "optim=sgd": "optim=momentum".
+
+The cases, the stored runs and the reference's listings use the new name where the checkout lacks the old key.
+"""
+CLASSES: dict[str, str] = {}
+"""Old class name -> new one, both without their modules, which are not compared."""
+OUTPUTS: dict[str, str] = {}
+"""Regular expression searched in the line of a difference -> reason why the output changed. Such lines are notes."""
+
+
+def translated(override: str, known: Collection[str]) -> str:
+    """The override with its new name. known: keys of the checkout, which keep their names."""
+    key, equals, value = override.partition("=")
+    if override in KEYS:
+        return override if key in known else KEYS[override]
+    return f"{KEYS[key]}{equals}{value}" if key in KEYS and key not in known else override
+
+
+def translated_configuration(plain: Any, known: Collection[str], targets: dict[str, str]) -> Any:
+    """The configuration of a stored run as the checkout writes it. targets: class name -> dotted name."""
+    plain = _mapped(plain, lambda text: _target(text, targets))
+    for old, new in KEYS.items():
+        *groups, name = old.split(".")
+        place = plain
+        for group in groups:
+            place = place.get(group) or {}
+        if old in known or name not in place:
+            continue
+        value = place.pop(name)
+        *groups, name = new.split(".")
+        place = plain
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[name] = value
+    return plain
+
+
+def _target(text: str, targets: dict[str, str]) -> str:
+    if not text.startswith("clipzoo."):
+        return text
+    name = text.rpartition(".")[2]
+    return targets.get(CLASSES.get(name, name), text)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with every text changed."""
+    if isinstance(value, dict):
+        return {key: _mapped(inner, change) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_mapped(inner, change) for inner in value]
+    return change(value) if isinstance(value, str) else value
