@@ -69,11 +69,10 @@ class CaptionCounts:
         """Upper bound of recall@1 over the n pairs, in percent and in both directions: 100 K / n.
 
         Text to image: c equal captions have one embedding, so they rank the images alike and have one image in first
-        place, which belongs to at most one of the c pairs. Image to text: whichever of the c images puts this caption
-        first, its c copies have equal scores; ranked by column, as here, the first copy wins and belongs to one pair;
-        ranked at random, each of the c images finds its own copy with probability 1 / c. Either way a group of c
-        pairs contributes at most 1 (in expectation), and K groups contribute K of n. A model that ranks every image
-        with its own caption's text first attains the bound.
+        place, which belongs to at most one of the c pairs. Image to text: the c copies of a caption have equal scores;
+        ranked by column, as clipzoo does, the first copy wins and belongs to one pair; ranked at random, each of the c
+        images finds its own copy with probability 1 / c. Either way a group of c pairs contributes at most 1 (in
+        expectation), and K groups contribute K of n. A model that ranks every image's own caption first attains it.
         """
         return 100 * self.distinct / self.pairs if self.pairs else 0.0
 

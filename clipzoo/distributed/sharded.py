@@ -66,10 +66,8 @@ class Sharded(Parallel[M]):
         super().__init__(model, world)
         self._ranks, self._reshard, self._offload = ranks, reshard, offload
         # Consecutive ranks divide the weights; across the groups are the ranks that hold the same shard.
-        shape, names = (ranks,), ("shard",)
-        if ranks < world.size:
-            shape, names = (world.size // ranks, ranks), ("replicate", "shard")
-        self._mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=names)
+        shape = {"shard": ranks} if ranks == world.size else {"replicate": world.size // ranks, "shard": ranks}
+        self._mesh = init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         self.trained = twin(model, kept)
         self._encoder: nn.Module | None = None
         # Parameters of `model` and their counterparts in `trained`, with the strides of the whole ones.
