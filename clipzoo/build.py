@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -26,45 +25,32 @@ from clipzoo.io import DamagedFileError
 from clipzoo.model import Model
 from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
-from clipzoo.training.parts import Averaging, Dataset, Logger, Optimizer
-from clipzoo.training.trainer import Trainer
+from clipzoo.training.parts import Averaging, Dataset, Logger, Optimizer, Parts
+from clipzoo.training.settings import Settings
 from clipzoo.types import Part
 
 
-@dataclass(frozen=True)
-class RunParts:
-    """The parts of a run, before its dataset is opened and its encoder is built."""
-
-    trainer: Trainer
-    head: Head
-    objective: Objective
-    dataset: Dataset
-    evaluator: Suite
-    optimizer: Optimizer
-    logger: Logger
-    tuning: Tuning | None
-    averaging: Averaging | None
-
-
-def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> RunParts:
+def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Parts:
     """Build every part but the encoder, which takes longest. trust: as in `part`.
 
     Raises:
         ConfigError: a constructor refuses its arguments, or the objective cannot train the head.
     """
-    parts = RunParts(
-        trainer=build_part(plain["trainer"], trust, Trainer),
+    suite = build_part(plain["eval"], trust, Suite)
+    parts = Parts(
+        settings=build_part(plain["trainer"], trust, Settings),
         head=build_head(plain, trust),
         objective=build_objective(plain, trust),
         dataset=build_part(plain["data"], trust, Dataset),
-        evaluator=build_part(plain["eval"], trust, Suite),
+        evaluator=suite,
         optimizer=build_part(plain["optim"], trust, Optimizer),
         logger=build_part(plain["logger"], trust, Logger),
         tuning=build_part(plain["tune"], trust, Tuning) if "tune" in plain else None,
         averaging=build_part(plain["average"], trust, Averaging) if "average" in plain else None,
+        seed=plain["seed"],
     )
     base.require(parts.head, parts.objective)
-    if parts.evaluator.validation is not None:
+    if suite.validation is not None:
         parts.objective.require_value_of_unseen()
     return parts
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo import io
-from clipzoo.build import RunParts, build_part
+from clipzoo.build import build_part
 from clipzoo.config.schema import is_open
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
@@ -45,8 +45,8 @@ from clipzoo.objectives.base import Objective
 from clipzoo.runs.directory import LENGTH, config_of
 from clipzoo.runs.identity import differing, identity
 from clipzoo.runs.variables import with_variables
-from clipzoo.training.checkpoints import checkpoint
-from clipzoo.training.parts import Optimizer
+from clipzoo.training import checkpoint_files
+from clipzoo.training.parts import Optimizer, Parts
 from clipzoo.training.settings import Length
 from clipzoo.types import Part, Progress, checked
 
@@ -161,7 +161,7 @@ BESIDE = ("metrics.jsonl", "frozen.pt", "frozen.json")
 
 
 def copy_checkpoint(
-    source: str, folder: Path, plain: Mapping[str, Any], parts: RunParts, trust: Collection[str] = ()
+    source: str, folder: Path, plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()
 ) -> None:
     """Copy a checkpoint of another run into a run directory without one, which then resumes from it. On the first rank.
 
@@ -191,7 +191,7 @@ def copy_checkpoint(
             f"init.resume={source}: the learning rates of the two runs differ after step {equal}: give the run, or a "
             "checkpoint before"
         )
-    path = checkpoint.newest(run / "checkpoints", at_most=equal if chosen is None else chosen)
+    path = checkpoint_files.newest(run / "checkpoints", at_most=equal if chosen is None else chosen)
     if path is None or (chosen is not None and step_of(path) != chosen):
         raise ConfigError(
             f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most "
@@ -216,9 +216,7 @@ def copy_checkpoint(
     say(f"{folder} continues from step {step_of(path)} of {run}")
 
 
-def equal_steps(
-    stored: Mapping[str, Any], plain: Mapping[str, Any], parts: RunParts, trust: Collection[str] = ()
-) -> int:
+def equal_steps(stored: Mapping[str, Any], plain: Mapping[str, Any], parts: Parts, trust: Collection[str] = ()) -> int:
     """Return the number of first steps with equal learning rates in two runs, less than the length of the new one."""
     samples = parts.dataset.samples
     recipes: list[Optimizer] = [build_part(with_variables(stored["optim"]), trust, Optimizer), parts.optimizer]
@@ -304,7 +302,7 @@ def _from_disk(name: str, key: str, trust: Collection[str]) -> Source:
     path = weights_file(name, key)
     if is_sharded(path) or (is_checkpoint(path) and (run_of(path) / "config.yaml").exists()):
         model = load(path, trust=tuple(trust))
-        objective = checkpoint.read(path, without=("optimizer", "model")).get("objective", {})
+        objective = checkpoint_files.read(path, without=("optimizer", "model")).get("objective", {})
         learned = {
             f"objective.{name}": value for name, value in objective.items() if f"objective.{name}" in COUNTERPARTS
         }
@@ -389,7 +387,7 @@ def initialise(
     folder: Path,
     plain: Mapping[str, Any],
     values: Mapping[str, Any],
-    parts: RunParts,
+    parts: Parts,
     trust: Collection[str],
     world: World,
 ) -> Rows:
@@ -403,9 +401,9 @@ def initialise(
         return []
     # Runs without a start do not wait for the readers of other formats to be imported.
     from clipzoo.build import build_part
-    from clipzoo.training.checkpoints import checkpoint
+    from clipzoo.training import checkpoint_files
 
-    if world.run_on_first(lambda: checkpoint.newest(folder / "checkpoints")) is not None:
+    if world.run_on_first(lambda: checkpoint_files.newest(folder / "checkpoints")) is not None:
         return []
     rows = (
         build_part(values["init"], trust, InitialWeights).load(model, values, trust, parts.objective)

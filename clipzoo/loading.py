@@ -30,8 +30,8 @@ from clipzoo.runs.metric_key import AVERAGE
 from clipzoo.runs.remote import local_copy
 from clipzoo.runs.renamed import current
 from clipzoo.runs.variables import uses_variables, with_variables
-from clipzoo.training.checkpoints import checkpoint
-from clipzoo.training.tuning.frozen_part import read_frozen
+from clipzoo.training import checkpoint_files
+from clipzoo.training.tuned import read_frozen
 from clipzoo.types import Embedding, as_captions
 
 # Models in directories that others have published: clipzoo.json and model.safetensors. Nothing in them is executed.
@@ -245,12 +245,12 @@ def load(
             )
         config |= with_variables(nodes)
     if path == folder:
-        newest = checkpoint.newest(folder / "checkpoints")
+        newest = checkpoint_files.newest(folder / "checkpoints")
         if newest is None:
             raise ConfigError(f"{folder / 'checkpoints'} holds no valid checkpoint: train first")
-        state = checkpoint.read(newest, without=("optimizer",), verified=True, mapped=True)
+        state = checkpoint_files.read(newest, without=("optimizer",), verified=True, mapped=True)
     elif path.exists():
-        state = checkpoint.read(path, "model", without=("optimizer",), mapped=True)
+        state = checkpoint_files.read(path, "model", without=("optimizer",), mapped=True)
     else:
         raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
     if average:
@@ -260,8 +260,8 @@ def load(
     try:
         merged({name: value.to("meta") for name, value in weights.items()})
     except (KeyError, RuntimeError, AttributeError, TypeError) as error:
-        raise DamagedFileError(path, f"has no weights of a model ({cause(error)})", checkpoint.REMEDY) from None
-    model = build_trained(config, merged(weights), path, checkpoint.REMEDY, trust)
+        raise DamagedFileError(path, f"has no weights of a model ({cause(error)})", checkpoint_files.REMEDY) from None
+    model = build_trained(config, merged(weights), path, checkpoint_files.REMEDY, trust)
     return LoadedModel(model, _with_pair(config, state), folder, average).to(device).eval()
 
 

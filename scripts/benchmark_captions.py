@@ -99,7 +99,7 @@ def _ours(grouped: bool) -> Callable[[Any], None]:
     from clipzoo.build import build_model, build_objective
     from clipzoo.config.compose import compose
     from clipzoo.data.tokenizer import trim_padding
-    from clipzoo.training.gradient_cache import GradientCache
+    from clipzoo.training.gradients import GradientCache
 
     plain = compose(["encoder=bench_vit", "head=clip", "data.shards=none.tar", f"encoder.context_length={POSITIONS}"])
     model, objective = build_model(plain).train(), build_objective(plain)

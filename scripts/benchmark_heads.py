@@ -33,9 +33,9 @@ from clipzoo.build import build_model, build_objective, build_part
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
-from clipzoo.training.gradient_cache import GradientCache
-from clipzoo.training.inspection.flops import flops_per_step
+from clipzoo.training.gradients import GradientCache
 from clipzoo.training.settings import MATMUL_PRECISIONS, Computation, Precision
+from clipzoo.training.throughput import flops_per_step
 from clipzoo.types import PointSet
 
 Step = Callable[..., object]

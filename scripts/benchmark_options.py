@@ -91,7 +91,7 @@ def _training_step(
 ) -> Step:
     """Forward and backward of the whole model. length: of the captions, in tokens."""
     from clipzoo import Progress, World
-    from clipzoo.training.gradient_cache import GradientCache
+    from clipzoo.training.gradients import GradientCache
 
     model, objective, batch = _parts(*overrides, length=length)
     gradients = GradientCache(model, objective, World(), micro_batch, compile=compile)
@@ -127,7 +127,7 @@ def _caption_step(grouped: bool = True, whole_last_block: bool = False) -> Step:
 
     from clipzoo import Progress, World
     from clipzoo.data.tokenizer import trim_padding
-    from clipzoo.training.gradient_cache import GradientCache
+    from clipzoo.training.gradients import GradientCache
 
     model, objective, _ = _parts("encoder.context_length=77")
     batch = make_batches(1, BATCH)[0]

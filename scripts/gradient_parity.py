@@ -6,7 +6,7 @@ python scripts/gradient_parity.py --steps 5             a training with ddp, fsd
 
 A cell is the largest difference of any parameter's gradient (encoders, head, temperature or gamma, objective) from
 that of one process with the whole batch, relative to the parameter's largest gradient. Real gloo processes, DDP and
-float64, through the trainer's own `clipzoo.training.gradient_cache`. The last rows show open_clip's ClipLoss with its
+float64, through the trainer's own `clipzoo.training.gradients`. The last rows show open_clip's ClipLoss with its
 default flags and its accumulation (`--accum-freq 4`).
 
 With --steps a cell is the largest difference of the loss of any step, and of the gradients and the objective's state in
@@ -41,7 +41,7 @@ from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count
 from clipzoo.distributed.parallel import Parallel, Replicated
 from clipzoo.objectives.base import check_pair
-from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.gradients import GradientCache
 from clipzoo.training.parts import Optimizer
 
 SAMPLES, BATCH, PARTS, CLIP = 24, 16, 4, 1.0

@@ -83,7 +83,7 @@ def test_a_documented_command_is_accepted(command, monkeypatch):
     if not words:
         assert (ROOT / shlex.split(command)[1]).exists()
     elif words[0] == "train":
-        train.hydra_arguments(words[1:])
+        train.read_command_line(words[1:])
     elif words[0] == "evaluate":
         compose(words[1:], "eval", nodes={"encoder": PLACEHOLDERS})
     elif words[0] == "plan":

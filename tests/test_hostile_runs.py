@@ -24,7 +24,7 @@ from clipzoo.cli.evaluate import evaluate
 from clipzoo.errors import ConfigError
 from clipzoo.report.run_page.page import write_report
 from clipzoo.runs.directory import check_configuration
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from clipzoo.types import Part
 from tests.support.evaluation_sets import config_of, model_of
 from tests.support.processes import run_script
@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     write_config(folder, config_of("clip"))
-    checkpoint.save(folder / "checkpoints", 1, {"model": model_of("clip").float().state_dict()}, {"step": 1}, 1)
+    checkpoint_files.save(folder / "checkpoints", 1, {"model": model_of("clip").float().state_dict()}, {"step": 1}, 1)
     return folder
 
 
@@ -204,7 +204,9 @@ def test_parts_that_loading_does_not_need_are_never_built(run, canary):
 def test_a_checkpoint_with_a_pickle_is_refused(run, canary):
     (path,) = (run / "checkpoints").glob("*.pt")
     for content in ({"model": {"weight": Payload(canary)}}, Payload(canary)):
-        checkpoint.save(run / "checkpoints", 1, content if isinstance(content, dict) else {"model": content}, {}, 1)
+        checkpoint_files.save(
+            run / "checkpoints", 1, content if isinstance(content, dict) else {"model": content}, {}, 1
+        )
         for place in (run, path):
             with pytest.raises(ConfigError, match=r"step_00000001\.pt is no checkpoint of weights"):
                 clipzoo.load(place)

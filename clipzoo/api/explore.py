@@ -26,7 +26,7 @@ from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import dataset_key
 from clipzoo.io import below
 from clipzoo.loading import LoadedModel
-from clipzoo.training.inspection.diagnostics import unit_vectors
+from clipzoo.training.diagnostics import unit_vectors
 from clipzoo.types import Embedding
 
 Answer = dict[str, Any]

@@ -15,13 +15,13 @@ from clipzoo.encoders.tuning import Tuning
 from clipzoo.model import Model
 from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
-from clipzoo.training.callback import CallbackEvaluator, HistoryLogger
+from clipzoo.training.callbacks import CallbackEvaluator, HistoryLogger
 from clipzoo.training.loggers import Logger
-from clipzoo.training.optimization.optimizers import AdamW
-from clipzoo.training.optimization.schedules import Cosine
+from clipzoo.training.optimizers import AdamW
 from clipzoo.training.parts import Averaging, Dataset, Optimizer, Parts
-from clipzoo.training.settings import Computation, Inspection, Length, Saving
-from clipzoo.training.trainer import fit
+from clipzoo.training.schedules import Cosine
+from clipzoo.training.settings import Computation, Inspection, Settings
+from clipzoo.training.train import train as run
 
 
 @dataclass(frozen=True)
@@ -81,22 +81,19 @@ def train(
     """
     base.require(model.head, objective)
     folder = None if folder is None else Path(folder)
-    world, length = world or World(device=choose_device(device, "device")), Length(batch, epochs, steps)
+    world = world or World(device=choose_device(device, "device"))
+    groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}
+    settings = Settings(batch, epochs, steps, log_every, save_every, **groups)
     dataset.open(folder, world)
     dataset.check(seed, batch)
-    length.check(dataset.samples, world)
-    if inspection is not None:
-        inspection.check(length.total_steps(dataset.samples))
-    optimizer = optimizer or adam(learning_rate)
-    logger = HistoryLogger(Logger("off", "clipzoo", None, None, tensorboard=False))
+    settings.check(dataset.samples, world)
+    logger = HistoryLogger(Logger())
     parts = Parts(
-        *(model, objective, dataset, optimizer, CallbackEvaluator(evaluate, evaluate_every), logger, seed, folder),
-        tuning=tuning, report=_ignore if quiet else say, averaging=averaging,
+        settings.resolved(folder, world), model.head, objective, dataset, CallbackEvaluator(evaluate, evaluate_every),
+        optimizer or adam(learning_rate), logger, tuning, averaging, seed, folder, report=_ignore if quiet else say,
     )  # fmt: skip
     # A program's own signal handlers stay as they are.
-    own, saving = Preemption(Watchdog(), signals=()), Saving(log_every, save_every)
-    computation = (computation or Computation()).resolved(folder, world)
-    cost, metrics = fit(parts, length, computation, saving, world, own, inspection)
+    cost, metrics = run(model, parts, world, Preemption(Watchdog(), signals=()))
     logger.close()
     return TrainingResult(model.eval(), metrics, cost, logger.history, logger.events)
 

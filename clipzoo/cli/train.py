@@ -1,12 +1,14 @@
-"""Train a model: compose, check, build, fit, evaluate, report. `clipzoo train --help` lists the options."""
+"""Train a model: compose, check, build, train, evaluate, report. `clipzoo train --help` lists the options."""
 
 from __future__ import annotations
 
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +41,55 @@ from clipzoo.runs.variables import with_variables
 if TYPE_CHECKING:
     from clipzoo.distributed.world import World
     from clipzoo.initial import Rows
+    from clipzoo.model import Model
+    from clipzoo.runs.search.settings import Search
+    from clipzoo.runs.search.space import Space
     from clipzoo.training.parts import Dataset, Parts
 
 
+@dataclass(frozen=True)
+class CommandLine:
+    """A checked command line of `clipzoo train`.
+
+    options: of Hydra. lines: overrides in Hydra's grammar. search: that of a search, None for a plain sweep.
+    configurations: that of the run, or of as few points of a sweep as have every value of every swept key.
+    """
+
+    arguments: Sequence[str]
+    options: Namespace
+    lines: list[str]
+    search: tuple[Search, Space] | None
+    configurations: list[dict[str, Any]]
+
+    @property
+    def needs_hydra(self) -> bool:
+        """True for a plain sweep, for what Hydra shows, and for settings of Hydra itself."""
+        is_set = any(line.lstrip("+~").startswith("hydra") for line in self.lines)
+        return self.options.multirun or shows(self.options) or is_set
+
+    @property
+    def hydra_arguments(self) -> list[str]:
+        """The command line as Hydra reads it: options first, shard ranges in quotes."""
+        own = own_folder()
+        is_sweep = self.options.multirun and self.configurations
+        return [
+            *(argument for argument in self.arguments if argument not in self.options.overrides),
+            *(() if own is None else ("--config-dir", str(own))),
+            *self.lines,
+            *(runs_of(self.configurations[-1]).hydra_overrides() if is_sweep else ()),
+        ]
+
+
 def main(arguments: list[str]) -> None:
-    """Check the command line, then let Hydra run the job, or one job for each point of a sweep."""
+    """Check the command line and train its run, or search, or let Hydra run one job for each point of a sweep."""
     with same_on_all_ranks():
-        sys.argv[1:] = hydra_arguments(arguments)
-        options, lines = _read_command_line(arguments)
-    if options.multirun and (search := trials.search_of(lines)) is not None:
-        return trials.run(*search)
-    if options.help or options.shell_completion:
+        line = read_command_line(arguments)
+    if line.search is not None:
+        return trials.run(*line.search)
+    if not line.needs_hydra:
+        return train(line.configurations[0], line.lines, experiment_of(line.lines))
+    sys.argv[1:] = line.hydra_arguments
+    if line.options.help or line.options.shell_completion:
         hide_internal_options()
     # Hydra then raises its errors instead of ending the process with its own words.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -57,60 +97,17 @@ def main(arguments: list[str]) -> None:
         job()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(first_line(error)) from None
-    if options.multirun:
-        from clipzoo.report.sweep_page import write_sweep
-
-        print(write_sweep(lines), flush=True)
-        sweep.require_results(lines)
+    if line.options.multirun:
+        print(by_name("clipzoo.report.sweep_page.write_sweep")(line.lines), flush=True)
+        sweep.require_results(line.lines)
 
 
-def hydra_arguments(arguments: list[str]) -> list[str]:
-    """Return the checked command line as Hydra reads it: options first, shard ranges in quotes.
+def read_command_line(arguments: list[str]) -> CommandLine:
+    """Parse, compose and check a command line, once for a run.
 
     Raises:
         ConfigError: an option or override is invalid, for any point of a sweep.
     """
-    options, lines = _read_command_line(arguments)
-    if options.multirun:
-        if launch.read().world_size > 1:
-            raise ConfigError("-m starts one process for each point: run it without torchrun")
-        if options.cfg:
-            raise ConfigError("--cfg shows one configuration: leave out -m (--multirun)")
-        os.environ.setdefault("CLIPZOO_SWEEP", sweep.sweep_name(lines))
-    for option in ("config_path", "config_name", "experimental_rerun"):
-        if getattr(options, option) is not None:
-            raise ConfigError(f"--{option.replace('_', '-')} is not an option of clipzoo: choose groups and keys "
-                              "with KEY=VALUE, or add your own with --config-dir FOLDER")  # fmt: skip
-    if (options.resolve or options.package is not None) and not options.cfg:
-        raise ConfigError("--resolve and --package go with --cfg job")
-    folders: list[str] = []
-    if not (options.version or options.shell_completion):
-        read = [overrides.read(line) for line in lines]
-        shows = options.cfg or options.help or options.hydra_help or options.info
-        search = trials.search_of(lines) if options.multirun and not shows else None
-        if search is None:
-            for override in read:
-                overrides.require_values(override, options.multirun)
-        for point in search[1].corner_lines() if search else overrides.covering_points(read):
-            plain = compose(point, complete=not shows)
-            if (row := plain["row"]) is not None:
-                from clipzoo.report.paper_tables.published import require_row
-
-                require_row(row)
-            folders = runs_of(plain).hydra_overrides() if options.multirun else []
-        if options.multirun and not shows and not search:
-            sweep.points(lines)
-    own = own_folder()
-    return [
-        *(argument for argument in arguments if argument not in options.overrides),
-        *(() if own is None else ("--config-dir", str(own))),
-        *lines,
-        *folders,
-    ]
-
-
-def _read_command_line(arguments: list[str]) -> tuple[Namespace, list[str]]:
-    """Return Hydra's options, and the overrides in Hydra's grammar."""
     parser = Parser("clipzoo train", add_help=False)
     for option in ("-h/--help", "--hydra-help", "--version", "--resolve", "-r/--run", "-m/--multirun",
                    "-sc/--shell-completion"):  # fmt: skip
@@ -124,7 +121,50 @@ def _read_command_line(arguments: list[str]) -> tuple[Namespace, list[str]]:
     if unknown:
         key = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
         raise ConfigError(f"there is no option {unknown[0]}; values are given as {FOREIGN_KEYS.get(key, key)}=VALUE")
-    return options, [str(overrides.read(text).input_line) for text in options.overrides]
+    lines = [str(overrides.read(text).input_line) for text in options.overrides]
+    if options.multirun:
+        if launch.read().world_size > 1:
+            raise ConfigError("-m starts one process for each point: run it without torchrun")
+        if options.cfg:
+            raise ConfigError("--cfg shows one configuration: leave out -m (--multirun)")
+        os.environ.setdefault("CLIPZOO_SWEEP", sweep.sweep_name(lines))
+    for option in ("config_path", "config_name", "experimental_rerun"):
+        if getattr(options, option) is not None:
+            raise ConfigError(f"--{option.replace('_', '-')} is not an option of clipzoo: choose groups and keys "
+                              "with KEY=VALUE, or add your own with --config-dir FOLDER")  # fmt: skip
+    if (options.resolve or options.package is not None) and not options.cfg:
+        raise ConfigError("--resolve and --package go with --cfg job")
+    if options.version or options.shell_completion:
+        return CommandLine(arguments, options, lines, None, [])
+    given = [overrides.read(line) for line in lines]
+    search = trials.search_of(lines) if options.multirun and not shows(options) else None
+    if search is None:
+        for override in given:
+            overrides.require_values(override, options.multirun)
+    points = search[1].corner_lines() if search else overrides.covering_points(given)
+    configurations = [compose(point, complete=not shows(options)) for point in points]
+    for row in {plain["row"] for plain in configurations} - {None}:
+        by_name("clipzoo.report.paper_tables.published.require_row")(row)
+    if options.multirun and not shows(options) and not search:
+        sweep.points(lines)
+    return CommandLine(arguments, options, lines, search, configurations)
+
+
+def shows(options: Namespace) -> bool:
+    """Return True if Hydra shows something instead of a training."""
+    return any((options.cfg, options.help, options.hydra_help, options.info, options.version, options.shell_completion))
+
+
+def experiment_of(lines: Sequence[str]) -> str | None:
+    """Return the experiment that a command line chooses."""
+    chosen = [override.value() for override in map(overrides.read, lines) if override.key_or_group == "experiment"]
+    return None if not chosen or chosen[-1] is None else str(chosen[-1])
+
+
+def by_name(name: str) -> Any:
+    """Return a function of `clipzoo.report`, which a training imports only when it writes a page."""
+    module, _, function = name.rpartition(".")
+    return getattr(import_module(module), function)
 
 
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -133,10 +173,15 @@ INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchp
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
 def job(config: DictConfig) -> None:
+    """Train one point of a sweep."""
+    # The overrides as they were typed: iterating over Hydra's list resolves interpolations.
+    lines = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(lines, list)
+    typed = [str(line) for line in lines]
     try:
         with exit_on_error():
             launch.set_environment()
-            train(config)
+            train(checked(config, trusted_names(typed)), typed, HydraConfig.get().runtime.choices.get("experiment"))
     except SystemExit as end:
         # The other points of a sweep are still trained; `main` names this one at the end.
         if end.code not in FAILURES or HydraConfig.get().mode is not RunMode.MULTIRUN:
@@ -147,14 +192,17 @@ FAILURES = (1, 2)
 """Exit codes of a run that has failed; it has not been stopped from outside."""
 
 
-def train(config: DictConfig) -> None:
-    """Train the configured run to its end, or report that it is finished."""
-    trust = trusted_names(command_line())
-    given = with_digests(checked(config, trust))
+def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) -> None:
+    """Train a run to its end, or report that it is finished.
+
+    config: checked. lines: overrides as they were typed. experiment: chosen by them.
+    """
+    trust = trusted_names(lines)
+    given = with_digests(config)
     # `plain` is written, sent and compared: it holds no passwords and no values of environment variables.
     plain, values = masked(given), with_variables(given)
     runs = runs_of(plain)
-    folder = find_run(plain, command_line(), partial(fingerprint, values["data"]))
+    folder = find_run(plain, lines, partial(fingerprint, values["data"]))
     if is_finished(folder):
         if launch.read().is_first:
             runs.complete(folder)
@@ -167,45 +215,46 @@ def train(config: DictConfig) -> None:
     from clipzoo.distributed.preemption import Preemption, Spares
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World, described, set_threads
+    from clipzoo.evaluation.suite import Suite
     from clipzoo.initial import initialise
-    from clipzoo.training.loggers.terminal import quiet_libraries
-    from clipzoo.training.parts import Parts
+    from clipzoo.training.loggers import quiet_libraries
+    from clipzoo.training.train import train as fit
 
     watchdog = Watchdog()
     preemption = Preemption(watchdog)
     quiet_libraries()
     found = found_in_model(values, trust)
     plain, values = filled(plain, found), filled(values, found)
-    parts = build_parts(values, trust)
-    trainer, dataset, evaluator = parts.trainer, parts.dataset, parts.evaluator
-    spares = Spares(trainer.length.global_batch)
-    spares.wait_if_spare(trainer.timeout)
-    world = World.join(trainer.device, trainer.timeout)
+    parts = replace(build_parts(values, trust), folder=folder, config=plain)
+    settings, dataset, evaluator = parts.settings, parts.dataset, parts.evaluator
+    assert isinstance(evaluator, Suite)
+    spares = Spares(settings.global_batch)
+    spares.wait_if_spare(settings.timeout)
+    world = World.join(settings.device, settings.timeout)
     set_threads(world.device)
     with (
-        watchdog.guard(world, trainer.timeout, folder),
+        watchdog.guard(world, settings.timeout, folder),
         RunLock(folder) as lock,
         runs.kept(lock, world, preemption.request, watchdog.before_exit),
     ):
         with created(folder, world):
             model = build_model(values, parts.head, trust)
             dataset.open(folder, world)
-            trainer.check(dataset, plain["seed"], world)
+            dataset.check(parts.seed, settings.global_batch)
+            settings.check(dataset.samples, world)
             rows = initialise(model, folder, plain, values, parts, trust, world)
-            precision = trainer.choose_precision(folder, world)
+            settings = settings.resolved(folder, world)
             evaluator.open()
-            best_metric = of_weights(trainer.saving.best_metric, averaged=parts.averaging is not None)
-            evaluator.require(best_metric, trainer.length.global_batch)
+            best_metric = of_weights(settings.best_metric, averaged=parts.averaging is not None)
+            evaluator.require(best_metric, settings.global_batch)
         device, warning = described(world, plain["data"].get("workers"))
-        world.run_on_first(lambda: begin(lock, plain, given, dataset, rows, f"{precision} on {device}", world))
+        hardware = f"{settings.precision} on {device}"
+        world.run_on_first(lambda: begin(lock, plain, given, dataset, rows, hardware, world))
         if warning:
             launch.say(f"clipzoo: warning: {warning}")
-        training = Parts(
-            model, parts.objective, dataset, parts.optimizer, trials.at_rungs(evaluator, watchdog), parts.logger,
-            plain["seed"], folder, plain, parts.tuning, averaging=parts.averaging,
-        )  # fmt: skip
-        cost, metrics = trainer.fit(training, world, preemption)
-        finish(training, cost, metrics, world)
+        parts = replace(parts, settings=settings)
+        cost, metrics = fit(model, parts, world, preemption, trials.hooks(watchdog, world))
+        finish(model, parts, world, lines, experiment, cost, metrics)
     world.leave()
     spares.release()
 
@@ -247,48 +296,37 @@ def fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
     return stored_fingerprint(data, run)
 
 
-def command_line() -> list[str]:
-    """Return the overrides of this job as they were typed: iterating over Hydra's list resolves interpolations."""
-    overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    assert isinstance(overrides, list)
-    return [str(override) for override in overrides]
-
-
-def finish(training: Parts, cost: Mapping[str, Any], metrics: Mapping[str, float], world: World) -> None:
-    """Write the report and the results of a run that has ended. Collective."""
-    from clipzoo.training.inspection import diagnostics
-
-    assert training.folder is not None
-    path = training.folder / "evaluation" / "samples.json"
-    samples = diagnostics.write_sample_summary(training.objective, path, world=world)
-    world.run_on_first(lambda: write_outputs(training, cost, metrics, samples))
-
-
-def write_outputs(
-    training: Parts,
+def finish(
+    model: Model,
+    parts: Parts,
+    world: World,
+    lines: Sequence[str],
+    experiment: str | None,
     cost: Mapping[str, Any],
     metrics: Mapping[str, float],
-    samples: Mapping[str, Any],
 ) -> None:
-    """Write the report and the results of a run that has ended. samples: summary of the per-sample state.
+    """Write the report and the results of a run that has ended. Collective.
 
     results.json comes last: a run directory that has it is finished and complete. Until then, the same command starts
     again after the last checkpoint, with the cached evaluation.
     """
-    from clipzoo.report.run_page.page import write_report
-    from clipzoo.training.inspection import diagnostics
+    from clipzoo.training.diagnostics import write_examples, write_sample_summary
 
-    folder = training.folder
+    folder = parts.folder
     assert folder is not None
-    diagnostics.write_examples(samples, training.dataset, folder / "evaluation" / "samples")
-    experiment = HydraConfig.get().runtime.choices.get("experiment")
-    results = record.results(folder, training.config, experiment, command_line(), cost, metrics)
-    write_report(folder, results)
-    training.logger.report(metrics, sorted((folder / "report").glob("*.png")))
-    training.logger.close()
-    if any(name.endswith("lora_A") for name in training.model.state_dict()):
-        from clipzoo.export.adapters import save_adapters
+    samples = write_sample_summary(parts.objective, folder / "evaluation" / "samples.json", world=world)
 
-        save_adapters(folder, folder / "adapters")
-    results.write(folder)
-    launch.say(record.summary(folder))
+    def write() -> None:
+        write_examples(samples, parts.dataset, folder / "evaluation" / "samples")
+        results = record.results(folder, parts.config, experiment, lines, cost, metrics)
+        by_name("clipzoo.report.run_page.page.write_report")(folder, results)
+        parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
+        parts.logger.close()
+        if any(name.endswith("lora_A") for name in model.state_dict()):
+            from clipzoo.export.adapters import save_adapters
+
+            save_adapters(folder, folder / "adapters")
+        results.write(folder)
+        launch.say(record.summary(folder))
+
+    world.run_on_first(write)

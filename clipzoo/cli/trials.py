@@ -31,7 +31,8 @@ from clipzoo.runs.sweep import MOST_NAMES, of_search_option
 
 if TYPE_CHECKING:
     from clipzoo.distributed.watchdog import Watchdog
-    from clipzoo.training.parts import Evaluator
+    from clipzoo.distributed.world import World
+    from clipzoo.training.parts import Hook
     from clipzoo.types import Progress
 
 VARIABLE = "CLIPZOO_TRIAL"
@@ -92,11 +93,11 @@ def show(study: Study) -> None:
     print(write_search(study.folder, study.search, study.space, study.trials()), flush=True)
 
 
-def at_rungs(evaluator: Evaluator, watchdog: Watchdog) -> Evaluator:
-    """Return the evaluator of a run; that of a trial stops the run at a rung that it does not pass."""
+def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
+    """Return the hooks of a training: the rungs at which a trial is stopped if it does not pass; else none."""
     if VARIABLE not in os.environ:
-        return evaluator
-    from clipzoo.training.callback import RungEvaluator
+        return []
+    from clipzoo.training.callbacks import Rungs
 
     folder, number, settings = json.loads(os.environ[VARIABLE])
     search = Search(**settings)
@@ -110,7 +111,7 @@ def at_rungs(evaluator: Evaluator, watchdog: Watchdog) -> Evaluator:
     def stop(progress: Progress) -> None:
         watchdog.exit_all(0, f"clipzoo: pruned after step {progress.step} of {progress.total_steps}")
 
-    return RungEvaluator(evaluator, rungs, passes, stop) if rungs else evaluator
+    return [Rungs(rungs, passes, stop, world)]
 
 
 def _finish(study: Study, trial: Trial) -> None:

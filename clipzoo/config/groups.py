@@ -107,7 +107,8 @@ FOREIGN_KEYS = {
     "beta2": "optim.betas", "checkpoint": "init.weights", "ckpt": "init.weights", "dataset": "data",
     "grad_clip_norm": "trainer.clip_gradient", "learning_rate": "optim.schedule.peak", "logs": "runs",
     "loss": "objective", "lr": "optim.schedule.peak", "model": "encoder", "pretrained": "init.weights",
-    "report_to": "logger.wandb", "save_frequency": "trainer.save_every", "train_data": "data.shards",
+    "report_to": "logger", "save_frequency": "trainer.save_every",
+    "tensorboard": "logger=tensorboard", "train_data": "data.shards", "wandb": "logger=wandb",
     "warmup": "optim.schedule.warmup_steps", "wd": "optim.weight_decay",
 }  # fmt: skip
 """Names that other programs, above all open_clip, use for our keys."""

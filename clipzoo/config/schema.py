@@ -244,8 +244,11 @@ def class_constant(target: str, name: str) -> Any:
         return class_constant(node, name)
     if not isinstance(node, ast.ClassDef):
         return None
-    inherited = (class_constant(base, name) for base in _bases(node, module, names))
-    constant = next((constant for constant in inherited if constant is not None), None)
+    inherited = [class_constant(base, name) for base in _bases(node, module, names)]
+    constants = [constant for constant in inherited if constant is not None]
+    constant = constants[0] if constants else None
+    if isinstance(constant, dict):
+        constant = {key: value for mapping in reversed(constants) for key, value in mapping.items()}
     for item in node.body:
         match item:
             case ast.Assign(targets=[ast.Name(id=assigned)], value=value) if assigned == name:

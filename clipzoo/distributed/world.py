@@ -174,10 +174,8 @@ class World:
         """Every rank's picklable value in rank order, on every rank."""
         if self.size == 1:
             return [value]
-        values: list[T] = [value] * self.size
         with self._counter.entering():
-            dist.all_gather_object(values, value)
-        return values
+            return gather_objects(value)
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors with the first rank's values."""
@@ -322,6 +320,13 @@ class Exchange(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return Exchange.forward(context, gradient, context.counter), None
+
+
+def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Return every rank's picklable value in rank order. Collective. group: None for the default process group."""
+    values: list[T] = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def is_collective_error(error: BaseException) -> bool:

@@ -11,8 +11,8 @@ from torch import Tensor
 from clipzoo import io
 from clipzoo.encoders.tuning import adapters_of
 from clipzoo.errors import ConfigError
-from clipzoo.training.checkpoints import checkpoint
-from clipzoo.training.tuning.frozen_part import read_frozen
+from clipzoo.training import checkpoint_files
+from clipzoo.training.tuned import read_frozen
 
 TOWERS = ("image", "text")
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -30,7 +30,7 @@ def save_adapters(run: str | Path, folder: str | Path) -> list[Path]:
     Raises:
         ConfigError: the run has no checkpoint or no adapters.
     """
-    newest = checkpoint.load_newest(Path(run) / "checkpoints")
+    newest = checkpoint_files.load_newest(Path(run) / "checkpoints")
     if newest is None:
         raise ConfigError(f"{run} has no valid checkpoint: train first")
     state = {**read_frozen(Path(run), newest[0]), **newest[0]["model"]}

@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from clipzoo.build import build_model, build_parts, parameters_of
 from clipzoo.errors import number_of
 from clipzoo.model import Model
-from clipzoo.training.pair_encoder import PairEncoder
-from clipzoo.training.tuning.tuned_model import TunedModel
+from clipzoo.training.gradients import PairEncoder
+from clipzoo.training.tuned import TunedModel
 from clipzoo.types import Batch
 
 # Memory that tensors take, counted as they are made and freed; fake tensors take none and are counted alike.
@@ -151,7 +151,7 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         model = build_model(plain, parts.head, trust)
         TunedModel(model, objective, parts.tuning, plain["seed"])
         image, text, points = _flops(model, plain)
-    autocast = parts.trainer.computation.autocast_dtype
+    autocast = parts.settings.autocast_dtype
     encoder = model.encoder
     trains = [_trained(getattr(encoder, f"{view}_tower", encoder)) > 0 for view in ("image", "text")]
     forward, text_tower = image + text, getattr(encoder, "text_tower", encoder)

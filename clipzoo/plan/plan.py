@@ -143,7 +143,7 @@ def main(arguments: list[str]) -> None:
     # torch is imported only now: a mistyped key is reported at once.
     from clipzoo.build import found_in_model
     from clipzoo.plan.counts import configured, count, recomputation_keys, recomputes
-    from clipzoo.training.loggers.terminal import quiet_libraries
+    from clipzoo.training.loggers import quiet_libraries
 
     quiet_libraries()
     plain = filled(plain, found_in_model(plain, trust))

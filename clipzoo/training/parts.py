@@ -1,4 +1,4 @@
-"""The parts of a training: their protocols, and `Parts`, which holds them all.
+"""The parts of a training: their protocols, its hooks, and `Parts`, which holds all parts but the model.
 
 Classes of this package satisfy them without inheriting from them; users' classes may do the same. Methods that
 communicate with other ranks take the `World` as an argument.
@@ -18,9 +18,11 @@ from clipzoo.data.captions import CaptionCounts
 from clipzoo.distributed.launch import say
 from clipzoo.encoders.tuning import Tuning
 from clipzoo.evaluation.validation import HeldOutLoss
+from clipzoo.heads.base import Head
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.types import Batch, Progress, World
+from clipzoo.training.settings import Settings
+from clipzoo.types import Batch, Loss, Progress, World
 
 
 class Dataset(Protocol):
@@ -118,23 +120,78 @@ class Logger(Protocol):
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The objects that a training consists of.
+class Step:
+    """A step that is done. progress: after the step. gradient_norm: 0-d, of all parameters, before clipping."""
 
-    dataset: opened. seed: of all randomness. folder: run directory; None: nothing is written.
-    config: for the logger. tuning: which parameters of the encoder train; None for all. report: called with each line
-    for the terminal. averaging: of the weights; None for no average.
+    progress: Progress
+    loss: Loss
+    gradient_norm: Tensor
+    learning_rate: float
+
+    @property
+    def number(self) -> int:
+        """Number of the step, counted from 1."""
+        return self.progress.step
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.progress.total_steps
+
+
+class Hook:
+    """Called by the training on all ranks; a subclass needs only the methods that it uses.
+
+    What a hook writes about a step must wait for the step's divergence check (`DivergenceCheck.settle`).
     """
 
-    model: Model
+    key: str | None = None
+    """Name of the hook's state in a checkpoint; None for a hook without state."""
+    ended_early: str | None = None
+    """Reason why the training ends before its last step; None while it continues."""
+
+    def begin(self, progress: Progress) -> None:
+        """Called before the first step of this process. progress: of the checkpoint, step 0 for a new training."""
+
+    def after(self, step: Step) -> None:
+        """Called after each step."""
+
+    def evaluates(self, progress: Progress) -> bool:
+        """Return True to ask for an evaluation at this point of the training, which is not its end."""
+        return False
+
+    def evaluated(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        """Called after an evaluation during the training."""
+
+    def end(self) -> None:
+        """Called when the training ends, also by an error."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a checkpoint holds."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state. Checkpoints that were written without the hook have none."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The objects that a training consists of, besides its model.
+
+    head: of the model. seed: seeds all random numbers. folder: run directory; None: nothing is written.
+    config: for the logger. tuning: which parameters of the encoder train; None for all. averaging: of the weights;
+    None for no average. report: called with each line for the terminal.
+    """
+
+    settings: Settings
+    head: Head
     objective: Objective
     dataset: Dataset
-    optimizer: Optimizer
     evaluator: Evaluator
+    optimizer: Optimizer
     logger: Logger
+    tuning: Tuning | None
+    averaging: Averaging | None
     seed: int
-    folder: Path | None
+    folder: Path | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    tuning: Tuning | None = None
     report: Callable[[str], None] = say
-    averaging: Averaging | None = None

@@ -1,22 +1,36 @@
-"""Settings of a training, in groups: its length, its computation, what it saves."""
+"""Settings of a training: groups for trainings from Python, and `Settings`, which has the keys of all groups."""
 
 from __future__ import annotations
 
 import logging
+import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
 
+from clipzoo.distributed import launch
 from clipzoo.distributed.parallel import Parallel, Replicated
 from clipzoo.distributed.world import World, bf16_slowdown, is_fast_in_bf16
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
-from clipzoo.training.checkpoints import checkpoint
-from clipzoo.training.fully_sharding import FullySharding
-from clipzoo.types import Count, Epochs, Positive, Range, SpikePolicy, SpikeWindow, StepRange, checked, decimal
+from clipzoo.objectives.base import Objective
+from clipzoo.training import checkpoint_files
+from clipzoo.types import (
+    Count,
+    Epochs,
+    Part,
+    Positive,
+    Range,
+    Seconds,
+    SpikePolicy,
+    SpikeWindow,
+    StepRange,
+    checked,
+    decimal,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +47,7 @@ MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 @checked
 @dataclass(frozen=True)
 class Length:
-    """global_batch: samples of a step, over all ranks. epochs or steps: one of them, the other None."""
+    """global_batch: samples of a step, over all ranks. epochs or steps: the length; the other is None."""
 
     global_batch: Annotated[int, Range(at_least=2)]
     epochs: Epochs | None
@@ -48,18 +62,42 @@ class Length:
         assert self.epochs is not None
         return int(decimal(self.epochs) * samples / self.global_batch)
 
-    def check(self, samples: int, world: World) -> None:
-        """Raise ConfigError if ranks cannot share a batch or the training has no step."""
-        if self.global_batch % world.size:
+
+@checked
+@dataclass(frozen=True)
+class FullySharding(Part):
+    """How weights, gradients and optimizer state are divided with parallel="fsdp".
+
+    shard_group: consecutive ranks that divide the weights: "all", those of a "node", or their number. With fewer than
+    all, every group holds all weights (hybrid sharding). reshard: free the weights of a block between its forward and
+    its backward pass. offload: keep weights, gradients and optimizer state in main memory; they are copied to the
+    device for the passes, and the optimizer computes on the CPU.
+    """
+
+    shard_group: Literal["all", "node"] | Count = "all"
+    reshard: bool = True
+    offload: bool = False
+
+    def ranks(self, world: World) -> int:
+        """Return the number of ranks of a group. Collective.
+
+        Raises:
+            ConfigError: groups of this size cannot be formed.
+        """
+        if self.shard_group == "node":
+            # Launchers that do not tell the number of ranks of a node give every node a name.
+            hosts = world.gather_object(socket.gethostname())
+            local_size = launch.read().local_size
+            ranks = local_size if local_size > 1 else hosts.count(hosts[0])
+        else:
+            ranks = world.size if self.shard_group == "all" else self.shard_group
+        if ranks < 2 or world.size % ranks:
             raise ConfigError(
-                f"trainer.global_batch={self.global_batch} cannot be divided among {number_of(world.size, 'rank')}"
+                f"trainer.fsdp.shard_group={self.shard_group} is {ranks} of {number_of(world.size, 'rank')}: give a "
+                "divisor of "
+                f"{world.size} that is at least 2, or trainer.parallel=ddp"
             )
-        if self.total_steps(samples) < 1:
-            raise ConfigError(
-                f"trainer.epochs={self.epochs} of {number_of(samples, 'sample')} is less than one step of "
-                f"{self.global_batch}: "
-                "raise trainer.epochs or lower trainer.global_batch"
-            )
+        return ranks
 
 
 @checked
@@ -85,7 +123,7 @@ class Computation:
     micro_batch: Count | None = None
     tile: Literal["auto"] | Count | None = "auto"
     clip_gradient: Annotated[float, Range(at_least=1e-6)] | None = None
-    loss_limit: Positive = 1e4
+    loss_limit: Annotated[float, Range(at_least=1)] = 1e4
     compile: bool = False
     gather: Literal["exact", "bf16"] = "exact"
     group_captions: bool = True
@@ -97,7 +135,7 @@ class Computation:
         "not fsdp.offload or precision != 'fp16'": "offloaded gradients cannot be scaled: take trainer.precision=bf16",
     }
 
-    def resolved(self, folder: Path | None, world: World) -> Computation:
+    def resolved(self, folder: Path | None, world: World) -> Self:
         """Return these settings with a precision in place of "auto". Collective.
 
         A resumed run keeps the precision of its checkpoints on every device. Warns if bf16 is slow on this CPU.
@@ -108,7 +146,7 @@ class Computation:
 
     def _precision(self, folder: Path | None, device: torch.device) -> Precision:
         is_auto = self.precision == "auto"
-        recorded = checkpoint.recorded(folder / "checkpoints", PRECISION) if folder and is_auto else None
+        recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION) if folder and is_auto else None
         if is_auto and recorded is None:
             return "bf16" if is_fast_in_bf16(device) else "float32"
         precision: Precision = recorded or self.precision
@@ -125,19 +163,21 @@ class Computation:
     def parameter_dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "float64" else torch.float32
 
-    def check(self, world: World) -> None:
-        """Raise ConfigError if these ranks cannot divide the weights."""
-        if self._shards(world):
-            self.fsdp.ranks(world)
+    def place(self, model: Model, objective: Objective, samples: int, world: World) -> None:
+        """Set the precision of the parameters, and move to the device those that ranks will not divide.
 
-    def place(self, model: Model, world: World) -> None:
-        """Set the precision of the parameters, and move to the device those that ranks will not divide."""
+        samples: of the dataset, for the objective's per-sample state.
+        """
         model.to(dtype=self.parameter_dtype)
-        (model.head if self._shards(world) else model).to(world.device)
+        (model.head if self.is_sharded(world) else model).to(world.device)
+        objective.to(world.device, self.parameter_dtype)
+        objective.share(world if self.sample_state == "sharded" else World())
+        objective.allocate(samples)
+        objective.to(world.device)
 
     def share(self, model: Model, world: World) -> Parallel[Model]:
         """Return how ranks share the weights of the model. Collective."""
-        if not self._shards(world):
+        if not self.is_sharded(world):
             return Replicated(model, world)
         # Imports another second of torch.
         from clipzoo.distributed.sharded import Sharded
@@ -146,7 +186,7 @@ class Computation:
         ranks, sharding = self.fsdp.ranks(world), self.fsdp
         return Sharded(model, world, kept, ranks, sharding.reshard, sharding.offload)
 
-    def _shards(self, world: World) -> bool:
+    def is_sharded(self, world: World) -> bool:
         """Return False for a single rank, which has nobody to share with."""
         return self.parallel == "fsdp" and world.size > 1
 
@@ -168,21 +208,21 @@ class Computation:
 @checked
 @dataclass(frozen=True)
 class Saving:
-    """log_every, save_every: steps. keep: number of newest checkpoints.
+    """log_every, save_every: steps between lines of the log, and between checkpoints. keep: number of newest ones.
 
     best_metric: metric of the evaluation, such as "zero_shot/cifar10/top1" or "validation/loss"; its best checkpoint is
     kept too. patience: number of evaluations in a row that do not improve best_metric, after which training ends.
-    in_background: training continues while a checkpoint is written.
-    format: a checkpoint is one file, which the first rank writes, or has one for each rank; "auto" for one for each
-    rank if weights or per-sample state are sharded.
+    save_in_background: training continues while a checkpoint is written.
+    checkpoint_format: a checkpoint is one file, which the first rank writes, or has one for each rank; "auto" for one
+    for each rank if weights or per-sample state are sharded.
     """
 
     log_every: Count
     save_every: Count
     keep: Count = 1
     best_metric: str | None = None
-    in_background: bool = False
-    format: CheckpointFormat = "auto"
+    save_in_background: bool = False
+    checkpoint_format: CheckpointFormat = "auto"
     patience: Count | None = None
 
     relations = {
@@ -214,11 +254,45 @@ class Inspection:
     slow_rank_threshold: Positive = 0.2
     slow_rank_seconds: Positive = 60.0
 
-    def check(self, total_steps: int) -> None:
-        """Raise ConfigError if the training does not have the steps to profile."""
+
+@checked
+@dataclass(frozen=True)
+class Settings(Computation, Inspection, Saving, Length, Part):
+    """Length, batch and precision of a training, its checkpoints and log.
+
+    device: "auto", "cpu" or "cuda". timeout: seconds without a step, a batch or an answer of other ranks
+    after which the run ends.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    timeout: Seconds = 600.0
+
+    relations = {
+        "checkpoint_format != 'file' or sample_state == 'whole'": (
+            "one file would need the whole state on the first rank: give checkpoint_format=auto"
+        ),
+        "parallel == 'fsdp' or (fsdp.shard_group == 'all' and fsdp.reshard and not fsdp.offload)": (
+            "the settings of trainer.fsdp need trainer.parallel=fsdp"
+        ),
+    }
+
+    def check(self, samples: int, world: World) -> None:
+        """Raise ConfigError if ranks cannot share the weights or a batch, or `samples` samples are too few steps."""
+        if self.is_sharded(world):
+            self.fsdp.ranks(world)
+        if self.global_batch % world.size:
+            raise ConfigError(
+                f"trainer.global_batch={self.global_batch} cannot be divided among {number_of(world.size, 'rank')}"
+            )
+        total_steps = self.total_steps(samples)
+        if total_steps < 1:
+            raise ConfigError(
+                f"trainer.epochs={self.epochs} of {number_of(samples, 'sample')} is less than one step of "
+                f"{self.global_batch}: raise trainer.epochs or lower trainer.global_batch"
+            )
         if self.profile is not None and self.profile[1] > total_steps:
             raise ConfigError(
                 f"trainer.profile=[{self.profile[0]},{self.profile[1]}]: the training has "
-                f"{number_of(total_steps, 'step')}; give "
-                "the first and the last step to profile, such as trainer.profile=[10,20]"
+                f"{number_of(total_steps, 'step')}; give the first and the last step to profile, such as "
+                "trainer.profile=[10,20]"
             )

@@ -12,7 +12,7 @@ from clipzoo.build import build_model
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.errors import ConfigError
 from clipzoo.loading import LoadedModel, interpolate
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from tests.support import tuned
 from tests.support.evaluation_sets import config_of, write_sets
 
@@ -50,7 +50,7 @@ def test_a_sweep_of_the_mix_evaluates_both_runs_and_the_models_between_them(tmp_
         folder.mkdir()
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         model = build_model(config).float()
-        checkpoint.save(folder / "checkpoints", 1, {"model": model.state_dict()}, {"step": 1}, 1)
+        checkpoint_files.save(folder / "checkpoints", 1, {"model": model.state_dict()}, {"step": 1}, 1)
     first, second = tmp_path / "run0", tmp_path / "run1"
     alone = [evaluate([f"run={run}", f"output={tmp_path / 'alone' / run.name}", *settings]) for run in (first, second)]
     evaluate([f"run={second}", f"mix_with={first}", "mix=[0,0.5,1]", *settings])

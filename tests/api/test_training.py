@@ -20,7 +20,7 @@ from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.training.optimization.optimizers import AdamW
+from clipzoo.training.optimizers import AdamW
 from clipzoo.training.settings import Computation
 from clipzoo.types import Features
 from tests.support.paths import ROOT
@@ -166,7 +166,7 @@ def test_faults_are_named():
     with pytest.raises(ConfigError, match="a source that has only 40"):
         train(model(), batch=41)
     with pytest.raises(TrainingError, match="step 0 diverged"):
-        train(model(), computation=Computation(loss_limit=1e-3))
+        train(model(), computation=Computation(loss_limit=1.0))
 
 
 class Recipe:
@@ -194,7 +194,7 @@ def test_any_optimizer_of_torch_trains_and_skips_a_diverged_step(recipe):
     assert result.history[-1]["loss"] < result.history[0]["loss"]
     trained = model()
     with pytest.raises(TrainingError, match="step 0 diverged"):
-        train(trained, optimizer=recipe, computation=Computation(loss_limit=1e-3))
+        train(trained, optimizer=recipe, computation=Computation(loss_limit=1.0))
     assert all(torch.equal(value, trained.state_dict()[name]) for name, value in model().state_dict().items())
 
 

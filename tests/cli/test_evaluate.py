@@ -16,7 +16,7 @@ from clipzoo.build import build_part
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from tests.support.evaluation_sets import config_of, model_of, write_sets
 from tests.support.processes import start_script
 
@@ -46,7 +46,7 @@ def run(tmp_path) -> Path:
         model = model_of("clip").float()
         with torch.no_grad():
             model.head.text_projection.mul_(torch.linspace(1, scale, 16))
-        checkpoint.save(folder / "checkpoints", step, {"model": model.state_dict()}, {"step": step}, 10)
+        checkpoint_files.save(folder / "checkpoints", step, {"model": model.state_dict()}, {"step": step}, 10)
     return folder
 
 
@@ -84,7 +84,7 @@ def test_a_missing_run_or_checkpoint_is_named(run):
 
 
 def test_a_checkpoint_of_another_model_is_one_message(run):
-    path = checkpoint.save(run / "checkpoints", 3, {"model": {"x": torch.zeros(1)}}, {"step": 3}, 10)
+    path = checkpoint_files.save(run / "checkpoints", 3, {"model": {"x": torch.zeros(1)}}, {"step": 3}, 10)
     with pytest.raises(ConfigError, match="does not fit the model of its configuration .*: give another") as no:
         clipzoo.load(path)
     assert "\n" not in str(no.value)

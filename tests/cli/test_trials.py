@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clipzoo.cli import trials
-from clipzoo.cli.train import hydra_arguments
+from clipzoo.cli.train import read_command_line
 from clipzoo.errors import ConfigError
 from clipzoo.runs.search.study import Study, study_folder
 from clipzoo.runs.search.trial import Trial
@@ -46,7 +46,7 @@ TOP5 = "search.maximize=zero_shot/colours/top5"
 )
 def test_a_wrong_search_is_one_message(lines, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
-        hydra_arguments(["-m", "encoder=tiny", "data.shards=a.tar", *lines])
+        read_command_line(["-m", "encoder=tiny", "data.shards=a.tar", *lines])
 
 
 def test_a_launcher_that_is_not_there_is_one_message_before_the_first_trial(tmp_path):
@@ -59,7 +59,7 @@ def test_a_launcher_that_is_not_there_is_one_message_before_the_first_trial(tmp_
 
 def test_settings_of_a_search_belong_to_a_sweep():
     with pytest.raises(ConfigError, match=re.escape("search.trials=3 is for a sweep: add -m")):
-        hydra_arguments(["encoder=tiny", "data.shards=a.tar", "search.trials=3"])
+        read_command_line(["encoder=tiny", "data.shards=a.tar", "search.trials=3"])
 
 
 def test_the_documented_search_file_states_a_search(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from clipzoo.cli.train import hydra_arguments
+from clipzoo.cli.train import read_command_line
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import read
 from clipzoo.errors import ConfigError
@@ -86,29 +86,29 @@ def test_a_kernel_given_as_a_value_is_answered_with_its_group():
 
 
 def test_an_incomplete_configuration_can_be_shown():
-    hydra_arguments(["--cfg", "job"])
+    read_command_line(["--cfg", "job"])
     with pytest.raises(ConfigError, match="head.temperature must be"):
-        hydra_arguments(["--cfg", "job", "head.temperature=hot"])
+        read_command_line(["--cfg", "job", "head.temperature=hot"])
 
 
 def test_completion_is_not_checked_and_cfg_excludes_multirun():
-    hydra_arguments(["--shell-completion", "install=bash"])
+    read_command_line(["--shell-completion", "install=bash"])
     with pytest.raises(ConfigError, match="--cfg shows one configuration"):
-        hydra_arguments(["-m", "--cfg", "job", SHARDS])
+        read_command_line(["-m", "--cfg", "job", SHARDS])
 
 
 def test_every_option_of_a_swept_group_is_checked():
     with pytest.raises(ConfigError, match="there is no head=3 .options: clip, "):
-        hydra_arguments(["-m", SHARDS, "head=clip,3"])
+        read_command_line(["-m", SHARDS, "head=clip,3"])
 
 
 def test_a_glob_of_a_swept_group_is_left_to_hydra():
-    assert hydra_arguments(["-m", SHARDS, "head=glob(*)"])[-1] == "head=glob(*)"
+    assert read_command_line(["-m", SHARDS, "head=glob(*)"]).hydra_arguments[-1] == "head=glob(*)"
 
 
 def test_an_option_of_another_program_is_answered_with_our_key():
     with pytest.raises(ConfigError) as raised:
-        hydra_arguments(["head=clip", "--lr", "1e-3"])
+        read_command_line(["head=clip", "--lr", "1e-3"])
     assert str(raised.value) == "there is no option --lr; values are given as optim.schedule.peak=VALUE"
 
 
@@ -133,8 +133,8 @@ def test_a_mistake_leaves_with_code_2_before_torch_is_imported(script, override,
 @pytest.mark.medium
 def test_every_value_of_a_sweep_is_checked():
     with pytest.raises(ConfigError, match="not 'hot'"):
-        hydra_arguments([SHARDS, "-m", "head.temperature=0.1,hot"])
-    hydra_arguments([SHARDS, "-m", "head.temperature=0.1,0.2", "seed=0,1,2"])
+        read_command_line([SHARDS, "-m", "head.temperature=0.1,hot"])
+    read_command_line([SHARDS, "-m", "head.temperature=0.1,0.2", "seed=0,1,2"])
 
 
 @pytest.mark.medium
@@ -142,7 +142,7 @@ def test_a_runs_name_depends_on_the_keys_that_change_its_result():
     def name(*overrides: str) -> str:
         return run_folder(compose([SHARDS, *overrides]), []).name
 
-    assert name() == name("trainer.log_every=3", "data.workers=7", "logger.wandb=offline")
+    assert name() == name("trainer.log_every=3", "data.workers=7", "logger=wandb")
     # Limits that messages tell the user to raise, and paths that depend on the machine, must not start a new run.
     assert name() == name("data.max_bad_fraction=0.2", "data.cache_folder=/scratch", "data.index_folder=/mine")
     assert name() == name("encoder.image_tower.checkpoint=true", "data.prefetch=4")
@@ -164,7 +164,7 @@ def test_shard_ranges_need_no_quotes_beyond_the_shells():
 
 def test_options_may_stand_among_overrides():
     arguments = [SHARDS, "--cfg", "job", "seed=1", "--resolve"]
-    assert hydra_arguments(arguments) == ["--cfg", "job", "--resolve", SHARDS, "seed=1"]
+    assert read_command_line(arguments).hydra_arguments == ["--cfg", "job", "--resolve", SHARDS, "seed=1"]
 
 
 RELATIONS = [

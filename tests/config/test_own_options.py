@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from clipzoo.cli.arguments import with_config_folder
-from clipzoo.cli.train import hydra_arguments
+from clipzoo.cli.train import read_command_line
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import VARIABLE, options
 from clipzoo.errors import ConfigError
@@ -69,5 +69,5 @@ def test_the_option_of_the_command_line_sets_the_variable_and_reaches_hydra(fold
     assert with_config_folder(words) == ["-m", "experiment=mine/birds", "data.shards=a.tar", "seed=0,1"]
     assert os.environ[VARIABLE] == str(folder)
     monkeypatch.setattr(sys, "argv", ["clipzoo"])
-    arguments = hydra_arguments(["experiment=mine/birds", "data.shards=a.tar"])
+    arguments = read_command_line(["experiment=mine/birds", "data.shards=a.tar"]).hydra_arguments
     assert arguments == ["--config-dir", str(folder), "experiment=mine/birds", "data.shards=a.tar"]

@@ -18,7 +18,7 @@ from clipzoo.errors import ConfigError, masked
 from clipzoo.runs.identity import identity
 from clipzoo.runs.names import run_folder
 from clipzoo.runs.variables import with_variables
-from clipzoo.training.loggers.terminal import MaskingFormatter
+from clipzoo.training.loggers import MaskingFormatter
 from tests.support.processes import Process, run_script
 from tests.support.runs import overrides
 
@@ -31,18 +31,21 @@ def variables(monkeypatch) -> None:
 
 def test_texts_keep_the_variable_and_other_values_are_resolved():
     plain = compose([
-        "data.shards='/data/${oc.env:TOKEN}/{0..3}.tar'", "logger.entity=${oc.env:TOKEN}",
-        "logger.group=${logger.entity}-x", "logger.project='${oc.env:NO_SUCH,\"a,b\"}'",
+        "data.shards='/data/${oc.env:TOKEN}/{0..3}.tar'", "logger=wandb",
+        "logger.also.wandb.entity=${oc.env:TOKEN}", "logger.also.wandb.group=${logger.also.wandb.entity}-x",
+        "logger.also.wandb.project='${oc.env:NO_SUCH,\"a,b\"}'",
         "trainer.precision=${oc.env:KIND}", "trainer.clip_gradient='${oc.decode:${oc.env:RATE}}'",
         "optim.betas=[0.5,'${oc.decode:${oc.env:RATE}}']", "trainer.best_metric=null",
     ])  # fmt: skip
     assert plain["data"]["shards"] == "/data/${oc.env:TOKEN}/{0..3}.tar"
-    assert plain["logger"]["entity"] == "${oc.env:TOKEN}" and plain["logger"]["group"] == "${oc.env:TOKEN}-x"
+    wandb = plain["logger"]["also"]["wandb"]
+    assert (wandb["entity"], wandb["group"]) == ("${oc.env:TOKEN}", "${oc.env:TOKEN}-x")
     trainer = plain["trainer"]
     assert (trainer["precision"], trainer["clip_gradient"], plain["optim"]["betas"]) == ("bf16", 0.25, [0.5, 0.25])
     values = with_variables(plain)
     assert values["data"]["shards"] == "/data/s3cr3t-value/{0..3}.tar"
-    assert (values["logger"]["group"], values["logger"]["project"]) == ("s3cr3t-value-x", "a,b")
+    wandb = values["logger"]["also"]["wandb"]
+    assert (wandb["group"], wandb["project"]) == ("s3cr3t-value-x", "a,b")
 
 
 def test_a_list_from_a_variable_keeps_the_variable():
@@ -129,8 +132,9 @@ def test_a_run_writes_no_secret_and_the_same_command_resumes_it(tiny_shards, tmp
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
     options = overrides("${oc.env:SHARDS}", tmp_path, "trainer.steps=3", "eval=none")
     options = [option for option in options if not option.startswith("runs=")]
-    options += ["runs='${oc.env:RUNS}'", "logger.entity='${oc.env:TOKEN}'", "logger.group='x-${oc.env:TOKEN}'"]
-    options += ["logger.project='https://me:hunter2@host?token=hunter3'"]
+    options += ["runs='${oc.env:RUNS}'", "logger=wandb", "logger.also.wandb.mode=disabled"]
+    options += ["logger.also.wandb.entity='${oc.env:TOKEN}'", "logger.also.wandb.group='x-${oc.env:TOKEN}'"]
+    options += ["logger.also.wandb.project='https://me:hunter2@host?token=hunter3'"]
     first = run_script("train.py", *options, log=tmp_path / "first")
     (run,) = (tmp_path / "runs").iterdir()
     # The value of a variable may change.
@@ -138,9 +142,10 @@ def test_a_run_writes_no_secret_and_the_same_command_resumes_it(tiny_shards, tmp
     again = run_script("train.py", *options, log=tmp_path / "again")
     assert "is finished after 3 steps" in again.stderr and list((tmp_path / "runs").iterdir()) == [run]
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert config["logger"]["entity"] == "${oc.env:TOKEN}" and config["data"]["shards"] == "${oc.env:SHARDS}"
-    assert config["logger"]["project"] == "https://me:***@host?token=***"
-    assert "logger.entity='${oc.env:TOKEN}'" in json.loads((run / "results.json").read_text())["overrides"]
+    wandb = config["logger"]["also"]["wandb"]
+    assert wandb["entity"] == "${oc.env:TOKEN}" and config["data"]["shards"] == "${oc.env:SHARDS}"
+    assert wandb["project"] == "https://me:***@host?token=***"
+    assert "logger.also.wandb.entity='${oc.env:TOKEN}'" in json.loads((run / "results.json").read_text())["overrides"]
     text = written_by(run, first, again)
     assert not any(secret in text for secret in ("s3cr3t", "an0ther", "hunter2", "hunter3"))
     clipzoo.load(run)
@@ -159,8 +164,12 @@ def test_a_run_of_an_earlier_version_with_values_in_its_configuration_resumes(ti
 
 @pytest.mark.slow
 def test_wandb_receives_no_secret(tiny_shards, tmp_path):
-    options = overrides(tiny_shards, tmp_path, "name=run", "trainer.steps=2", "eval=none", "logger.wandb=offline")
-    options += ["logger.group='${oc.env:TOKEN}'", "data.cache_folder='https://me:hunter2@host'"]
+    options = overrides(tiny_shards, tmp_path, "name=run", "trainer.steps=2", "eval=none", "logger=wandb")
+    options += [
+        "logger.also.wandb.mode=offline",
+        "logger.also.wandb.group='${oc.env:TOKEN}'",
+        "data.cache_folder='https://me:hunter2@host'",
+    ]
     run_script("train.py", *options, log=tmp_path / "log")
     written = b"".join(path.read_bytes() for path in (tmp_path / "run" / "wandb").rglob("*") if path.is_file())
     assert b"me:***@host" in written and b"hunter2" not in written

@@ -214,7 +214,7 @@ def test_a_cancelled_job_saves_and_stays_cancelled(slurm, tiny_shards, tmp_path)
 
 def test_a_sweep_of_four_points_is_an_array_and_yields_its_table(slurm, tiny_shards, tmp_path):
     launch = [sys.executable, "-m", "clipzoo.cli", "launch"]
-    sweep = overrides(tiny_shards, tmp_path, "optim.schedule.peak=1e-4,1e-3", "seed=0,1", "logger.wandb=off")
+    sweep = overrides(tiny_shards, tmp_path, "optim.schedule.peak=1e-4,1e-3", "seed=0,1", "logger=none")
     options = f"--nodes=1 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=1 --output={tmp_path}/%a.log"
     number = re.findall(r"\d+", call(*launch, "--submit", "--sbatch", options, *sweep))[-1]
     wait_until(lambda: not call("squeue", "-h", "-j", number))
@@ -229,7 +229,7 @@ def test_a_sweep_of_four_points_is_an_array_and_yields_its_table(slurm, tiny_sha
 
 def test_an_array_draws_from_one_search_and_goes_on_after_a_kill_and_a_warning(slurm, tiny_shards, tmp_path):
     launch = [sys.executable, "-m", "clipzoo.cli", "launch"]
-    drawn = ["search.sampler=random", "search.trials=4", "search.minimize=loss", "seed=0", "logger.wandb=off"]
+    drawn = ["search.sampler=random", "search.trials=4", "search.minimize=loss", "seed=0", "logger=none"]
     search = overrides(tiny_shards, tmp_path, "optim.schedule.peak=tag(log,interval(1e-4,1e-2))", *drawn)
     options = "--nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --cpus-per-task=1 --export=ALL,PAUSE=0.7 "
     options += f"--output={tmp_path}/%a.log"
@@ -254,7 +254,7 @@ def test_an_array_draws_from_one_search_and_goes_on_after_a_kill_and_a_warning(s
 
 
 def test_the_ranks_of_a_trial_have_the_cores_of_their_task(slurm, tiny_shards, tmp_path):
-    drawn = ["search.sampler=random", "search.trials=1", "search.minimize=loss", "logger.wandb=off"]
+    drawn = ["search.sampler=random", "search.trials=1", "search.minimize=loss", "logger=none"]
     search = overrides(tiny_shards, tmp_path, "optim.schedule.peak=interval(1e-4,1e-2)", *drawn)
     job = Job(slurm, "search", TWO_NODES, *search)
     job.wait()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from tests.support.paths import ROOT
 from tests.support.processes import children, wait_until_gone
 from tests.support.runs import overrides
@@ -42,7 +42,7 @@ def test_a_request_to_torchrun_saves_a_checkpoint_though_its_own_exit_code_is_1(
     assert wait_until_gone(ranks, 5)
     log = (tmp_path / "log").read_text()
     assert "clipzoo: stopped on request and saved after step" in log
-    assert checkpoint.newest(tmp_path / "run" / "checkpoints") is not None
+    assert checkpoint_files.newest(tmp_path / "run" / "checkpoints") is not None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1, signal.SIGSTOP])

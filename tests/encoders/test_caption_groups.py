@@ -16,8 +16,8 @@ from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.training.gradient_cache import GradientCache
-from clipzoo.training.inspection.flops import flops_per_step
+from clipzoo.training.gradients import GradientCache
+from clipzoo.training.throughput import flops_per_step
 from clipzoo.types import Batch, Features, Progress
 from tests.support.ranks import run_ranks
 

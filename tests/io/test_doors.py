@@ -186,9 +186,9 @@ TRUSTED = {
     ("studies/framework/page.py", "folder / name"): RECIPES,
     ("studies/framework/record.py", "folder / f'{name}.csv'"): RECIPES,
     ("studies/framework/record.py", "folder / f'{name}.png'"): RECIPES,
-    ("training/checkpoints/sharded_writer.py", "self._temporary / self._file"): RECIPES,
-    ("training/tuning/feature_cache.py", "folder / f'{view}.json'"): RECIPES,
-    ("training/tuning/feature_cache.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
+    ("training/sharded_checkpoints.py", "folder / file"): RECIPES,
+    ("training/feature_cache.py", "folder / f'{view}.json'"): RECIPES,
+    ("training/feature_cache.py", "self._folder / f'{self._view}.{name}'"): RECIPES,
 }
 """Joins with a name that no stranger chooses, and who chooses it."""
 BYPASSES = {
@@ -289,7 +289,7 @@ LOCK = "a lock has no content that counts"
 IN_WHOLE = "into a file that clipzoo.io.whole has opened"
 READERS = {
 
-    "training/checkpoints/single_file.py": WEIGHTS, "training/checkpoints/tensor_files.py": WEIGHTS,
+    "training/checkpoint_files.py": WEIGHTS, "training/sharded_checkpoints.py": WEIGHTS,
     "cli/reproduce_demo.py": "its own log", "cli/launch.py": OWN, "config/listing.py": OWN, "config/meanings.py": OWN,
     "config/suggestions.py": OWN, "runs/sweep.py": OWN, "data/workers.py": OWN, "distributed/cores.py": OWN,
     "ops/tiles_cpu.py": OWN, "evaluation/datasets/catalogue.py": OWN, "report/paper_tables/experiments.py": OWN,
@@ -299,9 +299,9 @@ READERS = {
     "data/images/decoding.py": "bytes in memory", "studies/framework/record.py": "bytes in memory",
     "data/shards/cache.py": "without waiting; the size is compared",
     "data/shards/index.py": "verified when it was loaded",
-    "evaluation/probe/features.py": CACHE, "training/tuning/feature_cache.py": CACHE,
-    "training/inspection/profile.py": "the trace that it has just written",
-    "training/loggers/run_logger.py": "pictures that the report has just written", "io/files.py": "the one reader",
+    "evaluation/probe/features.py": CACHE, "training/feature_cache.py": CACHE,
+    "training/profile.py": "the trace that it has just written",
+    "training/loggers.py": "pictures that the report has just written", "io/files.py": "the one reader",
     "io/weights.py": WEIGHTS, "data/shards/index_builder.py": "the file that it has just written",
 }  # fmt: skip
 """Modules that open files by other means than clipzoo.io, and why they may."""
@@ -315,7 +315,7 @@ WRITERS = {
     "evaluation/probe/features.py": CACHE, "runs/store.py": "copies that are removed after their upload",
     "api/initial/resume.py": "links of checkpoints, the mark last",
     "runs/search/study.py": "cuts off the line that a kill has left", 
-    "training/inspection/profile.py": "torch's own trace; the summary of it is written whole",
+    "training/profile.py": "torch's own trace; the summary of it is written whole",
 }  # fmt: skip
 """Modules that write files by other means than clipzoo.io, and why they may."""
 PLANTED = {

@@ -14,7 +14,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.objectives.per_sample import PerSampleObjective
-from clipzoo.training.inspection.diagnostics import summarise_samples
+from clipzoo.training.diagnostics import summarise_samples
 from clipzoo.types import Batch, Features, Progress
 from scripts.compatibility import composed
 from tests.support.heads import IMAGE_WIDTH, TEXT_WIDTH, head_config

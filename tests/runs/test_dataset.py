@@ -13,7 +13,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.runs.dataset import FILE
 from clipzoo.runs.directory import claim, find_run
 from clipzoo.runs.lock import RunLock
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from tests.support import damage
 from tests.support.evaluation_sets import config_of
 from tests.support.processes import start_script
@@ -40,7 +40,7 @@ def test_an_unnamed_run_resumes_and_is_found_finished_after_its_dataset_was_move
         log = run(new, 0)
         assert ("resuming from step " if new == folders[1] else f"is finished after {STEPS} steps") in log
     (trained,) = (tmp_path / "runs").glob("*")
-    newest, expected = (checkpoint.load_newest(path / "checkpoints") for path in (trained, undisturbed / "run"))
+    newest, expected = (checkpoint_files.load_newest(path / "checkpoints") for path in (trained, undisturbed / "run"))
     assert_equal(newest[0]["model"], expected[0]["model"])
     assert newest[0]["step"] == STEPS
 

@@ -23,7 +23,7 @@ LINES = [
     (["objective._target_=mine.parts.Loss", "head/kernel=imq"], "objective-Loss+head-kernel-imq"),
     (["data.shards='pipe:curl -H tok https://u:p@h/a.tar'", "+a.b=-1"], "data.shards-pipe-curl+a.b--1"),
     (["init.weights=open_clip:ViT-B-16/laion2b_s34b", "init.text=runs/a-1"], "init.weights-laion2b_s34b+init.text-a-1"),
-    (["runs=x", "logger.wandb=offline", "eval=demo", "search=wpse", "hydra/launcher=processes"], "run"),
+    (["runs=x", "logger=wandb", "eval=demo", "search=wpse", "hydra/launcher=processes"], "run"),
     (["head.note='; rm -rf $HOME `x` | ä'"], "head.note-rm-rf-HOME-x"),
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from clipzoo.errors import TrainingError
 from clipzoo.io import stores
 from clipzoo.runs import store as remote_store
 from clipzoo.runs.store import Mirror, Record, Store, fetch_newest, refresh
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from tests.support.stores import faulty_store, log_step, save_checkpoint
 
 URL = "faulty://runs/a"
@@ -206,7 +206,7 @@ def test_a_damaged_checkpoint_in_the_store_is_named_and_the_one_before_is_fetche
     store, copy = Store(URL, "runs"), tmp_path / "there"
     refresh(store, copy, None)
     assert fetch_newest(store, copy) == ["checkpoints/step_00000002"]
-    assert checkpoint.newest(copy / "checkpoints") == copy / "checkpoints" / "step_00000002.pt"
+    assert checkpoint_files.newest(copy / "checkpoints") == copy / "checkpoints" / "step_00000002.pt"
     assert "step_00000004 is not used: the SHA-256" in caplog.text
 
 

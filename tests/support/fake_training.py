@@ -18,8 +18,8 @@ from clipzoo.distributed.world import World
 from clipzoo.model import Model
 from clipzoo.ops import tiles
 from clipzoo.plan.counts import batch_of, fake_
-from clipzoo.training.gradient_cache import GradientCache
-from clipzoo.training.optimization.average import WeightAverage
+from clipzoo.training.averaging import WeightAverage
+from clipzoo.training.gradients import GradientCache
 from clipzoo.types import Progress
 from tests.support.sharded_memory import ShardedMemory
 
@@ -53,20 +53,20 @@ def peak_memory(plain: Mapping[str, Any], world: World, samples: int, fake: bool
         model = build_model(plain, parts.head)
         objective = parts.objective
     objective.allocate(samples)
-    trainer = parts.trainer
-    local = trainer.length.global_batch // world.size
-    computation, memory = trainer.computation, ShardedMemory()
+    settings = parts.settings
+    local = settings.global_batch // world.size
+    memory = ShardedMemory()
     mode = FakeTensorMode() if fake else nullcontext()
     with mode, memory.counting():
         fake_(model)
         fake_(objective)
         model.train()
     # The mesh of ranks is a tensor with values.
-    parallel = computation.share(model, world) if computation.parallel == "fsdp" else FakeReplicas(model, world)
+    parallel = settings.share(model, world) if settings.parallel == "fsdp" else FakeReplicas(model, world)
     with mode, memory.counting():
         cache = GradientCache(
-            model, objective, world, computation.micro_batch, computation.tile_size(trainer.length.global_batch, world),
-            computation.autocast_dtype, parallel=parallel,
+            model, objective, world, settings.micro_batch, settings.tile_size(settings.global_batch, world),
+            settings.autocast_dtype, parallel=parallel,
         )  # fmt: skip
         optimizer = parts.optimizer.build(parallel.trained, objective)
         average = WeightAverage.of(parts.averaging, {"model": parallel.trained, "objective": objective})
@@ -75,9 +75,9 @@ def peak_memory(plain: Mapping[str, Any], world: World, samples: int, fake: bool
             batch = batch_of(plain, local)
             model.head.resample(step)
             optimizer.zero_grad(set_to_none=True)
-            cache(batch, Progress(step, 2, samples, trainer.length.global_batch))
+            cache(batch, Progress(step, 2, samples, settings.global_batch))
             with parallel.stepping(optimizer):
                 optimizer.step()
             if average is not None:
-                average.update(Progress(step + 1, 2, samples, trainer.length.global_batch))
+                average.update(Progress(step + 1, 2, samples, settings.global_batch))
         return memory.peak

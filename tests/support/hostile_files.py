@@ -45,7 +45,7 @@ from clipzoo.evaluation.datasets.readers import karpathy
 from clipzoo.report.lab.page import write_page
 from clipzoo.studies.lab.cell import cells
 from clipzoo.studies.lab.settings import read_settings
-from clipzoo.training.tuning.feature_cache import FeatureCache
+from clipzoo.training.feature_cache import FeatureCache
 from clipzoo.types import Batch, Features
 from tests.support import searches
 from tests.support.evaluation_sets import batch_encoder, write_sets

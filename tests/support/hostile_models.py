@@ -23,7 +23,7 @@ import yaml
 import clipzoo
 from clipzoo.encoders.huggingface import HuggingFaceText, HuggingFaceTokenizer
 from clipzoo.initial import read_source
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from tests.support.evaluation_sets import config_of, model_of
 
 Case = Callable[[Path], Callable[[], Any]]
@@ -59,7 +59,7 @@ def written_run(folder: Path, changes: dict[str, Any] | None = None) -> Path:
         node[last] = value
     (folder / "config.yaml").write_text(yaml.safe_dump(plain))
     state = {"model": model_of("clip").float().state_dict()}
-    return checkpoint.save(folder / "checkpoints", 1, state, {"step": 1}, 1)
+    return checkpoint_files.save(folder / "checkpoints", 1, state, {"step": 1}, 1)
 
 
 # Files in place of a .pt file.

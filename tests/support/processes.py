@@ -26,7 +26,7 @@ PR_SET_PDEATHSIG = 1
 context = multiprocessing.get_context("forkserver")
 """Start method of every forked process. The server has the modules below imported and runs a single thread."""
 context.set_forkserver_preload(
-    ["torch", "torch._dynamo", "open_clip", "timm", "matplotlib.pyplot", "clipzoo.training.trainer"]
+    ["torch", "torch._dynamo", "open_clip", "timm", "matplotlib.pyplot", "clipzoo.training.train"]
 )
 _running: list[Process] = []
 

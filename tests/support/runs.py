@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from tests.support.processes import Process, start_script
 
 STEPS = 9
@@ -78,7 +78,7 @@ def free_port() -> int:
 
 def newest_state(runs: Path, steps: int = STEPS) -> dict[str, Any]:
     """Load the newest checkpoint, which must be that after `steps` steps."""
-    loaded = checkpoint.load_newest(runs / "run" / "checkpoints")
+    loaded = checkpoint_files.load_newest(runs / "run" / "checkpoints")
     assert loaded is not None and loaded[0]["step"] == steps
     return loaded[0]
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from clipzoo.distributed.world import World
-from clipzoo.training.checkpoints.manifest import encoded, name_of
-from clipzoo.training.checkpoints.pieces import Keys, Piece, Place, mapped, tensors
-from clipzoo.training.checkpoints.sharded_writer import save_sharded
+from clipzoo.training.checkpoint_files import save_sharded
+from clipzoo.training.sharded_checkpoints import Keys, Piece, Place, encoded, map_tensors, name_of, tensors_with_paths
 
 DIVIDED = {("model", "weight"), ("optimizer", "state", 0, "exp_avg"), ("objective", "log_u"), ("few",)}
 """Tensors of which every rank has a part; along their last dimension."""
@@ -51,7 +50,7 @@ def save(folder: Path, step: int, keep: int = 2, content: dict[str, Any] | None 
     """Write the checkpoint of `step` in this process, or with all ranks of its process group."""
     content, world, path = content or state(step), World.from_process_group(), folder / f"step_{step:08d}"
     pieces = {}
-    for keys, tensor in tensors(content):
+    for keys, tensor in tensors_with_paths(content):
         part = place(keys, tuple(tensor.shape), world)
         pieces[name_of(keys)] = Piece(tensor[part.slices], part)
     save_sharded(path, pieces, encoded(content), {"step": step}, keep, world.rank, world.background_group())
@@ -76,5 +75,7 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 def part_of(content: dict[str, Any], world: World) -> dict[str, Any]:
     """Return the state with this rank's parts of the tensors."""
-    found: dict[str, Any] = mapped(content, lambda keys, tensor: tensor[place(keys, tuple(tensor.shape), world).slices])
+    found: dict[str, Any] = map_tensors(
+        content, lambda keys, tensor: tensor[place(keys, tuple(tensor.shape), world).slices]
+    )
     return found

@@ -13,7 +13,7 @@ import fsspec
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 
 
 class FaultyFileSystem(MemoryFileSystem):
@@ -84,7 +84,9 @@ def faulty_store() -> Iterator[type[FaultyFileSystem]]:
 
 def save_checkpoint(folder: Path, step: int, keep: int = 2, size: int = 1000) -> None:
     """Write the checkpoint of a step, and remove old ones as a training does."""
-    checkpoint.save(folder / "checkpoints", step, {"step": step, "weight": torch.full((size,), float(step))}, {}, keep)
+    checkpoint_files.save(
+        folder / "checkpoints", step, {"step": step, "weight": torch.full((size,), float(step))}, {}, keep
+    )
 
 
 def log_step(folder: Path, step: int) -> None:

@@ -12,9 +12,9 @@ from clipzoo.build import build_head, build_objective
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.model import Model
-from clipzoo.training.gradient_cache import GradientCache
-from clipzoo.training.optimization.optimizers import AdamW
-from clipzoo.training.optimization.schedules import Cosine
+from clipzoo.training.gradients import GradientCache
+from clipzoo.training.optimizers import AdamW
+from clipzoo.training.schedules import Cosine
 from clipzoo.types import Batch, Features, Progress
 from scripts.compatibility import composed
 

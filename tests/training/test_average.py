@@ -10,7 +10,7 @@ import torch
 import clipzoo
 from clipzoo.errors import ConfigError
 from clipzoo.runs.record import RunRecord
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from tests.support.evaluation_sets import write_sets
 from tests.support.runs import STEPS, assert_equal, newest_state, train, train_and_kill, weights
 
@@ -32,7 +32,7 @@ def averaged(tiny_shards, tmp_path):
 @pytest.mark.medium
 def test_a_run_saves_evaluates_and_loads_the_average_of_the_weights_of_its_steps(averaged, undisturbed, tmp_path):
     folder = averaged / "checkpoints"
-    steps = [checkpoint.read(folder / f"step_{step:08d}.pt") for step in range(1, STEPS + 1)]
+    steps = [checkpoint_files.read(folder / f"step_{step:08d}.pt") for step in range(1, STEPS + 1)]
     shares = [0.5 ** ((STEPS - step) / 2) for step in range(1, STEPS + 1)]
     average = steps[-1]["average"]["model"]
     assert average.keys() == {name for name, value in steps[-1]["model"].items() if value.is_floating_point()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clipzoo.training.checkpoints.counters import Counters
+from clipzoo.training.checkpoints import Counters
 from tests.support.runs import train, train_and_kill
 from tests.support.shards import numbered, write_shard
 

@@ -19,7 +19,8 @@ from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.ops import kme, kme_cpu, sums, sums_cpu
 from clipzoo.training.parts import Parts
-from clipzoo.training.trainer import Trainer
+from clipzoo.training.settings import Settings
+from clipzoo.training.train import train
 from scripts.compatibility import config_names
 from tests.support.evaluation_sets import config_of, write_sets
 from tests.support.pretended_cuda import DEVICE, OnCuda, numbers, pretended
@@ -87,24 +88,26 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         "trainer.clip_gradient=1.0", "trainer.save_every=2", "trainer.device=cuda", "trainer.log_every=3",
     )  # fmt: skip
     with pretended() as waits:
-        trainer: Trainer = build_part(plain["trainer"])
+        settings: Settings = build_part(plain["trainer"])
         model, objective = build_model(plain), build_objective(plain)
         data, optim, suite, logger = (build_part(plain[name]) for name in ("data", "optim", "eval", "logger"))
-        world = World.join(trainer.device, trainer.timeout)
+        world = World.join(settings.device, settings.timeout)
         data.open(tmp_path, world)
-        parts = Parts(model, objective, data, optim, suite, logger, 0, tmp_path, plain)
-        _, metrics = trainer.fit(parts, world, Preemption(Watchdog(), signals=()))
+        parts = Parts(settings, model.head, objective, data, suite, optim, logger, None, None, 0, tmp_path, plain)
+        _, metrics = train(model, parts, world, Preemption(Watchdog(), signals=()))
     assert all(isinstance(tensor, OnCuda) for tensor in (*model.state_dict().values(), *objective.buffers()))
     assert {"zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_1"} <= set(metrics)
-    moving = {"training/trainer.py _place", "training/settings.py place"}
+    moving = {"training/settings.py place"}
     logging = {
-        "training/loop.py _log",
+        "training/callbacks.py after",
         "distributed/world.py mean_and_rows",
-        "training/inspection/diagnostics.py _uniformity",
+        "training/diagnostics.py _uniformity",
     }
     outside_of_steps = (
-        "training/checkpoints/",
-        "training/inspection/divergence.py require_finite_weights",
+        "training/checkpoints.py",
+        "training/checkpoint_files.py",
+        "training/sharded_checkpoints.py",
+        "training/divergence.py require_finite_weights",
         "evaluation/",
     )
     saving_and_judging = {wait for wait in waits if wait.startswith(outside_of_steps)}

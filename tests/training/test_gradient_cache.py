@@ -12,7 +12,7 @@ from clipzoo.heads.kme import KmeHead
 from clipzoo.heads.vector import ClipHead, InnerProductHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.gradients import GradientCache
 from clipzoo.types import Batch, Features, Progress
 from tests.support.ranks import run_ranks
 

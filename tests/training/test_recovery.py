@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clipzoo.training.checkpoints import checkpoint
+from clipzoo.training import checkpoint_files
 from tests.support.disks import fill, small_disk
 from tests.support.runs import STEPS, assert_close, assert_equal, log_of_end, start, train, weights
 
@@ -40,7 +40,7 @@ def test_a_signal_to_one_rank_makes_all_save_the_same_step_and_resume_on_another
     first.wait_for("step 3/")
     second.send_signal(number)
     assert log_of_end(first, 75) + log_of_end(second, 75)
-    saved, _ = checkpoint.load_newest(tmp_path / "run" / "checkpoints") or pytest.fail("no checkpoint")
+    saved, _ = checkpoint_files.load_newest(tmp_path / "run" / "checkpoints") or pytest.fail("no checkpoint")
     assert 3 <= saved["step"] < STEPS
     assert f"resuming from step {saved['step']}" in train(tiny_shards, tmp_path)
     assert_close(weights(tmp_path), weights(undisturbed))

@@ -13,8 +13,8 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.runs.record import RunRecord
-from clipzoo.training.checkpoints import checkpoint
-from clipzoo.training.inspection.early_stopping import EarlyStopping
+from clipzoo.training import checkpoint_files
+from clipzoo.training.callbacks import EarlyStopping
 from clipzoo.types import Batch, Progress, World
 from tests.support.evaluation_sets import gallery, model_of
 from tests.support.runs import assert_equal, losses, newest_state, overrides, train, train_and_kill, weights
@@ -65,9 +65,9 @@ def test_a_validated_run_trains_the_weights_of_one_without_validation_bit_for_bi
 @pytest.mark.medium
 def test_the_best_checkpoint_has_the_lowest_validation_loss(validated):
     best = min(evaluations(validated), key=lambda line: line["validation/loss"])
-    loaded = checkpoint.load_newest(validated / "run" / "best")
+    loaded = checkpoint_files.load_newest(validated / "run" / "best")
     assert loaded is not None and loaded[0]["step"] == best["step"]
-    assert checkpoint.value_of_best(validated / "run" / "best", min) == best["validation/loss"]
+    assert checkpoint_files.value_of_best(validated / "run" / "best", min) == best["validation/loss"]
 
 
 @pytest.mark.slow
@@ -108,19 +108,19 @@ def test_patience_ends_a_training_and_a_resumed_one_at_the_same_step(tiny_shards
 
 
 def test_a_restored_state_counts_on():
-    straight, first, second = (EarlyStopping("validation/loss", 3) for _ in range(3))
+    straight, first, second = (EarlyStopping("validation/loss", 3, World()) for _ in range(3))
     values = [3.0, 2.0, float("nan"), 2.0, 2.5]
     reasons = []
     for step, value in enumerate(values):
-        straight.update(step, {"validation/loss": value})
-        reasons.append(straight.reason is not None)
+        straight.evaluated(Progress(step, 9, 9, 1), {"validation/loss": value})
+        reasons.append(straight.ended_early is not None)
     assert reasons == [False, False, False, False, True]
     for step, value in enumerate(values[:3]):
-        first.update(step, {"validation/loss": value})
+        first.evaluated(Progress(step, 9, 9, 1), {"validation/loss": value})
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for step, value in enumerate(values[3:], 3):
-        second.update(step, {"validation/loss": value})
-    assert second.reason == straight.reason
+        second.evaluated(Progress(step, 9, 9, 1), {"validation/loss": value})
+    assert second.ended_early == straight.ended_early
 
 
 @torch.no_grad()

@@ -20,9 +20,9 @@ from clipzoo.objectives.base import Objective
 from clipzoo.studies.lab.data import LabData
 from clipzoo.studies.lab.judge import ACCURACY, Judgement, judge
 from clipzoo.studies.lab.start import initial_scores
-from clipzoo.training.inspection.flops import flops_per_step
 from clipzoo.training.parts import Optimizer
 from clipzoo.training.settings import Computation
+from clipzoo.training.throughput import flops_per_step
 from clipzoo.types import Batch, Progress
 
 DATA = ("data=demo", "eval=none", "trainer.precision=float32")

@@ -15,7 +15,7 @@ from clipzoo.plan import counts as heads
 from clipzoo.plan.counts import GPUS, Cluster, Setting, count
 from clipzoo.plan.memory import transfers
 from clipzoo.plan.plan import shape_of
-from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.gradients import GradientCache
 from clipzoo.types import Batch, Progress
 from scripts.gradient_parity import compatible_pairs
 from tests.support.pretended_ranks import pretended_ranks
@@ -40,7 +40,7 @@ def received(plain: dict[str, Any], tile: int | None = None, setting: Setting = 
     with pretended_ranks(RANKS) as (world, group):
         shards = setting.shards
         parallel = Replicated(model, world) if shards == 1 else Sharded(model, world, [model.head], shards)
-        autocast = build_parts(plain).trainer.computation.autocast_dtype
+        autocast = build_parts(plain).settings.autocast_dtype
         cache = GradientCache(model, objective, world, setting.micro_batch, tile, autocast, parallel=parallel)
         model.head.resample(0)
         group.received.clear()

@@ -22,7 +22,7 @@ from clipzoo.evaluation.datasets.dataset import RetrievalDataset
 from clipzoo.evaluation.datasets.readers import folders
 from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.retrieval import Retrieval
-from clipzoo.training.inspection.diagnostics import write_examples
+from clipzoo.training.diagnostics import write_examples
 from tests.support.shards import shard_data, write_shard
 
 pytestmark = pytest.mark.medium

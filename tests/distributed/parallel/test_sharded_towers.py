@@ -20,7 +20,7 @@ from clipzoo.encoders.open_clip import OpenClipImage, OpenClipText
 from clipzoo.encoders.text import ClipTextTower
 from clipzoo.encoders.tuning import Lora
 from clipzoo.model import Model
-from clipzoo.training.gradient_cache import GradientCache
+from clipzoo.training.gradients import GradientCache
 from clipzoo.types import Batch, Features, Progress
 from scripts.compatibility import composed
 from tests.support.ranks import run_ranks

@@ -21,8 +21,8 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import TrainingError
 from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import weights_digest, weights_file
-from clipzoo.training.checkpoints import checkpoint
-from clipzoo.training.checkpoints.sharded_reader import read_sharded
+from clipzoo.training import checkpoint_files
+from clipzoo.training.sharded_checkpoints import Piece, Place, encoded, read_sharded
 from tests.support import damage, sharded
 from tests.support.ranks import run_ranks
 
@@ -31,15 +31,29 @@ SHARD = "rank_00000.safetensors"
 
 def test_a_state_comes_back_with_the_values_and_types_that_it_had(tmp_path):
     path = sharded.save(tmp_path, 4)
-    content, found = checkpoint.load_newest(tmp_path) or pytest.fail("none found")
+    content, found = checkpoint_files.load_newest(tmp_path) or pytest.fail("none found")
     assert found == path
     sharded.assert_same(content, sharded.state(4))
-    assert checkpoint.recorded(tmp_path, "step") == 4
+    assert checkpoint_files.recorded(tmp_path, "step") == 4
 
 
 def test_parts_of_the_state_are_left_out_on_request(tmp_path):
-    content = checkpoint.read(sharded.save(tmp_path, 4), "model", without=("optimizer", "objective"))
+    content = checkpoint_files.read(sharded.save(tmp_path, 4), "model", without=("optimizer", "objective"))
     assert "optimizer" not in content and torch.equal(content["model"]["weight"], sharded.state(4)["model"]["weight"])
+
+
+def test_tensors_that_are_not_contiguous_or_share_memory_come_back(tmp_path):
+    weight = torch.randn(4, 3, 5, 5)
+    tied = {"last": weight.to(memory_format=torch.channels_last), "transposed": weight.mT, "one": weight, "two": weight}
+    path = sharded.save(tmp_path, 4, content={"model": tied | {"view": weight[1:]}})
+    sharded.assert_same(checkpoint_files.read(path)["model"], tied | {"view": weight[1:]})
+
+
+def test_pieces_that_do_not_cover_a_tensor_are_not_saved(tmp_path):
+    piece, path = Piece(torch.zeros(2), Place((4,), (0,), (2,))), tmp_path / "step_00000004"
+    with pytest.raises(ValueError, match="the chunks of weight do not cover it"):
+        checkpoint_files.save_sharded(path, {"weight": piece}, encoded({"weight": torch.zeros(4)}), {}, 1, 0, None)
+    assert checkpoint_files.newest(tmp_path) is None
 
 
 def test_a_shard_is_an_ordinary_safetensors_file(tmp_path):
@@ -88,18 +102,18 @@ def test_a_damaged_file_of_the_newest_is_named_and_the_one_before_is_used(tmp_pa
     sharded.save(tmp_path, 2)
     path = sharded.save(tmp_path, 4)
     harm(path / file)
-    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002"
+    assert checkpoint_files.newest(tmp_path) == tmp_path / "step_00000002"
     (line,) = [line for line in caplog.messages if "step_00000004" in line]
     assert "step_00000004 is not used: " in line and file in line
     with pytest.raises(DamagedFileError, match=f"{file} .*: give another checkpoint of the run"):
-        checkpoint.read(path)
+        checkpoint_files.read(path)
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, *damage.KINDS])
 def test_a_checkpoint_with_a_damaged_mark_is_named_and_the_one_before_is_used(tmp_path, caplog, harm):
     sharded.save(tmp_path, 2)
     harm(sharded.save(tmp_path, 4).with_suffix(".json"))
-    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002"
+    assert checkpoint_files.newest(tmp_path) == tmp_path / "step_00000002"
     assert "step_00000004 is not used" in caplog.text and "step_00000004.json" in caplog.text
 
 
@@ -114,12 +128,12 @@ def test_a_kill_before_any_rename_leaves_the_checkpoint_before_in_use(tmp_path, 
         sharded.save(tmp_path, 4, keep=1)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    content, path = checkpoint.load_newest(tmp_path) or pytest.fail("none found")
+    content, path = checkpoint_files.load_newest(tmp_path) or pytest.fail("none found")
     assert path.name == "step_00000002"
     sharded.assert_same(content, sharded.state(2))
     # The resumed run saves the same step again, and removes what the killed one has left.
     sharded.save(tmp_path, 4, keep=1)
-    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000004"
+    assert checkpoint_files.newest(tmp_path) == tmp_path / "step_00000004"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000004", "step_00000004.json"]
 
 
@@ -129,17 +143,17 @@ def kill_at_rename(name: str, event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def test_both_kinds_rotate_together_and_the_newest_of_either_is_read(tmp_path):
-    checkpoint.save(tmp_path, 2, sharded.state(2), {}, keep=2)
+    checkpoint_files.save(tmp_path, 2, sharded.state(2), {}, keep=2)
     sharded.save(tmp_path, 4)
-    checkpoint.save(tmp_path, 6, sharded.state(6), {}, keep=2)
+    checkpoint_files.save(tmp_path, 6, sharded.state(6), {}, keep=2)
     assert sorted(path.name for path in tmp_path.glob("step_*[0-9t]")) == ["step_00000004", "step_00000006.pt"]
     sharded.save(tmp_path, 8)
-    content, path = checkpoint.load_newest(tmp_path) or pytest.fail("none found")
+    content, path = checkpoint_files.load_newest(tmp_path) or pytest.fail("none found")
     assert path.name == "step_00000008" and content["step"] == 8
     # The same step in the other format takes its place.
-    checkpoint.save(tmp_path, 8, sharded.state(8), {}, keep=2)
+    checkpoint_files.save(tmp_path, 8, sharded.state(8), {}, keep=2)
     assert not (tmp_path / "step_00000008").exists()
-    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000008.pt"
+    assert checkpoint_files.newest(tmp_path) == tmp_path / "step_00000008.pt"
 
 
 def test_a_full_disk_is_named_and_leaves_the_last_one_untouched(tmp_path):
@@ -151,7 +165,7 @@ def test_a_full_disk_is_named_and_leaves_the_last_one_untouched(tmp_path):
             sharded.save(tmp_path, 4, keep=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000002"
+    assert checkpoint_files.newest(tmp_path) == tmp_path / "step_00000002"
 
 
 class Harmful:
@@ -168,9 +182,9 @@ def test_pickles_in_place_of_its_files_are_refused_and_not_executed(tmp_path):
         path = sharded.save(tmp_path / file, 4)
         # The pickle that torch.distributed.checkpoint would read.
         (path / ".metadata").write_bytes(content)
-        checkpoint.read(path)
+        checkpoint_files.read(path)
         (path / file).write_bytes(content)
-        for read in (checkpoint.read, partial(checkpoint.read, verified=True)):
+        for read in (checkpoint_files.read, partial(checkpoint_files.read, verified=True)):
             with pytest.raises(DamagedFileError, match=file):
                 read(path)
     assert not (tmp_path / "harmed").exists()
@@ -214,13 +228,13 @@ CHUNK, OTHER = [[0, 0], [5, 11], SHARD], "rank_00001.safetensors"
 def test_a_manifest_that_does_not_fit_its_files_is_one_message(tmp_path, change, fault):
     path = changed(sharded.save(tmp_path, 4), change)
     with pytest.raises(DamagedFileError, match=f"manifest.json .*{fault}"):
-        checkpoint.read(path)
+        checkpoint_files.read(path)
 
 
 def test_a_tensor_of_another_type_than_the_manifest_says_is_one_message(tmp_path):
     path = changed(sharded.save(tmp_path, 4), lambda m: m["tensors"]["model/weight"].update(dtype="int32"))
     with pytest.raises(DamagedFileError, match=f"{SHARD} .*model/weight has another shape or data type than manifest"):
-        checkpoint.read(path)
+        checkpoint_files.read(path)
 
 
 def test_weights_are_found_in_a_run_and_known_by_the_digest_of_the_manifest(tmp_path):

@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from clipzoo.distributed.world import World
-from clipzoo.training.checkpoints import checkpoint
-from clipzoo.training.checkpoints.pieces import local, mapped
-from clipzoo.training.checkpoints.sharding import Sharding
+from clipzoo.training import checkpoint_files
+from clipzoo.training.checkpoints import Sharding
+from clipzoo.training.sharded_checkpoints import encoded, local, map_tensors
 from tests.support.ranks import run_ranks
 from tests.support.sharded import assert_same
 
@@ -25,13 +25,14 @@ FACTS: dict[str, Any] = {"step": 3}
 def test_a_state_is_the_same_after_it_was_saved_by_two_ranks_as_shards_and_read_in_any_division(tmp_path):
     """Saved by fsdp, read by one rank, saved as one file, read by fsdp on three ranks with shards of uneven sizes."""
     saved, _ = run_ranks(2, train_and_save, tmp_path)
-    content = checkpoint.read(tmp_path / "step_00000003")
+    content = checkpoint_files.read(tmp_path / "step_00000003")
     assert_same(content["model"], saved["model"])
     assert_same(content["optimizer"], saved["optimizer"])
     model, optimizer = parts()
     optimizer.load_state_dict(content["optimizer"])
     model.load_state_dict(content["model"])
-    checkpoint.save(tmp_path, 4, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, FACTS, keep=2)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    checkpoint_files.save(tmp_path, 4, state, FACTS, keep=2)
     for name in ("step_00000003", "step_00000004.pt"):
         restored = run_ranks(3, restore, tmp_path / name)
         assert_same(restored[0]["model"], saved["model"])
@@ -67,15 +68,16 @@ def train_and_save(folder: Path) -> dict[str, Any]:
         group["foreach"] = False
     optimizer.step()
     state = {"step": 3, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    sharding(model, optimizer).writing(folder / "step_00000003", state, FACTS, 2, copy=True)()
+    pieces, group = sharding(model, optimizer).pieces(state, copy=True), world.background_group()
+    path = folder / "step_00000003"
+    checkpoint_files.save_sharded(path, pieces, encoded(state), FACTS, 2, world.rank, group)
     whole = gathered(state)
     return {**whole, "whole": sum(tensor.numel() for tensor in whole["model"].values())}
 
 
 def restore(path: Path) -> dict[str, Any]:
     model, optimizer = parts(divided=True)
-    templates = sharding(model, optimizer).templates()
-    state = templates.restored(checkpoint.read(path, layout=templates.place))
+    state = sharding(model, optimizer).read(path)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     held = sum(local(tensor).numel() for tensor in state["model"].values())
@@ -86,5 +88,5 @@ def gathered(state: dict[str, Any]) -> dict[str, Any]:
     def whole(keys: Any, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach().clone()
 
-    found: dict[str, Any] = mapped(state, whole)
+    found: dict[str, Any] = map_tensors(state, whole)
     return found

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from clipzoo.training.checkpoints.writer import CheckpointWriter
+from clipzoo.training.checkpoints import CheckpointWriter
 
 
 def fail() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import TrainingError
-from clipzoo.training.inspection.divergence import DivergenceCheck, require_finite_weights
+from clipzoo.training.divergence import DivergenceCheck, require_finite_weights
 
 IDS = torch.tensor([3, 1, 4])
 

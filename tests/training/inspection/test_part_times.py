@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clipzoo.training.inspection.part_times import memory_curve, part_times
+from clipzoo.training.profile import memory_curve, part_times
 
 
 def annotation(name: str, begin: float, end: float) -> dict:

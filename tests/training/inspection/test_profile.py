@@ -14,7 +14,7 @@ from clipzoo.api.training import TrainingResult
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.report.run_page.page import write_report
-from clipzoo.training.inspection.part_times import PARTS
+from clipzoo.training.profile import PARTS
 from clipzoo.training.settings import Inspection
 from tests.support.pairs import pair_dataset, pair_model
 from tests.support.runs import assert_equal, train as train_run, weights

@@ -19,9 +19,8 @@ from clipzoo.encoders.base import Encoder
 from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.training.inspection.slow_ranks import SlowRank, SlowRanks
-from clipzoo.training.inspection.throughput import CAUSES
 from clipzoo.training.settings import Computation, Inspection
+from clipzoo.training.throughput import CAUSES, SlowRank, SlowRanks
 from clipzoo.types import Features
 from tests.support.ranks import run_ranks
 

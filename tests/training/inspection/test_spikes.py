@@ -17,8 +17,8 @@ from clipzoo.api.training import adam
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.objectives.sogclr import SogCLR
-from clipzoo.training.checkpoints import checkpoint
-from clipzoo.training.inspection.spikes import MOST_IN_A_ROW, SpikeDetector
+from clipzoo.training import checkpoint_files
+from clipzoo.training.divergence import MOST_IN_A_ROW, SpikeDetector
 from clipzoo.training.settings import Inspection
 from clipzoo.types import Batch, SpikePolicy
 from tests.support.pairs import pair_dataset, pair_model, pairs
@@ -60,7 +60,7 @@ def train(policy: SpikePolicy | None, folder: Path | None, dataset: Poisoned, st
 
 def state(folder: Path, step: int) -> dict[str, Tensor]:
     """All tensors of the checkpoint after `step` steps that a step of the training changes."""
-    content = checkpoint.read(folder / "checkpoints" / f"step_{step:08d}.pt")
+    content = checkpoint_files.read(folder / "checkpoints" / f"step_{step:08d}.pt")
     moments = {
         f"optimizer.{number}.{name}": value
         for number, values in content["optimizer"]["state"].items()
@@ -150,7 +150,7 @@ def test_a_run_killed_after_a_spike_ends_as_an_undisturbed_one(tmp_path, policy,
     train(policy, tmp_path / "killed", Poisoned(factor=factor))
     assert_equal(state(tmp_path / "killed", STEPS), state(tmp_path / "undisturbed", STEPS))
     spikes = [
-        checkpoint.read(tmp_path / name / "checkpoints" / f"step_{STEPS:08d}.pt")["spikes"]
+        checkpoint_files.read(tmp_path / name / "checkpoints" / f"step_{STEPS:08d}.pt")["spikes"]
         for name in ("killed", "undisturbed")
     ]
     assert torch.equal(spikes[0]["values"], spikes[1]["values"])
@@ -165,7 +165,7 @@ def test_a_training_without_a_policy_has_no_window_in_its_checkpoint_and_a_later
     tmp_path,
 ):
     train(None, tmp_path, Poisoned(()), steps=10)
-    assert "spikes" not in checkpoint.read(tmp_path / "checkpoints" / "step_00000010.pt")
+    assert "spikes" not in checkpoint_files.read(tmp_path / "checkpoints" / "step_00000010.pt")
     train("skip", tmp_path, Poisoned(), steps=STEPS)
     assert not (tmp_path / "spikes").exists()
 

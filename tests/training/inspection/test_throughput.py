@@ -13,8 +13,7 @@ from clipzoo.build import build_model
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
 from clipzoo.objectives.infonce import InfoNCE
-from clipzoo.training.inspection.flops import flops_per_step
-from clipzoo.training.inspection.throughput import Throughput
+from clipzoo.training.throughput import Throughput, flops_per_step
 from clipzoo.types import Batch, Progress
 
 BATCH = 10
@@ -38,7 +37,7 @@ def test_the_operations_of_a_training_are_those_of_all_its_steps_on_all_ranks():
 def test_the_first_reading_of_a_run_and_of_a_resume_leaves_out_the_start_up(monkeypatch, start):
     now = 0.0
     clock = SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr("clipzoo.training.inspection.throughput.time", clock)
+    monkeypatch.setattr("clipzoo.training.throughput.time", clock)
     throughput = Throughput(100, BATCH, World())
     throughput.resume(start, {"seconds": 7.0, "steps": start})
     now = 1000.0
@@ -67,7 +66,7 @@ def test_the_first_reading_of_a_run_and_of_a_resume_leaves_out_the_start_up(monk
 
 def test_a_reading_of_the_first_step_alone_leaves_out_the_wait_for_its_batch(monkeypatch):
     now = 0.0
-    monkeypatch.setattr("clipzoo.training.inspection.throughput.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("clipzoo.training.throughput.time", SimpleNamespace(perf_counter=lambda: now))
     throughput = Throughput(100, BATCH, World())
 
     def batches() -> Iterator[None]:
@@ -82,7 +81,7 @@ def test_a_reading_of_the_first_step_alone_leaves_out_the_wait_for_its_batch(mon
 
 def test_evaluations_count_apart_in_readings_and_in_the_summary_also_after_a_resume(monkeypatch):
     now, spent = 0.0, {"seconds": 0.0, "steps": 0}
-    monkeypatch.setattr("clipzoo.training.inspection.throughput.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("clipzoo.training.throughput.time", SimpleNamespace(perf_counter=lambda: now))
     for start in (0, 6):
         throughput = Throughput(100, BATCH, World())
         throughput.resume(start, spent)

@@ -19,7 +19,7 @@ CONFIG = {"seed": 3, "trainer": {"global_batch": 8}}
 
 
 def logger(**also: MetricLogger) -> Logger:
-    return Logger("off", "clipzoo", None, None, tensorboard=False, also=also)
+    return Logger(also)
 
 
 def test_the_documented_logger_is_ten_lines_and_chosen_on_the_command_line(tmp_path, monkeypatch, capsys):

@@ -8,20 +8,19 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from PIL import Image
 
 from clipzoo.errors import ConfigError
-from clipzoo.training.loggers import Logger
+from clipzoo.training.loggers import Logger, TensorBoardLogger, WandbLogger
 
 CONFIG = {"seed": 0, "trainer": {"global_batch": 8}}
 
 
-def logger(**changes: Any) -> Logger:
-    arguments = {"wandb": "off", "project": "clipzoo", "entity": None, "group": None, "tensorboard": False}
-    return Logger(**(arguments | changes))
+def wandb_logger(mode: Literal["online", "offline"]) -> Logger:
+    return Logger({"wandb": WandbLogger(mode, "clipzoo", None, None)})
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -29,7 +28,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_resumed_run_drops_lines_after_its_checkpoint_and_truncated_lines(tmp_path):
-    first = logger()
+    first = Logger()
     first.open(tmp_path, CONFIG, 0)
     for step in range(1, 6):
         first.log(step, {"loss": float(step)})
@@ -37,7 +36,7 @@ def test_a_resumed_run_drops_lines_after_its_checkpoint_and_truncated_lines(tmp_
     first.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')
-    again = logger()
+    again = Logger()
     again.open(tmp_path, CONFIG, 3)
     again.log(4, {"loss": 40.0})
     again.close()
@@ -53,7 +52,7 @@ def test_wandb_offline_keeps_one_run_over_resumes_with_config_revision_curves_ta
     picture = tmp_path / "curves.png"
     Image.new("RGB", (8, 8)).save(picture)
     for start in (0, 2):
-        log = logger(wandb="offline")
+        log = wandb_logger("offline")
         log.open(tmp_path, CONFIG, start)
         log.log(start + 1, {"loss": 1.5, "epoch": 0.1})
         if start:
@@ -104,7 +103,7 @@ def test_a_failing_copy_is_named_once_and_the_log_goes_on(tmp_path, monkeypatch,
         raise ConnectionError("no network")
 
     monkeypatch.setattr(wandb, "init", refuse)
-    log = logger(wandb="online")
+    log = wandb_logger("online")
     with caplog.at_level(logging.WARNING):
         log.open(tmp_path, CONFIG, 0)
         for step in (1, 2):
@@ -112,16 +111,15 @@ def test_a_failing_copy_is_named_once_and_the_log_goes_on(tmp_path, monkeypatch,
         log.report({"top1": 1.0}, [])
         log.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "logging continues without W&B: ConnectionError: no network"
+        "logging continues without wandb: ConnectionError: no network"
     ]
     assert len(lines(tmp_path)) == 2
 
 
 def test_a_missing_tensorboard_is_an_error_when_it_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    logger()
-    with pytest.raises(ConfigError, match=r"needs TensorBoard, .* pip install -e .*\[tensorboard\]"):
-        logger(tensorboard=True)
+    with pytest.raises(ConfigError, match=r"needs tensorboard, .* pip install -e .*\[tensorboard\]"):
+        TensorBoardLogger()
 
 
 def test_tensorboard_has_the_curves_and_the_pictures(tmp_path):
@@ -130,7 +128,7 @@ def test_tensorboard_has_the_curves_and_the_pictures(tmp_path):
 
     picture = tmp_path / "curves.png"
     Image.new("RGB", (8, 8)).save(picture)
-    log = logger(tensorboard=True)
+    log = Logger({"tensorboard": TensorBoardLogger()})
     log.open(tmp_path, CONFIG, 0)
     log.log(1, {"loss": 1.5})
     log.log(2, {"loss": 1.25})
@@ -147,7 +145,7 @@ def test_tensorboard_of_a_resumed_run_hides_what_was_logged_after_its_checkpoint
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for start, steps in ((0, (1, 2, 3, 4)), (2, (3, 4))):
-        log = logger(tensorboard=True)
+        log = Logger({"tensorboard": TensorBoardLogger()})
         log.open(tmp_path, CONFIG, start)
         for step in steps:
             log.log(step, {"loss": 10.0 * start + step})

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.errors import ConfigError
-from clipzoo.training.optimization.average import WeightAverage
-from clipzoo.training.optimization.averaging import ExponentialAverage, StochasticWeightAverage
+from clipzoo.training.averaging import ExponentialAverage, StochasticWeightAverage, WeightAverage
 from clipzoo.types import Progress
 
 STEPS = 20

@@ -13,12 +13,21 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 
 from clipzoo.errors import ConfigError
-from clipzoo.training.optimization.groups import GroupedOptimizer, decay_groups
-from clipzoo.training.optimization.muon import Muon, hidden_matrices
-from clipzoo.training.optimization.optimizers import SGD, Adafactor, AdamW, AdamW8bit
-from clipzoo.training.optimization.schedules import Linear
-from clipzoo.training.optimization.timm_optimizers import TimmOptimizer
-from clipzoo.training.tuning.rates import FACTOR, scale_rates, split_groups
+from clipzoo.training.optimizers import (
+    FACTOR,
+    SGD,
+    Adafactor,
+    AdamW,
+    AdamW8bit,
+    GroupedOptimizer,
+    Muon,
+    TimmOptimizer,
+    decay_groups,
+    hidden_matrices,
+    scale_rates,
+    split_groups,
+)
+from clipzoo.training.schedules import Linear
 from clipzoo.types import Progress
 from scripts.compatibility import build_head, build_objective, config_names
 

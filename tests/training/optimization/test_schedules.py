@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.training.callback import CallbackEvaluator
-from clipzoo.training.optimization.schedules import Constant, Cosine, InverseSquareRoot, Linear, WarmupStableDecay
+from clipzoo.training.callbacks import CallbackEvaluator
 from clipzoo.training.parts import Schedule
+from clipzoo.training.schedules import Constant, Cosine, InverseSquareRoot, Linear, WarmupStableDecay
 from clipzoo.training.settings import Length
 from clipzoo.types import Progress
 

@@ -7,7 +7,7 @@ import pytest
 from clipzoo.api.training import adam
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.training.optimization.timm_optimizers import TimmOptimizer
+from clipzoo.training.optimizers import TimmOptimizer
 from scripts.gradient_parity import difference, training
 from tests.support.ranks import run_ranks
 

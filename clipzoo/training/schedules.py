@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from clipzoo.training.optimization.lengths import in_steps
 from clipzoo.types import (
     Count,
     Epochs,
@@ -176,3 +175,12 @@ class InverseSquareRoot(CooldownSchedule):
     def stable_rate(self, position: Fraction, warmup: int) -> float:
         scale = max(warmup, 1)
         return max(self.end, self.peak * math.sqrt(scale / (scale + position)))
+
+
+def in_steps(progress: Progress, epochs: float | None, steps: float | None, samples: int | None) -> Fraction | None:
+    """Return a length, given in one of the three units, in steps; None if it is given in none."""
+    if epochs is not None:
+        return progress.steps(epochs)
+    if steps is not None:
+        return Fraction(steps)
+    return None if samples is None else Fraction(samples, progress.global_batch)

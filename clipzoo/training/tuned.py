@@ -1,4 +1,4 @@
-"""A model of which a part trains."""
+"""A model of which a part trains, and its tensors that do not: written once, apart from the checkpoints."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clipzoo import io
 from clipzoo.encoders.tuning import Tuning, frozen_modules, frozen_tensors, plain_name
+from clipzoo.io.weights import read_tensors
 from clipzoo.model import Model
-from clipzoo.training.pair_encoder import View
+from clipzoo.training import checkpoint_files
+from clipzoo.training.feature_cache import FeatureCache
+from clipzoo.training.gradients import View
 from clipzoo.training.parts import Dataset
-from clipzoo.training.tuning.feature_cache import FeatureCache
 
 FOLDER = "features"
 
@@ -120,3 +123,46 @@ class TunedPart:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(state[name])
+
+
+FILE = "frozen.pt"
+KEY = "frozen"
+"""Key of a checkpoint under which the digest of the file stands."""
+REMEDY = "restore it from a copy, or train again with another name=..."
+
+
+class FrozenPart:
+    """<folder>/frozen.pt, with its size and digest in frozen.json. tensors: by plain name, filled in place."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        self._folder, self._tensors = folder, tensors
+        self.digest = ""
+
+    def write(self) -> None:
+        """Write the tensors' values. Raises WriteError."""
+        content = {name: value.detach().cpu() for name, value in self._tensors.items()}
+        self.digest = checkpoint_files.write_marked(self._folder / FILE, content, {})
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Fill the tensors with the values that belong to a checkpoint. Raises DamagedFileError."""
+        self.digest = state.get(KEY, "")
+        values = read_frozen(self._folder, state)
+        with torch.no_grad():
+            for name, tensor in self._tensors.items():
+                tensor.copy_(values[name])
+
+
+def read_frozen(folder: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the frozen tensors that belong to a checkpoint of a run; none if the whole model was trained.
+
+    Raises:
+        DamagedFileError: frozen.pt is missing, damaged, or not the one that the checkpoint was trained with.
+    """
+    if KEY not in state:
+        return {}
+    path = folder / FILE
+    if not path.exists():
+        raise io.DamagedFileError(path, "is missing", REMEDY)
+    if checkpoint_files.sha256(path) != state[KEY]:
+        raise io.DamagedFileError(path, "has another SHA-256 than the checkpoint was trained with", REMEDY)
+    return read_tensors(path, REMEDY)

@@ -1,19 +1,30 @@
-"""Throughput of a training: samples per second, shares of a step's time, memory, model FLOPs utilization, time left."""
+"""Throughput of a training: samples per second, shares of a step's time, memory, FLOPs, slow ranks."""
 
 from __future__ import annotations
 
+import logging
 import resource
+import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import count
+from statistics import median_low
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from clipzoo.distributed.parallel import OWN_PASSES
 from clipzoo.distributed.world import World, step_part
+from clipzoo.encoders.base import caption_groups
+from clipzoo.model import Model
+from clipzoo.types import Batch, Features
 
 T = TypeVar("T")
 SHARES = {"data": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
@@ -233,3 +244,195 @@ class _Clock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+BLOCKS = 4
+"""Parts of the period, in all of which a slow rank is slow: one long pause does not count."""
+CAUSE_TEXTS = {
+    "data": "it waits for data: compare its disk, network and CPU cores with those of the other ranks",
+    "transfer": "it waits for batches on their way to its device: compare its memory and the link to its device",
+    "computation": "its computation is slow: compare clocks, temperature and other processes of its device",
+    "checkpoint": "it waits for its checkpoint files: compare its disk",
+}  # fmt: skip
+log = logging.getLogger(__name__)
+
+Times = NDArray[np.float64]
+Log = Callable[[int, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that was slower than the median of the ranks by the share `excess` for `seconds`, and why.
+
+    own: seconds per step that the rank spent on the cause; median: of all ranks.
+    """
+
+    rank: int
+    excess: float
+    seconds: float
+    cause: str
+    own: float
+    median: float
+
+    def report(self, step: int, world: World, log_event: Log) -> None:
+        """Name the rank and its host in the log and in metrics.jsonl, on the first rank. Collective."""
+        host = world.gather_object(socket.gethostname())[self.rank]
+        if not world.is_first:
+            return
+        log.warning(
+            "rank %d on %s has been %.0f %% slower than the median of the ranks for %.0f seconds: %s (%.3g s a step, "
+            "median %.3g s)",
+            *(self.rank, host, 100 * self.excess, self.seconds, CAUSE_TEXTS[self.cause], self.own, self.median),
+        )
+        log_event(step, {"event": "slow_rank", "host": host, **asdict(self)})
+
+
+class SlowRanks:
+    """Finds slow ranks in the own times of all ranks, each of them once.
+
+    Times are [ranks, 2 + causes]: seconds and steps of a period, equal on all ranks, and own seconds by cause.
+
+    threshold: share by which a slow rank's time exceeds the median of the ranks. period: seconds that it must last.
+    """
+
+    def __init__(self, threshold: float, period: float) -> None:
+        self._threshold, self._period = threshold, period
+        self._block: Times | float = 0.0
+        self._slow: dict[int, Times] = {}
+        self._found: set[int] = set()
+
+    @staticmethod
+    def row(own: OwnTime) -> list[float]:
+        """Return the numbers of a rank that `judge` needs of all ranks."""
+        return [own.seconds, float(own.steps), *own.causes]
+
+    def judge(self, rows: Sequence[Sequence[float]]) -> tuple[dict[str, float], list[SlowRank]]:
+        """Return the slowest rank of a reading and its excess, for the log line, and the slow ranks that are new.
+
+        rows: `row` of all ranks, in rank order. Equal rows give equal results on all ranks.
+        """
+        times = np.array(rows, dtype=np.float64)
+        if len(rows) == 1 or times[0, 1] < 1:
+            return {}, []
+        excesses = _excesses(times)
+        slowest = excesses.index(max(excesses))
+        values = {"slowest_rank": slowest, "slowest_rank_excess": excesses[slowest]}
+        block = times + self._block
+        if block[0, 0] < self._period / BLOCKS:
+            self._block = block
+            return values, []
+        self._block = 0.0
+        slow = [rank for rank, excess in enumerate(_excesses(block)) if excess > self._threshold]
+        self._slow = {rank: block + self._slow.get(rank, 0.0) for rank in slow}
+        new = [rank for rank in slow if self._slow[rank][0, 0] >= self._period and rank not in self._found]
+        self._found.update(new)
+        return values, [_described(self._slow[rank], rank) for rank in new]
+
+
+def _excesses(times: Times) -> list[float]:
+    """Return by how much each rank's time exceeds the median of the ranks, as a share of it."""
+    own = times[:, 2:].sum(axis=1)
+    totals = (own + max(times[0, 0] - own.max(), 0.0)).tolist()
+    median = median_low(totals)
+    return [total / median - 1 if median > 0 else 0.0 for total in totals]
+
+
+def _described(times: Times, rank: int) -> SlowRank:
+    """Describe a slow rank. The cause is the rank's own phase that exceeds the median over ranks by most."""
+    (seconds, steps), own = times[0, :2].tolist(), times[:, 2:]
+    medians = [median_low(column) for column in own.T.tolist()]
+    place = int((own[rank] - medians).argmax())
+    return SlowRank(
+        rank, _excesses(times)[rank], seconds, CAUSES[place], float(own[rank, place]) / steps, medians[place] / steps
+    )
+
+
+PEAKS = {
+    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12,
+    "A10G": 70e12, "A10": 125e12, "L4": 121e12, "4090": 165e12, "V100": 125e12, "T4": 65e12,
+}  # fmt: skip
+"""Part of a GPU's name -> its dense half-precision operations per second, from the vendors' data sheets."""
+
+
+def flops_per_step(model: Model, batch: Batch, world: World, tile: int | None) -> float:
+    """Return the operations of this rank's share of a step: three times those of a forward pass of encoders and head.
+
+    Gradients that the encoders do not compute do not count: those of images and of weights that do not train.
+    Recomputed activations do not count, and neither do kernels that torch cannot count. Encoders are counted on two
+    samples.
+    tile: see Head.forward.
+    """
+    sample, size = batch.split(min(2, len(batch)))[0], len(batch)
+    buffers = {name: buffer.clone() for name, buffer in model.encoder.named_buffers()}
+    flops, image = _count(model.image_read_by_head, sample.image, size)
+    for rows, width in caption_groups(batch.text, batch.text_length):
+        count, text = _count(model.text_read_by_head, sample.text[..., :width], rows)
+        flops += count
+    with torch.no_grad(), FlopCounterMode(display=False) as head:
+        similarity = model.compare(_repeat(image, size), _repeat(text, size), world, tile)
+        for scores in similarity.directions:
+            scores.positives()
+            scores.log_sum_exp()
+    for name, buffer in model.encoder.named_buffers():
+        buffer.copy_(buffers[name])
+    return flops + 3.0 * head.get_total_flops()
+
+
+def _count(encode: Callable[[Tensor], Features], view: Tensor, rows: int) -> tuple[float, Features]:
+    """Return the operations of a step in which `rows` samples like those of `view` pass, and the view's features."""
+    formulas = {operator: _of_step(formula) for operator, formula in flop_registry.items()}
+    counting = FlopCounterMode(display=False, custom_mapping=formulas)
+    with counting as counter, torch.compiler.set_stance("force_eager"):
+        features = encode(view)
+    return counter.get_total_flops() * rows / len(view), features
+
+
+def _of_step(formula: Callable[..., float]) -> Callable[..., float]:
+    """Return the formula of an operator's forward and backward pass from that of the forward pass.
+
+    The gradients of all operands take two forward passes; an operand without a gradient, such as the image in the first
+    convolution or a weight that does not train, takes none.
+    """
+
+    def of_step(*arguments: Any, **options: Any) -> float:
+        # Biases and masks are not among them.
+        operands = [tensor for tensor in arguments[:3] if isinstance(tensor, Tensor) and tensor.ndim > 1]
+        share = sum(tensor.requires_grad for tensor in operands) / max(len(operands), 1)
+        return formula(*arguments, **options) * (1 + 2 * share)
+
+    # FlopCounterMode passes tensors, not their shapes.
+    of_step._get_raw = True  # type: ignore[attr-defined]
+    return of_step
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Return the operations per second of a GPU in this precision: from its data sheet, otherwise measured.
+
+    None for a CPU: its cores are shared with loaders and other programs, so that a measured rate is not a bound.
+    """
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peaks = [peak for part, peak in PEAKS.items() if part in name]
+    if peaks and dtype in (torch.bfloat16, torch.float16):
+        return peaks[0]
+    return _measure_peak(device, dtype)
+
+
+@cache
+def _measure_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Time a few large matrix products and return the highest rate."""
+    size, shortest = 8192, float("inf")
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    for _ in range(5):
+        begin = time.perf_counter()
+        (left @ right)[0, 0].item()
+        shortest = min(shortest, time.perf_counter() - begin)
+    return 2 * size**3 / shortest
+
+
+def _repeat(features: Features, count: int) -> Features:
+    """Return the first sample's features `count` times."""
+    mask = None if features.mask is None else features.mask[:1].expand(count, -1)
+    repeated = features.map(lambda tensor: tensor[:1].detach().expand(count, *tensor.shape[1:]))
+    return Features(repeated.pooled, repeated.tokens, mask)

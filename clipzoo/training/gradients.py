@@ -8,17 +8,18 @@ at once) or is made again for one micro-batch after the other (GradCache, Gao et
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel, Replicated
 from clipzoo.distributed.world import World, step_part
+from clipzoo.encoders.base import Tower, encode_by_length, longest_list
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.training.inspection import diagnostics
-from clipzoo.training.pair_encoder import VIEWS, PairEncoder, View
-from clipzoo.training.tuning.feature_cache import FeatureCache
+from clipzoo.training import diagnostics
+from clipzoo.training.feature_cache import FeatureCache
 from clipzoo.types import Batch, Features, Loss, Progress
 
 FeaturePair = tuple[Features, Features]
@@ -95,7 +96,11 @@ class GradientCache:
             features = _encode(self._shared, batch, trained)
         elif trained:
             random_states, features = self._encode_without_graph(micro_batches, trained)
-        leaves = {view: _leaf(view_features) for view, view_features in zip(trained, features, strict=True)}
+        # Detached copies, the leaves of a new graph.
+        leaves = {
+            view: view_features.map(lambda tensor: tensor.detach().requires_grad_())
+            for view, view_features in zip(trained, features, strict=True)
+        }
         both = {**constant, **leaves}
         self._mark(OWN_PASSES)
         loss = self._loss((both["image"], both["text"]), batch, progress, diagnose)
@@ -103,7 +108,9 @@ class GradientCache:
         with step_part("backward"):
             (loss.total * scale).backward()
             self._average_others()
-            gradients = _gradients(leaves.values())
+            # Zeros, which DDP needs for every parameter, where the head does not read the tensor.
+            tensors = _tensors(leaves.values())
+            gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in tensors]
             self._mark(OTHER_RANKS)
             if trained and whole:
                 _backward(features, gradients)
@@ -198,16 +205,6 @@ def _backward(features: Sequence[Features], gradients: Sequence[Tensor]) -> None
         torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def _leaf(features: Features) -> Features:
-    """Return a detached copy of the features that requires gradients: leaves of a new graph."""
-    return features.map(lambda tensor: tensor.detach().requires_grad_())
-
-
-def _gradients(leaves: Iterable[Features]) -> list[Tensor]:
-    """The gradient of each tensor; zeros, which DDP needs for every parameter, where the head does not read it."""
-    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in _tensors(leaves)]
-
-
 def _tensors(features: Iterable[Features]) -> list[Tensor]:
     """The float tensors of the views."""
     return [tensor for view in features for tensor in (view.pooled, view.tokens) if tensor is not None]
@@ -232,3 +229,46 @@ def _set_random_state(device: torch.device, state: list[Tensor]) -> None:
     torch.set_rng_state(state[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state[1], device)
+
+
+View = Literal["image", "text"]
+VIEWS: tuple[View, View] = ("image", "text")
+FeatureTensors = tuple[Tensor, Tensor | None, Tensor | None]
+"""The fields of Features: DDP and FSDP look for tensors in tuples and lists."""
+
+
+class PairEncoder(nn.Module):
+    """The encoder as one module with one forward, batch -> features of the views.
+
+    Returns only the features that the head reads, and always the pooled ones, which cost less without the tokens.
+
+    autocast: precision of the encoders; None for that of their parameters.
+    compile: run the encoders through torch.compile; evaluation runs them without it.
+    """
+
+    def __init__(self, model: Model, autocast: torch.dtype | None, compile: bool) -> None:
+        super().__init__()
+        self.encoder = model.encoder
+        self._autocast, self._needs_tokens = autocast, model.head.needs_tokens
+        image, text = model.image_read_by_head, model.text_read_by_head
+        self._image, self._text = (torch.compile(image), torch.compile(text)) if compile else (image, text)
+
+    def forward(self, batch: Batch, views: Sequence[View] = VIEWS) -> list[FeatureTensors]:
+        with torch.autocast(batch.image.device.type, self._autocast, enabled=self._autocast is not None):
+            features = [self._encode(batch, view) for view in views]
+        if not self._needs_tokens:
+            return [(view.pooled, None, None) for view in features]
+        return [(view.pooled, view.tokens, view.mask) for view in features]
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the blocks of both towers, or of an encoder without towers: its longest list of modules."""
+        names = [name for name in ("image_tower", "text_tower") if hasattr(self.encoder, name)]
+        towers = [getattr(self.encoder, name) for name in names] or [self.encoder]
+        blocks = [tower.layers() if isinstance(tower, Tower) else longest_list(tower) for tower in towers]
+        return list(dict.fromkeys(block for tower_blocks in blocks for block in tower_blocks))
+
+    def _encode(self, batch: Batch, view: View) -> Features:
+        with step_part(f"{view} tower"):
+            if view == "image":
+                return self._image(batch.image)
+            return encode_by_length(self._text, batch.text, batch.text_length, self._needs_tokens)

@@ -1,0 +1,419 @@
+"""The state of a training, which its next step depends on: saved, and restored on any number of ranks.
+
+`TrainingState` copies the state, checks the weights and hands it to a thread, which writes the files of
+`clipzoo.training.checkpoint_files`. A restart loads the newest complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from clipzoo.distributed.parallel import Parallel, Stateful
+from clipzoo.distributed.world import World, is_collective_error
+from clipzoo.encoders.tuning import plain_name
+from clipzoo.errors import ConfigError
+from clipzoo.model import Model
+from clipzoo.objectives.base import Objective
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.training import checkpoint_files
+from clipzoo.training.divergence import require_finite_weights
+from clipzoo.training.parts import Dataset
+from clipzoo.training.settings import CheckpointFormat, Saving
+from clipzoo.training.sharded_checkpoints import (
+    Keys,
+    Piece,
+    Place,
+    encoded,
+    is_dtensor,
+    local,
+    map_tensors,
+    name_of,
+    tensors_with_paths,
+)
+from clipzoo.training.throughput import Throughput
+from clipzoo.training.tuned import FrozenPart, TunedModel
+
+MODEL = "model"
+"""Name of the model in a checkpoint."""
+REWIND = "rewind"
+"""Folder of the states that a training goes back to after a spike."""
+log = logging.getLogger(__name__)
+
+
+class TrainingState:
+    """Saves and restores the parts of a training.
+
+    The newest checkpoints are in <folder>/checkpoints, the best one in <folder>/best.
+
+    folder: run directory; None: nothing is saved or restored.
+    modules: by their names in the checkpoint; saved only while their weights are finite.
+    tuned: the model's part of the checkpoint. Tensors that training does not change are written once, to
+    <folder>/frozen.pt, and are in no checkpoint. parts: the other parts, by their names in the checkpoint.
+    dataset: opened; a resumed run must find the same samples in it, and continues counting its unusable ones.
+    saving: number of newest checkpoints, their format, and whether training continues while they are written.
+    parallel: how ranks share the weights.
+    report: called with one line for the terminal.
+    facts: small values that `checkpoint_files.recorded` returns before a checkpoint is loaded.
+    history: parts that look back on the training: a rewind leaves them as they are, and a checkpoint may lack them.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        modules: Mapping[str, nn.Module],
+        tuned: TunedModel,
+        parts: Mapping[str, Stateful],
+        dataset: Dataset,
+        throughput: Throughput,
+        saving: Saving,
+        parallel: Parallel[Model],
+        report: Callable[[str], None],
+        facts: Mapping[str, Any] | None = None,
+        history: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        self._folder, self._modules, self._throughput, self._parallel = folder, modules, throughput, parallel
+        self._keep, self._background = saving.keep, saving.save_in_background
+        self._report, self._facts, self._history = report, facts or {}, history or {}
+        self._world = parallel.world
+        self._whole: Mapping[str, Stateful] = {**modules, **parts, MODEL: tuned}
+        # As above, but with only this rank's shards if the weights are sharded.
+        self._own: Mapping[str, Stateful] = {**self._whole, MODEL: tuned.part_of(parallel.trained)}
+        self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
+        self.counters = Counters(dataset.counters)
+        self._sharding = Sharding({**modules, MODEL: parallel.trained}, self._own, self._world)
+        self._sharded = self._sharding.applies(saving.checkpoint_format)
+        self._group: ProcessGroup | None = None
+        self._writer = CheckpointWriter(self._background)
+        self._saved_step: int | None = None
+        self._frozen = FrozenPart(folder, tuned.frozen) if tuned.frozen and folder else None
+
+    def save(self, step: int) -> None:
+        """Save the state after `step` steps, unless it has been saved. Collective.
+
+        Raises:
+            TrainingError: weights are not finite, or the file cannot be written; on all ranks.
+        """
+        if self._folder is not None and step != self._saved_step:
+            self._write(self._folder / "checkpoints", step, {}, self._keep)
+            self._saved_step = step
+
+    def save_if_best(self, step: int, metrics: Mapping[str, float], name: str) -> None:
+        """Save the state after `step` steps to <folder>/best if metrics[name] is the best so far. Collective.
+
+        Raises:
+            ConfigError: there is no such metric.
+        """
+        if name not in metrics:
+            names = ", ".join(sorted(metrics)) or "none: eval has no datasets"
+            raise ConfigError(f"there is no metric trainer.best_metric={name} (there are: {names})")
+        if self._folder is None:
+            return
+        best, key = self._folder / "best", MetricKey.parse(name)
+        extreme = min if key.lower_is_better else max
+        value = self._world.run_on_first(lambda: checkpoint_files.value_of_best(best, extreme))
+        if value is None or key.is_better(metrics[name], value):
+            self._write(best, step, {"metric": name, "value": metrics[name]}, keep=1)
+            self._report(f"best so far: {name} {metrics[name]:.{key.decimals}f} after step {step}, saved in {best}")
+
+    def save_to_rewind(self, step: int) -> None:
+        """Save the state after `step` steps to <folder>/rewind, where the newest two are kept. Collective."""
+        if self._folder is not None:
+            self._write(self._folder / REWIND, step, {}, keep=2)
+
+    def _write(self, folder: Path, step: int, facts: Mapping[str, Any], keep: int) -> None:
+        waited = self._writer.own_seconds
+        facts = {"step": step, **self._facts, **facts}
+        if self._sharded:
+            self._writer.wait()
+            self._world.run_on_all(lambda: require_finite_weights(self._sharding.modules, step))
+            if self._group is None:
+                self._group = self._world.background_group()
+            state = self._content(step, {name: part.state_dict() for name, part in self._own.items()})
+            pieces = self._sharding.pieces(state, copy=self._background)
+            path, rank, written = folder / f"step_{step:08d}", self._world.rank, self._writer.end_own_part
+            save = checkpoint_files.save_sharded
+            self._writer.run(partial(save, path, pieces, encoded(state), facts, keep, rank, self._group, written))
+        else:
+            with self._parallel.whole():
+                parts = {name: self._parallel.whole_state(part.state_dict()) for name, part in self._whole.items()}
+                self._world.run_on_first(lambda: self._write_file(folder, step, parts, facts, keep))
+        self._throughput.add_own("checkpoint", self._writer.own_seconds - waited)
+
+    def _write_file(
+        self, folder: Path, step: int, parts: Mapping[str, Any], facts: Mapping[str, Any], keep: int
+    ) -> None:
+        # Before the state is copied: main memory holds one copy at most.
+        self._writer.wait()
+        require_finite_weights(self._modules, step)
+        state = self._content(step, parts)
+        if self._background:
+            began = time.perf_counter()
+            state = map_tensors(state, lambda keys, tensor: tensor.detach().to("cpu", copy=True))
+            self._throughput.add_own("checkpoint", time.perf_counter() - began)
+        self._writer.run(partial(checkpoint_files.save, folder, step, state, facts, keep))
+
+    def _content(self, step: int, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the content of a checkpoint. parts: state of the parts."""
+        return {
+            "step": step,
+            "data": self._data,
+            "spent": self._throughput.state(step),
+            "counters": self.counters.read(),
+            **parts,
+            **{name: part.state_dict() for name, part in self._history.items()},
+            **({} if self._frozen is None else {"frozen": self._frozen.digest}),
+        }
+
+    def raise_error(self) -> None:
+        """Raise the error of a checkpoint that could not be written in the background. Does not wait."""
+        self._writer.raise_error()
+
+    def wait(self) -> None:
+        """Wait until all checkpoints are on the disk. Collective."""
+        if self._sharded:
+            self._writer.wait()
+        else:
+            self._world.run_on_first(self._writer.wait)
+
+    def wait_alone(self) -> None:
+        """Wait as `wait` does, without the other ranks: when the run fails."""
+        try:
+            self._writer.wait()
+        except RuntimeError as error:
+            if not is_collective_error(error):
+                raise
+            log.warning("the last checkpoint is incomplete, because a rank is lost; the one before it is in use")
+
+    def restore(self) -> int:
+        """Load the newest valid checkpoint and return the number of its steps; 0 if there is none. Collective.
+
+        Raises:
+            ConfigError: it was trained on another dataset, or this rank cannot read it.
+        """
+        if self._folder is None:
+            return 0
+        folder = self._folder / "checkpoints"
+        path = self._world.run_on_first(lambda: checkpoint_files.newest(folder))
+        if path is None:
+            if self._frozen is not None:
+                with self._parallel.whole():
+                    self._world.run_on_first(self._frozen.write)
+            return 0
+        if not path.exists():
+            raise ConfigError(f"rank {self._world.rank} cannot see {path}: runs=... must be a folder of all nodes")
+        state = self._sharding.read(path, "step", "data", "spent", "counters")
+        if state["data"] != self._data:
+            raise ConfigError(
+                f"{path} was trained on another dataset ({state['data']}, now {self._data}): data.shards has changed; "
+                "pass name=NEW to start another run"
+            )
+        if self._frozen is not None:
+            with self._parallel.whole():
+                self._frozen.restore(state)
+                self._parallel.load_whole()
+        self._load(state)
+        for name, part in self._history.items():
+            if name in state:
+                part.load_state_dict(state[name])
+        self._throughput.resume(state["step"], state["spent"])
+        self.counters.resume(state["counters"])
+        self._saved_step = state["step"]
+        self._report(f"resuming from step {state['step']} ({path})")
+        return state["step"]
+
+    def can_rewind(self, step: int) -> bool:
+        """Return True if a state of at most `step` steps was saved to go back to. Collective."""
+        return self._saved_to_rewind(step) is not None
+
+    def rewind(self, step: int) -> None:
+        """Go back to the newest state before `step` steps that was saved for it. Collective."""
+        self.wait()
+        path = self._saved_to_rewind(step - 1)
+        assert path is not None, "save_to_rewind comes first"
+        state = self._sharding.read(path, "step")
+        self._load(state)
+        first = state["step"] + 1
+        batches = f"batch {step} is" if first == step else f"batches {first} to {step} are"
+        self._report(f"step {step}: back to the weights after step {state['step']}; {batches} left out")
+
+    def remove_rewind(self) -> None:
+        """Remove the states to go back to, when the training has ended. On the first rank."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder / REWIND, ignore_errors=True)
+
+    def _saved_to_rewind(self, step: int) -> Path | None:
+        folder = (self._folder or Path()) / REWIND
+        return self._world.run_on_first(lambda: checkpoint_files.newest(folder, at_most=step))
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for name, part in self._own.items():
+            part.load_state_dict(state[name])
+
+
+class Sharding:
+    """The part of the state that every rank writes to a sharded checkpoint, and reads from any checkpoint.
+
+    DTensors are sharded as they are in the memory of the ranks, and so is the per-sample state of an objective that
+    shares it. All other tensors are whole on every rank. Buffers of modules are written by the first rank, because the
+    running statistics of a batch norm differ between ranks; one rank writes each of the others.
+
+    modules: by name. parts: all parts of the state by name.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], parts: Mapping[str, Any], world: World) -> None:
+        self.modules, self._parts, self._world = modules, parts, world
+        self._buffers: set[Keys] = {
+            (part, plain_name(name)) for part, module in modules.items() for name, _ in module.named_buffers()
+        }
+        self._places: dict[Keys, Place] = {
+            (part, name): Place(*box)
+            for part, module in modules.items()
+            if isinstance(module, Objective)
+            for name, box in module.shares().items()
+        }
+
+    def applies(self, format: CheckpointFormat) -> bool:
+        """Return True if checkpoints have one file for each rank. Raises ConfigError if they must, and may not."""
+        if format == "file" and self._places:
+            raise ConfigError(
+                "trainer.checkpoint_format=file needs the whole state on the first rank: give "
+                "trainer.checkpoint_format=auto"
+            )
+        parameters = (parameter for module in self.modules.values() for parameter in module.parameters())
+        return format == "sharded" or (format == "auto" and (bool(self._places) or any(map(is_dtensor, parameters))))
+
+    def pieces(self, state: Mapping[str, Any], copy: bool) -> dict[str, Piece]:
+        """Return this rank's parts of the tensors of a state, on the CPU, by name.
+
+        copy: copy tensors that are on the CPU, because training changes them before they are written.
+        """
+        pieces: dict[str, Piece] = {}
+        for keys, tensor in tensors_with_paths(state):
+            place = self._places.get(keys) or Place.of(tensor)
+            # The last two keys, because averaged weights are stored by module too.
+            if self._world.is_first or keys[-2:] not in self._buffers or keys in self._places:
+                pieces[name_of(keys)] = Piece(local(tensor).detach().to("cpu", copy=copy), place)
+        return pieces
+
+    def read(self, path: Path, *names: str) -> dict[str, Any]:
+        """Return the content of a valid checkpoint: of sharded tensors, this rank's shards.
+
+        names: values that it must hold besides the parts.
+        """
+        templates: dict[Keys, Tensor] = {}
+        parameters: dict[str | int, list[Tensor]] = {}
+        for name, part in self._parts.items():
+            templates |= {(name, *keys): tensor for keys, tensor in tensors_with_paths(part.state_dict())}
+            if hasattr(part, "param_groups"):
+                parameters[name] = [parameter for group in part.param_groups for parameter in group["params"]]
+        sharded: dict[Keys, Tensor] = {}
+
+        def layout(keys: Keys, shape: tuple[int, ...]) -> Place:
+            if keys in self._places and self._places[keys].whole == shape:
+                return self._places[keys]
+            template = templates.get(keys)
+            # An optimizer has no state before its first step: the state is sharded like the parameter it belongs to.
+            match keys:
+                case (name, "state", int(index), _) if index < len(parameters.get(name, [])):
+                    template = parameters[name][index]
+            if template is None or template.shape != shape:
+                return Place.everything(shape)
+            if is_dtensor(template):
+                sharded[keys] = template
+            return Place.of(template)
+
+        def restored(keys: Keys, part: Tensor) -> Tensor:
+            if keys not in sharded:
+                return part
+            from torch.distributed.tensor import DTensor
+
+            template = sharded[keys]
+            assert isinstance(template, DTensor)
+            return DTensor.from_local(
+                part.to(template.to_local().device), template.device_mesh, template.placements, run_check=False,
+                shape=template.shape, stride=template.stride(),
+            )  # fmt: skip
+
+        content = checkpoint_files.read(path, *names, *self._parts, layout=layout, verified=True)
+        state: dict[str, Any] = map_tensors(content, restored)
+        return state
+
+
+class CheckpointWriter:
+    """Writes one checkpoint after the other; at most one is being written. background: in a thread.
+
+    own_seconds: time in which the caller waited for the files of this rank, not for those of other ranks.
+    """
+
+    def __init__(self, background: bool) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
+        self._pending: Future[object] | None = None
+        self.own_seconds = 0.0
+        self._own_end: float | None = None
+
+    def run(self, write: Callable[[], object]) -> None:
+        """Call `write` once the checkpoint before is on the disk.
+
+        An error in the background is raised by the next call of a method.
+        """
+        self.wait()
+        if self._thread is None:
+            with self._own_part():
+                write()
+        else:
+            self._pending = self._thread.submit(write)
+
+    def raise_error(self) -> None:
+        """Raise the error of a checkpoint that could not be written, if it is known already. Does not wait."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on the disk."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with self._own_part():
+                pending.result()
+
+    def end_own_part(self) -> None:
+        """Note that this rank has written its files of the checkpoint; other ranks may still write. Thread-safe."""
+        self._own_end = time.perf_counter()
+
+    @contextmanager
+    def _own_part(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        end, self._own_end = self._own_end or time.perf_counter(), None
+        self.own_seconds += max(end - began, 0.0)
+
+
+class Counters:
+    """Numbers of unusable samples since the run first started.
+
+    count: returns the numbers of this process, by kind: `Dataset.counters`.
+    """
+
+    def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
+        self._count = count
+        self._before: dict[str, int] = {}
+
+    def resume(self, stored: Mapping[str, int]) -> None:
+        """Continue from the numbers of a checkpoint. They include damaged shards, which `Dataset.open` counts again."""
+        again = self._count()
+        self._before = {kind: max(0, number - again.get(kind, 0)) for kind, number in stored.items()}
+
+    def read(self) -> dict[str, int]:
+        """Return the numbers by kind."""
+        before, now = self._before, self._count()
+        return {kind: before.get(kind, 0) + now.get(kind, 0) for kind in {**before, **now}}

@@ -1,1 +1,0 @@
-"""Checkpoints: the state of a training, its files, and how they are read."""

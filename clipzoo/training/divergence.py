@@ -1,0 +1,345 @@
+"""Detect NaN and diverging steps asynchronously; the result is read one step later.
+
+The device knows at once that a step has diverged and leaves the weights unchanged. The host reads the result while the
+next step is under way, but always before a checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipzoo import io
+from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.io import write_whole
+from clipzoo.training.parts import Hook, Parts
+from clipzoo.training.sharded_checkpoints import local
+from clipzoo.types import Progress, SpikePolicy
+
+
+@dataclass
+class _PendingStep:
+    """A step whose result the host has not read yet."""
+
+    step: int
+    sample_id: Tensor
+    loss: Tensor
+    gradient_norm: Tensor
+    limits: Tensor | None
+    result: _HostCopy
+
+
+class DivergenceCheck:
+    """Checks every step with `check`; `settle` reads the result of the last one.
+
+    folder: run directory, where the samples of a diverged step are listed; None: no file is written.
+    loss_limit: a larger absolute loss counts as divergence, as NaN does.
+    stop_requested: returns True once this rank has been asked to stop. Its answer travels with the check.
+    spikes: what follows a spike; None judges no step.
+    """
+
+    stop = False
+    """True once any rank had been asked to stop in a settled step; equal on all ranks."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        loss_limit: float,
+        world: World,
+        stop_requested: Callable[[], bool] = lambda: False,
+        spikes: Spikes | None = None,
+    ) -> None:
+        self._folder, self._limit, self._world, self._stop_requested = folder, loss_limit, world, stop_requested
+        self.spikes = spikes
+        self._pending: _PendingStep | None = None
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if training continues without the batch of a step that has diverged or is a spike."""
+        return self.spikes is not None and self.spikes.leaves_out
+
+    def check(self, step: int, sample_id: Tensor, loss: Tensor, gradient_norm: Tensor, check_gradient: bool) -> Tensor:
+        """Settle the previous step and check this one.
+
+        sample_id: [b]. loss, gradient_norm: 0-d. check_gradient: an infinite gradient counts as divergence too.
+
+        Returns:
+            0-d bool on the device, True if the step has diverged on any rank, or is a spike, and must not change the
+            weights.
+        """
+        self.settle()
+        loss, gradient_norm = loss.detach(), gradient_norm.detach()
+        diverged = ~torch.isfinite(loss) | (loss.abs() > self._limit)
+        if check_gradient:
+            diverged = diverged | ~torch.isfinite(gradient_norm)
+        stop = torch.full_like(diverged, self._stop_requested())
+        spike, limits = self.spikes.judge(loss, gradient_norm) if self.spikes else (torch.zeros_like(diverged), None)
+        on_any_rank = self._world.maximum(torch.stack([diverged, stop, spike]).int())
+        self._pending = _PendingStep(step, sample_id, loss, gradient_norm, limits, _HostCopy(on_any_rank))
+        updates = self.spikes is None or self.spikes.policy == "report"
+        return on_any_rank[0] > 0 if updates else (on_any_rank[0] + on_any_rank[2]) > 0
+
+    def settle(self) -> None:
+        """Wait for the result of the last step.
+
+        Raises:
+            TrainingError: the step has diverged, or is a spike that stops the training; on all ranks.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        diverged, stop, spike = pending.result.read()
+        if diverged and not self.leaves_out:
+            self._raise(pending)
+        if self.spikes is not None and pending.limits is not None:
+            values = pending.loss, pending.gradient_norm
+            self.spikes.settle(pending.step + 1, bool(diverged or spike), pending.sample_id, values, pending.limits)
+        self.stop = self.stop or bool(stop)
+
+    def _raise(self, pending: _PendingStep) -> None:
+        loss, norm = float(pending.loss), float(pending.gradient_norm)
+        ranks = self._world.gather_object(
+            {"sample_id": pending.sample_id.tolist(), "loss": loss, "gradient_norm": norm}
+        )
+        samples = ""
+        if self._folder is not None:
+            path = self._folder / f"broken_step_{pending.step}.json"
+            samples = f" The sample ids are in {path}; the last checkpoint is untouched."
+            if self._world.is_first:
+                write_whole(path, json.dumps({"step": pending.step, "ranks": ranks}))
+        losses = ", ".join(f"{rank['loss']:g}" for rank in ranks[:8])
+        raise TrainingError(
+            f"step {pending.step} diverged (losses of the ranks: {losses}; gradient norm {norm:g}; "
+            f"trainer.loss_limit={self._limit:g}).{samples} Lower optim.schedule.peak or set trainer.clip_gradient=1.0"
+        )
+
+
+def require_finite_weights(modules: Mapping[str, nn.Module], step: int) -> None:
+    """Check weights that are about to be saved, in one pass on their device.
+
+    Of sharded weights this rank's part is checked.
+
+    modules: by the names of the message. step: number of steps done. Parameters must be finite. Buffers may be
+    infinite, as masks and the state of samples that were never seen are, but not NaN.
+
+    Raises:
+        TrainingError: a tensor is not finite; its name is in the message.
+    """
+    for name, module in modules.items():
+        if _largest(module.parameters()).isfinite() and not _largest(module.buffers()).isnan():
+            continue
+        broken = [key for key, value in module.named_parameters() if not local(value).isfinite().all()]
+        broken += [key for key, value in module.named_buffers() if local(value).isnan().any()]
+        more = f" and {len(broken) - 1} more tensors" if len(broken) > 1 else ""
+        raise TrainingError(
+            f"{name} {broken[0]}{more} held NaN or infinite values after step {step} and was not saved; the last "
+            "checkpoint is untouched. Lower optim.schedule.peak or set trainer.clip_gradient=1.0"
+        )
+
+
+def _largest(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the largest magnitude of all floating-point tensors, 0-d; NaN if one of them holds NaN."""
+    parts = [local(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
+    values = [part for part in parts if part.numel()]
+    return nn.utils.get_total_norm(values, math.inf)
+
+
+class _HostCopy:
+    """A small tensor on its way to the host. Reading it waits only for work that was queued before it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._values = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self._values.copy_(tensor, non_blocking=True)
+        self._copied: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def read(self) -> list[int]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._values.tolist()
+
+
+log = logging.getLogger(__name__)
+
+FOLDER = "spikes"
+SMALLEST_DEVIATIONS = 0.01, 0.1
+"""Lower bounds of the deviations of loss and gradient norm, as shares of their medians: plateaus hardly vary."""
+MOST_IN_A_ROW = 10
+"""Steps in a row that may be skipped. More than these are a diverging training, not a few bad batches."""
+NAMES = "loss", "gradient norm"
+
+
+class SpikeDetector:
+    """Judges the losses and gradient norms of steps by those of the last `window` steps.
+
+    A value is a spike if it exceeds median + threshold * deviation, where the deviation is the median absolute
+    deviation from the median, and at least 1 % of the median loss or 10 % of the median gradient norm. No step is
+    judged before the window is full. Spikes enter the window too: median and deviation hardly change with less than
+    half of the values.
+
+    window: number of steps. threshold: number of deviations.
+    """
+
+    def __init__(self, window: int, threshold: float, world: World) -> None:
+        self._threshold, self._world = threshold, world
+        self._values = torch.full((window, 2), torch.nan, dtype=torch.float64, device=world.device)
+        self.limits = torch.full((2,), torch.nan, dtype=torch.float64, device=world.device)
+        """Largest loss and gradient norm that still count as ordinary in the last step."""
+
+    def judge(self, loss: Tensor, gradient_norm: Tensor) -> Tensor:
+        """Return whether a step is a spike, and add it to the window. Collective; the answer is equal on all ranks.
+
+        loss, gradient_norm: 0-d; their means over ranks are judged. A step with a value that is not finite is not
+        added, and is no spike by itself: such a step has diverged.
+
+        Returns:
+            0-d bool on the device.
+        """
+        values = self._world.mean(torch.stack([loss.detach(), gradient_norm.detach()]).double())
+        median = self._values.median(dim=0).values
+        deviation = (self._values - median).abs().median(dim=0).values
+        deviation = deviation.maximum(median.abs() * median.new_tensor(SMALLEST_DEVIATIONS))
+        self.limits = median + self._threshold * deviation
+        longer = torch.cat([self._values[1:], values[None]])
+        self._values = torch.where(values.isfinite().all(), longer, self._values)
+        return (values > self.limits).any()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"values": self._values.cpu()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the window; one of another length keeps the newest steps."""
+        newest = state["values"][-len(self._values) :]
+        self._values.fill_(torch.nan)
+        self._values[len(self._values) - len(newest) :] = newest.to(self._values.device)
+
+
+class Spikes(Hook):
+    """Detects spikes of a training and acts on them; see `Inspection.on_spike`.
+
+    folder: run directory, where each spike is described in spikes/step_N.json; None: no file is written.
+    names: sample ids -> the shard and key of each sample; None if the dataset has no names.
+    log: called on the first rank with the step and the values of a spike.
+    """
+
+    key = "spikes"
+    rewind_due = False
+    """True from the spike until the training has gone back to the last regular checkpoint."""
+
+    def __init__(
+        self,
+        policy: SpikePolicy,
+        detector: SpikeDetector,
+        folder: Path | None,
+        world: World,
+        names: Callable[[Sequence[int]], list[str]] | None,
+        log: Callable[[int, Mapping[str, Any]], None],
+    ) -> None:
+        self.policy, self._detector = policy, detector
+        self._folder, self._world, self._names, self._log = folder and folder / FOLDER, world, names, log
+        self._in_a_row = 0
+
+    @classmethod
+    def of(cls, parts: Parts, world: World) -> Spikes | None:
+        """Return the spikes of a training; None if its settings judge no step."""
+        settings = parts.settings
+        if settings.on_spike is None:
+            return None
+        if settings.on_spike == "rewind" and parts.folder is None:
+            raise ConfigError("on_spike=rewind goes back to a checkpoint: give folder=...")
+        detector = SpikeDetector(settings.spike_window, settings.spike_threshold, world)
+        names = getattr(parts.dataset, "names", None)
+        return cls(settings.on_spike, detector, parts.folder, world, names, parts.logger.log)
+
+    def begin(self, progress: Progress) -> None:
+        """Remove the descriptions of later spikes, left by a killed run."""
+        for path in self._folder.glob("step_*.json") if self._folder and self._world.is_first else ():
+            if int(path.stem.removeprefix("step_")) > progress.step:
+                path.unlink()
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if training continues without the batch of a spike, or of a step that diverged."""
+        return self.policy in ("skip", "rewind")
+
+    def judge(self, loss: Tensor, gradient_norm: Tensor) -> tuple[Tensor, Tensor]:
+        """Return whether a step is a spike (0-d bool), and the limits of its loss and gradient norm [2]."""
+        return self._detector.judge(loss, gradient_norm), self._detector.limits
+
+    def settle(self, step: int, is_spike: bool, sample_id: Tensor, values: Sequence[Tensor], limits: Tensor) -> None:
+        """Act on the judgement of a step.
+
+        step: counted from 1. is_spike: equal on all ranks, True also for a diverged step that is left out.
+        sample_id: [b]. values: loss and gradient norm. limits: of both, [2].
+
+        Raises:
+            TrainingError: the policy is "stop", or too many steps in a row are left out; on all ranks.
+        """
+        if not is_spike:
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        loss, norm = (float(value) for value in values)
+        ranks = self._world.gather_object((loss, sample_id.tolist()))
+        loss = sum(loss for loss, _ in ranks) / len(ranks)
+        largest_loss, largest_norm = limits.tolist()
+        spike = {
+            "step": step, "loss": loss, "gradient_norm": norm, "largest_loss": largest_loss,
+            "largest_gradient_norm": largest_norm,
+        }  # fmt: skip
+        path = self._write(spike, ranks)
+        sentence = f"step {step} is a spike ({_described(loss, norm, limits.tolist())})"
+        where = f"; its samples are in {path}" if path else ""
+        if self.policy == "stop":
+            raise TrainingError(
+                f"{sentence}{where}. The last checkpoint is untouched: continue without the batch with "
+                "trainer.on_spike=skip, or with it with trainer.on_spike=report"
+            )
+        if self.leaves_out and self._in_a_row > MOST_IN_A_ROW:
+            raise TrainingError(
+                f"{sentence}{where}. It is number {self._in_a_row} in a row: the training diverges. The last "
+                "checkpoint is untouched: lower optim.schedule.peak or set trainer.clip_gradient=1.0"
+            )
+        self.rewind_due = self.policy == "rewind"
+        log.warning("%s%s%s", sentence, ": the batch is skipped" if self.policy == "skip" else "", where)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._detector.state_dict(), "in_a_row": self._in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._detector.load_state_dict(state)
+        self._in_a_row = state["in_a_row"]
+
+    def _write(self, spike: Mapping[str, float], ranks: Sequence[tuple[float, list[int]]]) -> Path | None:
+        """Write and log a spike on the first rank; return the path of its description."""
+        path = self._folder / f"step_{int(spike['step']):08d}.json" if self._folder else None
+        if not self._world.is_first:
+            return path
+        if path is not None:
+            ids = [sample for _, samples in ranks for sample in samples]
+            samples: dict[str, Any] = {"sample_ids": ids}
+            if self._names is not None:
+                samples["names"] = self._names(ids)
+            content = {**spike, "policy": self.policy, "losses_of_ranks": [loss for loss, _ in ranks], **samples}
+            io.write_whole(path, json.dumps(content))
+        values = {f"spike/{name}": value for name, value in spike.items() if name != "step"}
+        self._log(int(spike["step"]), {"event": "spike", **values})
+        return path
+
+
+def _described(loss: float, norm: float, limits: Sequence[float]) -> str:
+    """Return "loss 9.1, limit 2.4", for the values above their limits or, in a diverged step, for both."""
+    values = list(zip(NAMES, (loss, norm), limits, strict=True))
+    above = [(name, value, limit) for name, value, limit in values if value > limit] or values
+    return ", ".join(f"{name} {value:.4g}, limit {limit:.4g}" for name, value, limit in above)

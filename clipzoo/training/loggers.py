@@ -1,0 +1,296 @@
+"""Loggers: metrics.jsonl always; W&B, TensorBoard, MLflow, Trackio and custom ones on request."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+import uuid
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from clipzoo import io
+from clipzoo.distributed import launch
+from clipzoo.errors import ConfigError, installation, masked
+from clipzoo.runs.identity import flat
+from clipzoo.runs.record import revision
+from clipzoo.runs.training_log import LOG
+from clipzoo.types import Part
+
+log = logging.getLogger(__name__)
+
+WANDB_TIMEOUTS = {"init_timeout": 60, "finish_timeout": 300}
+"""Seconds that a run waits for W&B at most."""
+
+
+class MetricLogger(Part):
+    """Receives the numbers of a training on the first rank; a subclass needs `log` alone.
+
+    An error of a logger is named in the log, and the training continues without it.
+    """
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        """Start logging, or continue at `step` after a resume. folder: run directory, whose name is the run's."""
+
+    @abstractmethod
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the numbers of one step, or of an evaluation after it, by name."""
+
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        """Record the final metrics and the report's pictures."""
+
+    def close(self) -> None:
+        """Flush and close."""
+
+
+class Logger(Part):
+    """Writes metrics.jsonl, the source of truth, and copies to other loggers. Opened on the first rank only.
+
+    also: loggers by any name, of services or your own.
+    """
+
+    def __init__(self, also: dict[str, MetricLogger] | None = None) -> None:
+        self._also = dict(also or {})
+        self._open: dict[str, MetricLogger] = {}
+        self._failed: set[str] = set()
+        """Names of loggers that get no more steps, because their `log` has failed."""
+        self._file: io.JsonLines | None = None
+
+    def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
+        """Start logging, or continue at `step`: lines of later steps, left by a killed run, are removed.
+
+        folder: run directory; None: nothing is logged.
+        """
+        if folder is None:
+            return
+        path = folder / "metrics.jsonl"
+        if path.exists():
+            rows = [row for row in io.read_json_lines(path, LOG) if _is_before(row, step)]
+            io.write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+        self._file = io.JsonLines(path)
+        for name, logger in self._also.items():
+            if self._guarded(name, partial(logger.open, folder, {**config, "revision": revision()}, step)):
+                self._open[name] = logger
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Record the values of one step.
+
+        Raises:
+            WriteError: metrics.jsonl cannot be written.
+        """
+        if self._file is None:
+            return
+        self._file.append({"step": step, **values})
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        for name, logger in self._open.items():
+            if name not in self._failed and not self._guarded(name, partial(logger.log, step, numbers)):
+                self._failed.add(name)
+
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        """Send the final metrics and the report's pictures to the other loggers."""
+        for name, logger in self._open.items():
+            self._guarded(name, partial(logger.report, metrics, pictures))
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        for name, logger in self._open.items():
+            self._guarded(name, logger.close)
+        self._open.clear()
+        self._failed.clear()
+
+    def _guarded(self, name: str, action: Callable[[], None]) -> bool:
+        """Run an action of the logger `name`, return True if it succeeds. A failure is logged; training continues."""
+        try:
+            action()
+        except Exception as error:
+            log.warning("logging continues without %s: %s: %s", name, type(error).__name__, error)
+            return False
+        return True
+
+
+class WandbLogger(MetricLogger):
+    """Logs numbers, settings, final metrics and report pictures to W&B; a resumed run continues its W&B run.
+
+    mode: "online", "offline" (upload later with `wandb sync`) or "disabled". project, entity, group: W&B's names;
+    without a group the runs of a sweep share one.
+    """
+
+    def __init__(
+        self, mode: Literal["online", "offline", "disabled"], project: str, entity: str | None, group: str | None
+    ) -> None:
+        self._mode: Any = mode
+        group = group or os.environ.get("CLIPZOO_SWEEP")
+        self._names: dict[str, Any] = {"project": project, "entity": entity, "group": group}
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        import wandb
+
+        known = dir(wandb.Settings())  # older versions have fewer settings
+        timeouts: dict[str, Any] = {name: value for name, value in WANDB_TIMEOUTS.items() if name in known}
+        path = folder / "wandb_id"
+        if not path.exists():
+            io.write_whole(path, uuid.uuid4().hex[:8])
+        # W&B records the command line: passwords of URLs are masked.
+        arguments, sys.argv = sys.argv, masked(sys.argv)
+        try:
+            self._run = wandb.init(
+                id=io.read_text(path, io.MB), name=folder.name, resume="allow", mode=self._mode, dir=str(folder),
+                config=dict(config), **self._names, settings=wandb.Settings(silent=True, **timeouts),
+            )  # fmt: skip
+        finally:
+            sys.argv = arguments
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        import wandb
+
+        table = wandb.Table(["metric", "value"], [[name, value] for name, value in metrics.items()])
+        self._run.log({"metrics": table, **{f"report/{path.stem}": wandb.Image(str(path)) for path in pictures}})
+        self._run.summary.update(dict(metrics))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorBoardLogger(MetricLogger):
+    """Writes numbers, final metrics and report pictures to the event files of TensorBoard in <run>/tensorboard."""
+
+    def __init__(self) -> None:
+        require_package("tensorboard", "tensorboard", "logger=tensorboard")
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Hides what a killed run logged after its checkpoint.
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        import numpy as np
+        from PIL import Image
+
+        lines = [f"| {name} | {value:.2f} |" for name, value in metrics.items()]
+        self._writer.add_text("metrics", "\n".join(["| metric | value |", "| --- | ---: |", *lines]))
+        for path in pictures:
+            with Image.open(path) as picture:
+                pixels = np.asarray(picture.convert("RGB"))
+            self._writer.add_image(f"report/{path.stem}", pixels, dataformats="HWC")
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+LONGEST_VALUE = 500
+"""Characters of a parameter that every MLflow server takes."""
+
+
+class MLflowLogger(MetricLogger):
+    """Logs numbers, settings, final metrics and report pictures to MLflow; a resumed run continues its MLflow run.
+
+    uri: URI of the server, or sqlite:///FILE (which needs all of mlflow); None for MLFLOW_TRACKING_URI.
+    experiment: name of the experiment.
+    """
+
+    def __init__(self, uri: str | None, experiment: str) -> None:
+        require_package("mlflow", "mlflow", "logger=mlflow")
+        self._uri, self._experiment = uri, experiment
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        import mlflow
+
+        self._client, stored = mlflow.MlflowClient(tracking_uri=self._uri), folder / "mlflow_run_id"
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        if stored.exists():
+            self._run = io.read_text(stored, io.MB)
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
+        io.write_whole(stored, self._run)
+        for key, value in flat(dict(config)).items():
+            self._client.log_param(self._run, key, str(value)[:LONGEST_VALUE])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        for name, value in metrics.items():
+            self._client.log_metric(self._run, f"final/{name}", value)
+        for path in pictures:
+            self._client.log_artifact(self._run, str(path), "report")
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class TrackioLogger(MetricLogger):
+    """Logs numbers and settings to Trackio; a resumed run continues its Trackio run.
+
+    project: name of the project in the dashboard.
+    space_id: a space on the Hugging Face hub that shows it; None for this machine.
+    """
+
+    def __init__(self, project: str, space_id: str | None) -> None:
+        require_package("trackio", "trackio", "logger=trackio")
+        self._project, self._space_id = project, space_id
+
+    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        import trackio
+
+        settings = {
+            key: value for key, value in flat(dict(config)).items() if not key.rpartition(".")[2].startswith("_")
+        }
+        self._run = trackio.init(
+            project=self._project, name=folder.name, space_id=self._space_id, config=settings, resume="allow"
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def require_package(package: str, extra: str, choice: str) -> None:
+    """Raise ConfigError if a package is not installed. choice: the override that asks for it."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{choice} needs {package}, which is not installed: {installation(extra)}")
+
+
+def _is_before(row: Mapping[str, Any], step: int) -> bool:
+    """Return True for a line of a step before `step` or of this one, but not for its evaluation, which is repeated."""
+    number = row.get("step")
+    return isinstance(number, int) and (number < step or (number == step and row.get("event") != "evaluation"))
+
+
+class MaskingFormatter(logging.Formatter):
+    """Masks the passwords of URLs in log messages."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
+
+
+def quiet_libraries() -> None:
+    """Show messages of this package on the terminal, and only warnings of other libraries."""
+    rank = launch.read().rank
+    handler = logging.StreamHandler()
+    handler.setFormatter(MaskingFormatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
+    logging.basicConfig(force=True, handlers=[handler])
+    # torch's own deprecations, of names that the oldest supported torch still needs.
+    warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
+    logging.getLogger("clipzoo").setLevel(logging.INFO if rank == 0 else logging.ERROR)

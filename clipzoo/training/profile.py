@@ -1,0 +1,250 @@
+"""A profile of some steps: the profiler's trace, the memory, and the time of each part of a step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from clipzoo import io
+from clipzoo.distributed.world import World
+from clipzoo.io import explained
+from clipzoo.training.parts import Hook, Parts, Step
+from clipzoo.types import Progress
+
+log = logging.getLogger(__name__)
+
+FOLDER = "profile"
+TRACE, SNAPSHOT, SUMMARY = "trace.json.gz", "memory_snapshot.pickle", "summary.json"
+MOST_OPERATIONS = 15
+MOST_ALLOCATIONS = 200_000
+"""Allocations and releases that the snapshot of a GPU's memory holds."""
+
+
+class Profile(Hook):
+    """Profiles the steps `first` to `last` of a training on the first rank and writes <folder>/profile.
+
+    A step begins with the request for its batch, after all other hooks of the step before.
+
+    first, last: counted from 1. report: called with one line for the terminal.
+    """
+
+    def __init__(self, first: int, last: int, folder: Path, world: World, report: Callable[[str], None]) -> None:
+        self._first, self._last, self._world, self._report = first, last, world, report
+        self._folder = folder / FOLDER
+        self._profile: profile | None = None
+        self._range: AbstractContextManager[Any] | None = None
+
+    @classmethod
+    def of(cls, parts: Parts, world: World) -> Profile | None:
+        """Return the profile on the first rank; None elsewhere, and if no step is to be profiled."""
+        steps = parts.settings.profile
+        if steps is None or parts.folder is None or not world.is_first:
+            return None
+        return cls(*steps, parts.folder, world, parts.report)
+
+    def begin(self, progress: Progress) -> None:
+        if progress.step >= self._last:
+            log.warning(
+                "trainer.profile=[%d,%d]: the run resumes after step %d, nothing is profiled",
+                *(self._first, self._last, progress.step),
+            )
+        self._first = max(self._first, progress.step + 1)
+        self._begin_step(progress.step + 1)
+
+    def after(self, step: Step) -> None:
+        self._end_step()
+        if step.number == self._last and self._profile is not None:
+            self._stop()
+        self._begin_step(step.number + 1)
+
+    def end(self) -> None:
+        self._end_step()
+        if self._profile is not None:
+            self._profile.stop()
+
+    def _start(self) -> None:
+        # Else its library writes that it sees no GPU.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        activities = [ProfilerActivity.CPU]
+        if self._world.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+            torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
+        self._profile = profile(activities=activities, profile_memory=True)
+        self._profile.start()
+
+    def _begin_step(self, number: int) -> None:
+        if number == self._first <= self._last:
+            self._start()
+        if self._profile is not None:
+            self._range = record_function(STEP)
+            self._range.__enter__()
+
+    def _end_step(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    def _stop(self) -> None:
+        """Write the trace, the memory and the summary, and report the largest parts."""
+        finished, self._profile = self._profile, None
+        assert finished is not None
+        is_cuda = self._world.device.type == "cuda"
+        if is_cuda:
+            torch.cuda.synchronize(self._world.device)
+        finished.stop()
+        io.make_folder(self._folder)
+        with explained(self._folder):
+            finished.export_chrome_trace(str(self._folder / TRACE))
+            if is_cuda:
+                torch.cuda.memory._dump_snapshot(str(self._folder / SNAPSHOT))
+                torch.cuda.memory._record_memory_history(enabled=None)
+        with gzip.open(self._folder / TRACE) as file:
+            events = json.load(file)["traceEvents"]
+        times = part_times(events)
+        summary = {
+            "steps": [self._first, self._last],
+            "device": torch.cuda.get_device_name(self._world.device) if is_cuda else "CPU",
+            "ranks": self._world.size,
+            "host_ms": dict(times.host),
+            "device_ms": dict(times.device),
+            "operations": _operations(finished, times.steps, is_cuda),
+            "memory": memory_curve(events, device_type=int(is_cuda)),
+        }
+        io.write_whole(self._folder / SUMMARY, json.dumps(summary))
+        total = sum(times.host.values())
+        largest = sorted(times.host, key=times.host.__getitem__, reverse=True)[:4]
+        shares = ", ".join(f"{part} {times.host[part] / total:.0%}" for part in largest)
+        self._report(
+            f"profile of steps {self._first} to {self._last}: {total:.1f} ms a step: {shares} ({self._folder}; "
+            f"clipzoo report {self._folder.parent} writes its page)"
+        )
+
+
+def _operations(finished: profile, steps: int, is_cuda: bool) -> list[dict[str, Any]]:
+    """Return the operations with the most time of their own: calls and milliseconds per step."""
+    found = [event for event in finished.key_averages() if not event.is_user_annotation]
+
+    def own(event: Any) -> float:
+        return float(event.self_device_time_total if is_cuda else event.self_cpu_time_total)
+
+    return [
+        {"name": event.key, "calls": event.count / steps, "ms": own(event) / 1e3 / steps}
+        for event in sorted(found, key=own, reverse=True)[:MOST_OPERATIONS]
+        if own(event)
+    ]
+
+
+STEP = "step"
+"""Range of a whole step."""
+PARTS = (
+    "data", "transfer", "image tower", "text tower", "head", "objective", "backward", "optimizer", "communication",
+)  # fmt: skip
+"""Ranges inside a step, by their names in the trace. What is left of a step is "other"."""
+OTHER = "other"
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+BINS = 400
+"""Largest number of points of the memory's curve."""
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PartTimes:
+    """Milliseconds per step. host: of the process; they sum to the time of a step. device: of the kernels it starts."""
+
+    steps: int
+    host: Mapping[str, float]
+    device: Mapping[str, float]
+
+
+def part_times(events: Sequence[Event]) -> PartTimes:
+    """Return the times of the parts of the steps in a trace.
+
+    A moment belongs to the range that began last: a part does not include the parts inside, such as the communication
+    of the backward pass. A kernel belongs to the part that started it, one of NCCL to communication.
+    """
+    ranges = [
+        (float(event["ts"]), float(event["ts"]) + float(event["dur"]), str(event["name"]))
+        for event in events
+        if event.get("cat") == "user_annotation" and event.get("name") in (STEP, *PARTS)
+    ]
+    steps = sum(name == STEP for _, _, name in ranges)
+    starts, owners = _timeline(ranges)
+    host = dict.fromkeys((*PARTS, OTHER), 0.0)
+    for start, end, owner in zip(starts, starts[1:], owners, strict=False):
+        if owner is not None:
+            host[_part(owner)] += end - start
+    device = dict.fromkeys((*PARTS, OTHER), 0.0)
+    launches = {
+        event["args"]["correlation"]: float(event["ts"])
+        for event in events
+        if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
+    }
+    for event in events:
+        if event.get("cat") not in DEVICE_WORK:
+            continue
+        launched = launches.get(event.get("args", {}).get("correlation"))
+        place = -1 if launched is None else bisect_right(starts, launched) - 1
+        owner = owners[place] if place >= 0 else None
+        part = "communication" if "nccl" in str(event["name"]).lower() else _part(owner or OTHER)
+        device[part] += float(event["dur"])
+    scale = 1e-3 / max(steps, 1)
+    return PartTimes(
+        steps,
+        {part: scale * time for part, time in host.items() if time},
+        {part: scale * time for part, time in device.items() if time},
+    )
+
+
+def memory_curve(events: Iterable[Event], device_type: int) -> list[tuple[float, float]]:
+    """Return the allocated memory over time: (milliseconds since the first event, MiB), the largest value of each bin.
+
+    device_type: 0 for the CPU, 1 for CUDA, as in the trace.
+    """
+    points = sorted(
+        (float(event["ts"]), float(event["args"]["Total Allocated"]))
+        for event in events
+        if event.get("name") == "[memory]" and event["args"].get("Device Type") == device_type
+    )
+    if not points:
+        return []
+    begin, width = points[0][0], max(points[-1][0] - points[0][0], 1e-9) / BINS
+    largest: dict[int, tuple[float, float]] = {}
+    for time, size in points:
+        place = int((time - begin) / width)
+        if place not in largest or size > largest[place][1]:
+            largest[place] = (time, size)
+    return [((time - begin) / 1e3, size / 2**20) for time, size in largest.values()]
+
+
+def _timeline(ranges: Iterable[tuple[float, float, str]]) -> tuple[list[float], list[str | None]]:
+    """Return the moments at which the owner of the time changes, and the range that owns the time from each on."""
+    ordered = sorted(ranges)
+    moments = sorted({moment for start, end, _ in ordered for moment in (start, end)})
+    owners: list[str | None] = []
+    active: list[tuple[float, float, str]] = []
+    following = 0
+    for moment in moments:
+        while following < len(ordered) and ordered[following][0] <= moment:
+            active.append(ordered[following])
+            following += 1
+        active = [part for part in active if part[1] > moment]
+        # If two ranges began together, the one that ends first is inside the other.
+        owners.append(max(active, key=lambda part: (part[0], -part[1]))[2] if active else None)
+    return moments, owners
+
+
+def _part(owner: str) -> str:
+    return OTHER if owner == STEP else owner
