@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from clipzoo.distributed.launch import choose_device, say
+from clipzoo.distributed.launch import say
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, choose_device
 from clipzoo.encoders.tuning import Tuning
 from clipzoo.model import Model
 from clipzoo.objectives import base

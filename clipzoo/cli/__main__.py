@@ -15,8 +15,7 @@ from clipzoo.cli.data import datasets, emoji, shards, world
 from clipzoo.cli.experiments import lab
 from clipzoo.cli.models import explore, export, index, search
 from clipzoo.distributed import launch
-from clipzoo.distributed.launch import handle_until_the_run_begins
-from clipzoo.distributed.watchdog import exit_on_error
+from clipzoo.distributed.launch import exit_on_error, handle_until_the_run_begins
 
 OVERRIDE_COMMANDS = {
     "train": ("clipzoo.cli.train", "train a model, or resume its run"),

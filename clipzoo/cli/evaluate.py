@@ -19,8 +19,7 @@ from clipzoo.cli.arguments import output_fault
 from clipzoo.cli.data.mixing import evaluate_mixes
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
-from clipzoo.distributed.launch import SIGNALS, say
-from clipzoo.distributed.watchdog import same_on_all_ranks
+from clipzoo.distributed.launch import SIGNALS, same_on_all_ranks, say
 from clipzoo.errors import ConfigError
 from clipzoo.io import folder_name
 from clipzoo.io.weights import is_checkpoint, run_of

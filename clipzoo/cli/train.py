@@ -28,7 +28,7 @@ from clipzoo.config.groups import CONF, FOREIGN_KEYS, hide_internal_options, own
 from clipzoo.config.schema import filled
 from clipzoo.config.trust import trusted_names
 from clipzoo.distributed import launch
-from clipzoo.distributed.watchdog import exit_on_error, same_on_all_ranks
+from clipzoo.distributed.launch import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked, number_of
 from clipzoo.runs import record, sweep
 from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished
@@ -212,10 +212,9 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
     from clipzoo.build import build_model, build_parts, found_in_model
-    from clipzoo.distributed.launch import described, set_threads
     from clipzoo.distributed.preemption import Preemption, Spares
     from clipzoo.distributed.watchdog import Watchdog
-    from clipzoo.distributed.world import World
+    from clipzoo.distributed.world import World, described, set_threads
     from clipzoo.evaluation.suite import Suite
     from clipzoo.initial import initialise
     from clipzoo.training.loggers import quiet_libraries

@@ -37,8 +37,7 @@ class CaptionCounts:
     def of(cls, digests: np.ndarray) -> CaptionCounts:
         """Count digests, [n] uint64, NO_CAPTION left out.
 
-        Memory beside them is bounded, at 3 GiB: more than _SORTED_AT_ONCE digests are read several times, each time
-        those with another remainder.
+        Needs at most 3 GiB: more than _SORTED_AT_ONCE digests are read several times, once for each remainder.
         """
         parts = 1 + len(digests) // _SORTED_AT_ONCE
         occurrences: Counter[int] = Counter()
@@ -70,11 +69,10 @@ class CaptionCounts:
         """Upper bound of recall@1 over the n pairs, in percent and in both directions: 100 K / n.
 
         Text to image: c equal captions have one embedding, so they rank the images alike and have one image in first
-        place, which belongs to at most one of the c pairs. Image to text: whichever of the c images puts this caption
-        first, its c copies have equal scores; ranked by column, as here, the first copy wins and belongs to one pair;
-        ranked at random, each of the c images finds its own copy with probability 1 / c. Either way a group of c
-        pairs contributes at most 1 (in expectation), and K groups contribute K of n. A model that ranks every image
-        with its own caption's text first attains the bound.
+        place, which belongs to at most one of the c pairs. Image to text: the c copies of a caption have equal scores;
+        ranked by column, as clipzoo does, the first copy wins and belongs to one pair; ranked at random, each of the c
+        images finds its own copy with probability 1 / c. Either way a group of c pairs contributes at most 1 (in
+        expectation), and K groups contribute K of n. A model that ranks every image's own caption first attains it.
         """
         return 100 * self.distinct / self.pairs if self.pairs else 0.0
 
@@ -129,10 +127,24 @@ def read_captions(descriptor: int, record: np.void, caption_key: str | None) -> 
     record: of RECORD. caption_key: key of the .json that holds the caption or captions; None for the .txt. Raises
     BadSampleError, also without a usable caption.
     """
-    if caption_key is None:
-        captions = [_decode(read_member(descriptor, record, "txt"))]
-    else:
-        captions = _captions_in_json(_decode(read_member(descriptor, record, "json")), caption_key)
+    try:
+        text = read_member(descriptor, record, "txt" if caption_key is None else "json").decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadSampleError("caption_not_utf8", str(error)) from error
+    captions = [text]
+    if caption_key is not None:
+        try:
+            entry = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BadSampleError("bad_json", f"json: {error}") from error
+        if not isinstance(entry, dict) or entry.get(caption_key) is None:
+            present = ", ".join(list(entry)[:8]) if isinstance(entry, dict) else type(entry).__name__
+            raise BadSampleError("missing_caption", f"json has no data.caption_key {caption_key!r}, but: {present}")
+        value = entry[caption_key]
+        captions = value if isinstance(value, list) else [value]
+        if not all(isinstance(caption, str) for caption in captions):
+            reason = f"{caption_key} is {value!r:.80}, neither a text nor a list of texts"
+            raise BadSampleError("bad_caption", reason)
     captions = [caption for caption in captions if has_text(caption)]
     if not captions:
         raise BadSampleError("empty_caption", "the caption has no letter or digit")
@@ -140,7 +152,7 @@ def read_captions(descriptor: int, record: np.void, caption_key: str | None) -> 
 
 
 def has_text(caption: str) -> bool:
-    """Return True if the caption has a letter or digit of any script; spaces, punctuation and emoji alone are none."""
+    """Return True if the caption has a letter or digit of any script, and not only spaces, punctuation and emoji."""
     return any(character.isalnum() for character in caption)
 
 
@@ -160,25 +172,3 @@ def read_member(descriptor: int, record: np.void, role: str) -> bytes:
     if len(data) < size:
         raise BadSampleError("shard_truncated", f"bytes {offset} to {offset + size} lie beyond the end of the file")
     return data
-
-
-def _captions_in_json(text: str, key: str) -> list[str]:
-    try:
-        entry = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadSampleError("bad_json", f"json: {error}") from error
-    if not isinstance(entry, dict) or entry.get(key) is None:
-        present = ", ".join(list(entry)[:8]) if isinstance(entry, dict) else type(entry).__name__
-        raise BadSampleError("missing_caption", f"json has no data.caption_key {key!r}, but: {present}")
-    value = entry[key]
-    captions = value if isinstance(value, list) else [value]
-    if not all(isinstance(caption, str) for caption in captions):
-        raise BadSampleError("bad_caption", f"{key} is {value!r:.80}, neither a text nor a list of texts")
-    return captions
-
-
-def _decode(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadSampleError("caption_not_utf8", str(error)) from error

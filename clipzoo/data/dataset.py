@@ -27,190 +27,11 @@ from clipzoo.distributed.launch import loader_workers
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Batch, Part, World
 
-# Samples by id: image and caption, or those of a replacement if a sample cannot be used.
-
-
-_MOST_CANDIDATES = 64
-
-
-@dataclass(frozen=True)
-class Sample:
-    """image: uint8 [3, S, S]; None if it has not been decoded. faults: replacement and conversions of this sample.
-
-    image_key: digest of the encoded image and its crop; 0 if none was asked for.
-    """
-
-    image: Tensor | None
-    caption: str
-    faults: list[Fault]
-    image_key: int
-
-
-class SampleReader:
-    """Reads samples as a pure function of (seed, epoch, sample id) and the shards."""
-
-    def __init__(
-        self,
-        indexes: Sequence[ShardIndex],
-        cache: ShardCache,
-        transform: ImageTransform,
-        caption_key: str | None,
-        seed: int,
-    ) -> None:
-        self._indexes, self._transform, self._seed = indexes, transform, seed
-        self._first_ids = np.concatenate([[0], np.cumsum([index.samples for index in indexes])])
-        self._shards = ShardReader(cache, caption_key)
-
-    @property
-    def image_size(self) -> int:
-        return self._transform.image_size
-
-    def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
-        """Return the sample, or the next usable one after it in its shard (cyclically), then in the next shards.
-
-        stored_key: digest of the image that need not be decoded, 0 for none; None leaves the digests out.
-
-        Raises ConfigError if none of the candidates is usable.
-        """
-        index, *wanted = self._locate(sample_id)
-        failure: BadSampleError | None = None
-        for shard, position in _candidates(index, *wanted):
-            try:
-                image, caption, conversions, key = self._load(index, shard, position, sample_id, epoch, stored_key)
-            except BadSampleError as error:
-                failure = failure or error
-                continue
-            faults: list[Fault] = []
-            if failure or conversions:
-                place = _name(index, shard, position)
-                faults += [Fault(sample_id, *place, kind, "converted to plain RGB", None) for kind in conversions]
-            if failure:
-                name = _name(index, *wanted)
-                faults.append(Fault(sample_id, *name, failure.kind, failure.reason, " ".join(place)))
-            return Sample(image, caption, faults, key)
-        assert failure is not None
-        raise ConfigError(
-            f"{' '.join(_name(index, *wanted))} cannot be used ({failure.reason}), nor any of the samples that follow "
-            "it: check data.shards and data.caption_key"
-        )
-
-    def name(self, sample_id: int) -> str:
-        """Shard and key of a sample."""
-        return " ".join(_name(*self._locate(sample_id)))
-
-    def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
-        """Return the index that holds a sample, its shard and its position there."""
-        source = int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
-        index = self._indexes[source]
-        return index, *index.locate(sample_id - int(self._first_ids[source]))
-
-    def _load(
-        self, index: ShardIndex, shard: int, position: int, sample_id: int, epoch: int, stored_key: int | None
-    ) -> tuple[Tensor | None, str, list[str], int]:
-        """Random choices depend on `sample_id`, also if another sample is read in its place."""
-
-        def pick(count: int) -> int:
-            return int(generator("caption", self._seed, epoch, sample_id).integers(count))
-
-        caption, encoded = self._shards.read(index, shard, position, pick)
-        random = generator("augment", self._seed, epoch, sample_id)
-        crop = self._transform.choose(encoded, random)
-        key = 0 if stored_key is None else crop.digest()
-        image = None if key and key == stored_key else self._transform.decode_crop(crop, random)
-        return image, caption, crop.image.conversions, key
-
-
-def _candidates(index: ShardIndex, shard: int, position: int) -> Iterator[tuple[int, int]]:
-    """Yield (shard, position): first the sample itself, then its possible replacements.
-
-    In other shards the position stays the same, so that the samples of a lost shard have different replacements.
-    """
-    count = index.counts[shard]
-    for step in range(min(count, _MOST_CANDIDATES)):
-        yield shard, (position + step) % count
-    shards = len(index.counts)
-    for step in range(1, min(shards, _MOST_CANDIDATES)):
-        following = (shard + step) % shards
-        if index.counts[following]:
-            yield following, position % index.counts[following]
-
-
-def _name(index: ShardIndex, shard: int, position: int) -> tuple[str, str]:
-    return index.locations[shard], index.keys(shard)[position]
-
-
-# The share of one rank in the batches of a run, as loader processes compute it.
-
-
 StoredKeys = Callable[[Tensor], Tensor]
 """Sample ids [b] -> digests of the images whose features are stored, [b] int64; 0 where there are none."""
-
-
-class LoadedBatch(NamedTuple):
-    """A batch and its faults."""
-
-    batch: Batch
-    faults: list[Fault]
-
-
-class RankBatches(Dataset[LoadedBatch]):
-    """Map-style dataset: item k is this rank's share of step k, the rows `rows` of the global batch.
-
-    An image whose digest is among `stored_keys` is not decoded: it is black. A batch without decoded images takes no
-    memory for them. stored_keys: None decodes all images and computes no digests.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        reader: SampleReader,
-        tokenizer: Tokenizer,
-        rows: slice,
-        trim_text: bool,
-        stored_keys: StoredKeys | None = None,
-    ) -> None:
-        self._plan, self._reader, self._tokenizer, self._rows, self._trim = plan, reader, tokenizer, rows, trim_text
-        self._stored_keys = stored_keys
-
-    def __getitem__(self, step: int) -> LoadedBatch:
-        rows = self._plan.rows(step)
-        ids, epochs = torch.from_numpy(rows.sample_id[self._rows].copy()), rows.epoch[self._rows].tolist()
-        stored = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
-        size = self._reader.image_size
-        images = torch.zeros(1, dtype=torch.uint8).expand(len(ids), 3, size, size)
-        captions: list[str] = []
-        keys: list[int] = []
-        faults: list[Fault] = []
-        for position, place in enumerate(zip(ids.tolist(), epochs, stored, strict=True)):
-            sample = self._reader.read(*place)
-            if sample.image is not None:
-                if not images.is_contiguous():
-                    images = images.contiguous()
-                images[position] = sample.image
-            captions.append(sample.caption)
-            keys.append(sample.image_key)
-            faults += sample.faults
-        text = self._tokenizer(captions)
-        lengths = None
-        if self._trim:
-            lengths = caption_lengths(text, self._tokenizer.end_token)
-            text = trim_padding(text, self._tokenizer.end_token)
-        image_keys = None if self._stored_keys is None else torch.tensor(keys)
-        return LoadedBatch(Batch(images, text, ids, image_keys, lengths), faults)
-
-
-def rank_rows(global_batch: int, world: World) -> slice:
-    """Return this rank's rows of a global batch. Raises ConfigError if it cannot be divided evenly among the ranks."""
-    if global_batch % world.size:
-        raise ConfigError(
-            f"trainer.global_batch {global_batch} cannot be divided among {number_of(world.size, 'rank')}"
-        )
-    size = global_batch // world.size
-    return slice(world.rank * size, (world.rank + 1) * size)
-
-
 Operations = Annotated[int, Range(at_least=0, at_most=100)]
 Magnitude = Annotated[int, Range(at_least=0, at_most=10)]
+_MOST_CANDIDATES = 64
 
 
 @checked
@@ -379,10 +200,170 @@ class ShardDataset(Part):
         return indexes, check_shards(indexes, self._max_bad_fraction)
 
     def _load(self) -> list[ShardIndex]:
-        return [
-            load_or_build(source.shards, self._cache, self._folders(source.shards), caption_key=self._caption_key)
-            for source in self._sources
-        ]
+        indexes = []
+        for source in self._sources:
+            folders = index_folders(source.shards, self._index_folder, self._run)
+            indexes.append(load_or_build(source.shards, self._cache, folders, caption_key=self._caption_key))
+        return indexes
 
-    def _folders(self, shards: tuple[str, ...]) -> list[Path]:
-        return index_folders(shards, self._index_folder, self._run)
+
+def rank_rows(global_batch: int, world: World) -> slice:
+    """Return this rank's rows of a global batch. Raises ConfigError if it cannot be divided evenly among the ranks."""
+    if global_batch % world.size:
+        raise ConfigError(
+            f"trainer.global_batch {global_batch} cannot be divided among {number_of(world.size, 'rank')}"
+        )
+    size = global_batch // world.size
+    return slice(world.rank * size, (world.rank + 1) * size)
+
+
+class LoadedBatch(NamedTuple):
+    """A batch and its faults."""
+
+    batch: Batch
+    faults: list[Fault]
+
+
+class RankBatches(Dataset[LoadedBatch]):
+    """Map-style dataset: item k is this rank's share of step k, the rows `rows` of the global batch.
+
+    An image whose digest is among `stored_keys` is not decoded: it is black. A batch without decoded images takes no
+    memory for them. stored_keys: None decodes all images and computes no digests.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        reader: SampleReader,
+        tokenizer: Tokenizer,
+        rows: slice,
+        trim_text: bool,
+        stored_keys: StoredKeys | None = None,
+    ) -> None:
+        self._plan, self._reader, self._tokenizer, self._rows, self._trim = plan, reader, tokenizer, rows, trim_text
+        self._stored_keys = stored_keys
+
+    def __getitem__(self, step: int) -> LoadedBatch:
+        rows = self._plan.rows(step)
+        ids, epochs = torch.from_numpy(rows.sample_id[self._rows].copy()), rows.epoch[self._rows].tolist()
+        stored = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
+        size = self._reader.image_size
+        images = torch.zeros(1, dtype=torch.uint8).expand(len(ids), 3, size, size)
+        captions: list[str] = []
+        keys: list[int] = []
+        faults: list[Fault] = []
+        for position, place in enumerate(zip(ids.tolist(), epochs, stored, strict=True)):
+            sample = self._reader.read(*place)
+            if sample.image is not None:
+                if not images.is_contiguous():
+                    images = images.contiguous()
+                images[position] = sample.image
+            captions.append(sample.caption)
+            keys.append(sample.image_key)
+            faults += sample.faults
+        text = self._tokenizer(captions)
+        lengths = None
+        if self._trim:
+            lengths = caption_lengths(text, self._tokenizer.end_token)
+            text = trim_padding(text, self._tokenizer.end_token)
+        image_keys = None if self._stored_keys is None else torch.tensor(keys)
+        return LoadedBatch(Batch(images, text, ids, image_keys, lengths), faults)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """image: uint8 [3, S, S]; None if it has not been decoded. faults: replacement and conversions of this sample.
+
+    image_key: digest of the encoded image and its crop; 0 if none was asked for.
+    """
+
+    image: Tensor | None
+    caption: str
+    faults: list[Fault]
+    image_key: int
+
+
+class SampleReader:
+    """Reads samples as a pure function of (seed, epoch, sample id) and the shards."""
+
+    def __init__(
+        self,
+        indexes: Sequence[ShardIndex],
+        cache: ShardCache,
+        transform: ImageTransform,
+        caption_key: str | None,
+        seed: int,
+    ) -> None:
+        self._indexes, self._transform, self._seed = indexes, transform, seed
+        self._first_ids = np.concatenate([[0], np.cumsum([index.samples for index in indexes])])
+        self._shards = ShardReader(cache, caption_key)
+
+    @property
+    def image_size(self) -> int:
+        return self._transform.image_size
+
+    def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
+        """Return the sample, or the next usable one after it in its shard (cyclically), then in the next shards.
+
+        stored_key: digest of the image that need not be decoded, 0 for none; None leaves the digests out.
+
+        Raises ConfigError if none of the candidates is usable.
+        """
+        index, *wanted = self._locate(sample_id)
+        failure: BadSampleError | None = None
+        for shard, position in _candidates(index, *wanted):
+            # Random choices depend on `sample_id`, also if another sample is read in its place.
+            random = generator("augment", self._seed, epoch, sample_id)
+            try:
+                captions = self._shards.captions(index, shard, position)
+                crop = self._transform.choose(self._shards.image(index, shard, position), random)
+                key = 0 if stored_key is None else crop.digest()
+                image = None if key and key == stored_key else self._transform.decode_crop(crop, random)
+            except BadSampleError as error:
+                failure = failure or error
+                continue
+            chosen = 0
+            if len(captions) > 1:
+                chosen = int(generator("caption", self._seed, epoch, sample_id).integers(len(captions)))
+            conversions, faults = crop.image.conversions, list[Fault]()
+            if failure or conversions:
+                place = _name(index, shard, position)
+                faults += [Fault(sample_id, *place, kind, "converted to plain RGB", None) for kind in conversions]
+            if failure:
+                name = _name(index, *wanted)
+                faults.append(Fault(sample_id, *name, failure.kind, failure.reason, " ".join(place)))
+            return Sample(image, captions[chosen], faults, key)
+        assert failure is not None
+        raise ConfigError(
+            f"{' '.join(_name(index, *wanted))} cannot be used ({failure.reason}), nor any of the samples that follow "
+            "it: check data.shards and data.caption_key"
+        )
+
+    def name(self, sample_id: int) -> str:
+        """Shard and key of a sample."""
+        return " ".join(_name(*self._locate(sample_id)))
+
+    def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
+        """Return the index that holds a sample, its shard and its position there."""
+        source = int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
+        index = self._indexes[source]
+        return index, *index.locate(sample_id - int(self._first_ids[source]))
+
+
+def _candidates(index: ShardIndex, shard: int, position: int) -> Iterator[tuple[int, int]]:
+    """Yield (shard, position): first the sample itself, then its possible replacements.
+
+    In other shards the position stays the same, so that the samples of a lost shard have different replacements.
+    """
+    count = index.counts[shard]
+    for step in range(min(count, _MOST_CANDIDATES)):
+        yield shard, (position + step) % count
+    shards = len(index.counts)
+    for step in range(1, min(shards, _MOST_CANDIDATES)):
+        following = (shard + step) % shards
+        if index.counts[following]:
+            yield following, position % index.counts[following]
+
+
+def _name(index: ShardIndex, shard: int, position: int) -> tuple[str, str]:
+    return index.locations[shard], index.keys(shard)[position]

@@ -1,4 +1,4 @@
-"""Unusable samples and damaged shards: counted, named in a file, and an error above a limit."""
+"""Unusable samples and damaged shards, and files left out of a new dataset: counted, and named in a file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 
 from clipzoo import io
 from clipzoo.errors import ConfigError, masked, number_of
-from clipzoo.io import write_whole
 
+FILE = "left_out.tsv"
+NO_IMAGE_FILE = "no_image_file"
+"""Kind of the files that are neither images in a format that is read nor the captions of one."""
 _NAMED_PER_KIND = 10_000
 _FIRST_SAMPLES = 1000
 _EXAMPLES = 3
@@ -78,32 +80,18 @@ class FaultLog:
                 self._bad += 1
                 if len(self._examples) < _EXAMPLES:
                     self._examples.append(f"{fault.shard} {fault.key}: {fault.reason}")
-            self._write(fault)
+            named, place = self._named.setdefault(fault.kind, set()), (fault.sample_id, masked(fault.shard))
+            if self._file is not None and place not in named and len(named) < _NAMED_PER_KIND:
+                named.add(place)
+                self._file.append(masked(asdict(fault)))
         if self._bad > self._limit * max(self._seen, self._floor):
             kinds = ", ".join(f"{kind} {count}" for kind, count in self.counts.most_common())
             all_faults = f" {self._path} lists all." if self._path else ""
             raise ConfigError(
                 f"{self._bad} of {number_of(self._seen, 'sample')} seen could not be used, more than "
-                "data.max_bad_fraction "
-                f"{self._limit} allows ({kinds}). First: {'; '.join(self._examples)}.{all_faults} Repair the shards, "
-                "or raise data.max_bad_fraction."
+                f"data.max_bad_fraction {self._limit} allows ({kinds}). First: {'; '.join(self._examples)}."
+                f"{all_faults} Repair the shards, or raise data.max_bad_fraction."
             )
-
-    def _write(self, fault: Fault) -> None:
-        named = self._named.setdefault(fault.kind, set())
-        place = fault.sample_id, masked(fault.shard)
-        if self._file is None or place in named or len(named) >= _NAMED_PER_KIND:
-            return
-        named.add(place)
-        self._file.append(masked(asdict(fault)))
-
-
-# Files that are left out when a dataset is made: counted by kind, and named in a table beside the dataset.
-
-
-FILE = "left_out.tsv"
-NO_IMAGE_FILE = "no_image_file"
-"""Kind of the files that are neither images in a format that is read nor the captions of one."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +110,7 @@ def write_left_out(left_out: Sequence[LeftOut], folder: Path) -> None:
     rows.writerow(["file", "kind", "reason"])
     rows.writerows([entry.path, entry.kind, entry.reason] for entry in left_out)
     if left_out:
-        write_whole(folder / FILE, table.getvalue())
+        io.write_whole(folder / FILE, table.getvalue())
     else:
         (folder / FILE).unlink(missing_ok=True)
 

@@ -1,4 +1,10 @@
-""""""
+"""Images: encoded bytes to 8-bit RGB, and the random crop and augmentation of training. Imports torch only to compute.
+
+The same conversion to RGB serves training, evaluation, inspection, reports and the library: the first frame of an
+animation, transparency over white, the upper 8 of 16 bits, other modes as PIL converts them. The orientation in EXIF
+metadata is not applied. JPEGs are decoded by simplejpeg if it is installed (the extra "fast"): the same libjpeg-turbo
+as in PIL, so the same pixels, in half the time. PIL decodes everything else, and the JPEGs that simplejpeg refuses.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +13,109 @@ import io
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
-from torch import Tensor
-from torch.nn import functional
 
 from clipzoo.data.faults import BadSampleError
 from clipzoo.io import DamagedFileError, read_bytes
 
-# Random resized crop.
+try:
+    import simplejpeg
+except ImportError:
+    simplejpeg = None
+if TYPE_CHECKING:
+    from torch import Tensor
 
-
+Pixels = NDArray[np.uint8]
+DECODING = "transparency over white, upper 8 of 16 bits"
+"""Part of the key of cached results: change it together with the pixels that an image is decoded to."""
+FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm"}
+"""Formats that are read, by PIL's name, and their file extension."""
+MAX_PIXELS = 89_000_000
+"""The default of data.max_pixels."""
+LARGEST_FILE = 2**28
+"""Bytes of the largest encoded image that is read."""
+OPERATIONS = (
+    "identity", "autocontrast", "equalize", "brightness", "sharpness", "shear x", "shear y", "shift x", "shift y",
+    "rotate",
+)  # fmt: skip
+"""Operations of RandAugment."""
+_STRIP = 1 << 20
+"""Number of pixels that are converted at a time."""
 _ASPECT = (math.log(3 / 4), math.log(4 / 3))
 _ATTEMPTS = 10
+_LEVELS = 10
+_MID_GREY = [128.0, 128.0, 128.0]
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Decode, crop, resize, flip and augment an image: bytes -> uint8 [3, S, S]. Arguments as in ShardDataset."""
+
+    image_size: int
+    crop_scale: tuple[float, float]
+    interpolation: Literal["bicubic", "bilinear"]
+    flip: float
+    rand_augment: tuple[int, int] | None
+    decode: Literal["exact", "fast"]
+    max_pixels: int
+
+    def __call__(self, encoded: bytes, random: np.random.Generator) -> tuple[Tensor, list[str]]:
+        """Return the crop and the kinds of conversion that the image needed. Raises BadSampleError."""
+        crop = self.choose(encoded, random)
+        return self.decode_crop(crop, random), crop.image.conversions
+
+    def choose(self, encoded: bytes, random: np.random.Generator) -> EncodedCrop:
+        """Read the header and choose the crop. Raises BadSampleError."""
+        image = read_header(encoded, self.max_pixels)
+        return EncodedCrop(encoded, image, random_crop(image.height, image.width, self.crop_scale, random))
+
+    def decode_crop(self, crop: EncodedCrop, random: np.random.Generator) -> Tensor:
+        """Return the pixels of a crop, with the generator that has chosen it. Raises BadSampleError."""
+        import torch
+
+        box, reduction = crop.box, 1
+        if self.decode == "fast" and crop.image.scalable:
+            # The decoder may scale down as long as the crop keeps at least S pixels a side.
+            shortest = min(box.height, box.width)
+            reduction = next((factor for factor in (8, 4, 2) if shortest >= factor * self.image_size), 1)
+        pixels = crop.image.decode(reduction)
+        # The crop starts on the grid of the reduced pixels; off the grid it would differ several times more from the
+        # exactly decoded one.
+        top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
+        resized = torch.nn.functional.interpolate(
+            torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None],
+            (self.image_size, self.image_size),
+            mode=self.interpolation,
+            antialias=True,
+            align_corners=False,
+        )[0]
+        if random.random() < self.flip:
+            resized = resized.flip(-1)
+        if self.rand_augment is not None:
+            resized = rand_augment(resized, self.rand_augment[0], self.rand_augment[1], random)
+        return resized
+
+
+@dataclass(frozen=True)
+class EncodedCrop:
+    """A crop of an image of which only the header has been read."""
+
+    encoded: bytes
+    image: EncodedImage
+    box: Box
+
+    def digest(self) -> int:
+        """Return 64 bits, never 0, that represent the encoded image and the place of the crop."""
+        hashed = hashlib.blake2b(self.encoded, digest_size=8, key=repr(self.box).encode()).digest()
+        return int.from_bytes(hashed, "little", signed=True) or 1
 
 
 @dataclass(frozen=True)
@@ -63,33 +150,51 @@ def random_crop(height: int, width: int, scale: tuple[float, float], random: np.
     return Box((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width)
 
 
-# Images to 8-bit RGB: the one conversion of training, evaluation, inspection, reports and the library.
-#
-# The first frame of an animation, transparency over white, the upper 8 of 16 bits, other modes as PIL converts them.
-# The orientation in EXIF metadata is not applied.
-#
-# JPEGs are decoded by simplejpeg if it is installed (the extra "fast"): the same libjpeg-turbo as in PIL, so the same
-# pixels, in half the time. PIL decodes everything else, and the JPEGs that simplejpeg refuses.
+def rand_augment(image: Tensor, operations: int, magnitude: int, random: np.random.Generator) -> Tensor:
+    """Apply up to `operations` random operations to an image, uint8 [3, S, S] -> uint8 [3, S, S].
+
+    Each operation is drawn from OPERATIONS with replacement, applied with probability 1/2 at `magnitude` of 10, and has
+    a random sign.
+
+    Source: RandAugment as in ALBEF and the vision-language codes that follow it.
+    """
+    kinds = random.integers(len(OPERATIONS), size=operations)
+    applied = random.random(operations) < 0.5
+    signs = np.where(random.random(operations) < 0.5, 1.0, -1.0)
+    for kind, chosen, sign in zip(kinds, applied, signs, strict=True):
+        if chosen:
+            image = apply_operation(image, OPERATIONS[kind], magnitude / _LEVELS, sign)
+    return image
 
 
-try:
-    import simplejpeg
-except ImportError:
-    simplejpeg = None
+def apply_operation(image: Tensor, operation: str, level: float, sign: float) -> Tensor:
+    """Apply one of OPERATIONS to an image, uint8 [3, S, S]. level: strength from 0 to 1. sign: direction, 1 or -1."""
+    from torchvision.transforms.v2 import InterpolationMode, functional
 
-Pixels = NDArray[np.uint8]
-DECODING = "transparency over white, upper 8 of 16 bits"
-"""Part of the key of cached results: change it together with the pixels that an image is decoded to."""
-FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm"}
-"""Formats that are read, by PIL's name, and their file extension."""
-MAX_PIXELS = 89_000_000
-"""The default of data.max_pixels."""
-LARGEST_FILE = 2**28
-"""Bytes of the largest encoded image that is read."""
-_STRIP = 1 << 20
-"""Number of pixels that are converted at a time."""
-_JPEG = b"\xff\xd8\xff"
-_PLAIN_JPEGS = ("YCbCr", "Gray")
+    slope, pixels, angle = math.degrees(math.atan(sign * 0.3 * level)), sign * 10 * level, sign * 30 * level
+    shear, shift, turn = [0.0, 0.0], [0.0, 0.0], 0.0
+    match operation:
+        case "identity":
+            return image
+        case "autocontrast":
+            return functional.autocontrast(image)
+        case "equalize":
+            return functional.equalize(image)
+        case "brightness":
+            return functional.adjust_brightness(image, 0.1 + 1.8 * level)
+        case "sharpness":
+            return functional.adjust_sharpness(image, 0.1 + 1.8 * level)
+        case "shear x" | "shear y":
+            shear["xy".index(operation[-1])] = slope
+        case "shift x" | "shift y":
+            shift["xy".index(operation[-1])] = pixels
+        case "rotate":
+            turn = angle
+    bilinear = InterpolationMode.BILINEAR
+    return functional.affine(image, turn, shift, 1.0, shear, interpolation=bilinear, fill=_MID_GREY)
+
+
+# Decoding.
 
 
 def read_image_file(path: Path) -> bytes:
@@ -102,38 +207,22 @@ def read_image_file(path: Path) -> bytes:
         raise BadSampleError("unreadable_file", f"it {error.fault}") from None
 
 
-class EncodedImage(Protocol):
-    """An image of which only the header has been read.
-
-    extension: of a file in its format. scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size. conversions:
-    kinds of conversion to RGB that are counted (CMYK, palette, 16 bits, transparency, animation); empty for a plain RGB
-    or grey image.
-    """
-
-    height: int
-    width: int
-    extension: str
-    scalable: bool
-    conversions: list[str]
-
-    def decode(self, reduction: int) -> Pixels:
-        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3], once. Raises BadSampleError."""
-
-    def decode_for_pil(self) -> Image.Image:
-        """Return the pixels of `decode(1)` as a PIL image of mode RGB, once. Raises BadSampleError."""
-
-
 def read_header(encoded: bytes, max_pixels: int | None) -> EncodedImage:
     """Read the header of an image.
 
     max_pixels: data.max_pixels; None for the limit of PIL, 2 * PIL.Image.MAX_IMAGE_PIXELS.
 
     Raises:
-        BadSampleError: it is no image, or it states more than `max_pixels`.
+        BadSampleError: not an image, or larger than `max_pixels`.
     """
     if not encoded:
         raise BadSampleError("empty_image", "the image has no bytes")
-    image = _open_with_simplejpeg(encoded) or _PilImage(encoded)
+    image: EncodedImage | None = None
+    if simplejpeg is not None and encoded.startswith(b"\xff\xd8\xff"):
+        with suppress(ValueError):
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
+            image = _SimpleJpegImage(encoded, height, width) if colours in ("YCbCr", "Gray") else None
+    image = image or _PilImage(encoded)
     key, most = "data.max_pixels", max_pixels
     if most is None:
         key, most = "2 * PIL.Image.MAX_IMAGE_PIXELS =", 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
@@ -156,7 +245,14 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise BadSampleError("undecodable_image", "floating-point pixels have no stated range")
     if image.mode.startswith("I"):
-        return _upper_bits(image).convert("RGB")
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise BadSampleError("undecodable_image", f"values {values.min()} to {values.max()} exceed 16 bits")
+        upper = (values // 256).astype(np.uint8)
+        # A grey value that represents transparency becomes white.
+        if isinstance(transparent := image.info.get("transparency"), int):
+            upper[values == transparent] = 255
+        return Image.fromarray(upper).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -164,25 +260,25 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _upper_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey -> 8-bit grey. A grey value that represents transparency becomes white."""
-    values = np.asarray(image)
-    if values.min() < 0 or values.max() > 65535:
-        raise BadSampleError("undecodable_image", f"values {values.min()} to {values.max()} exceed 16 bits")
-    upper = (values // 256).astype(np.uint8)
-    if isinstance(transparent := image.info.get("transparency"), int):
-        upper[values == transparent] = 255
-    return Image.fromarray(upper)
+class EncodedImage(Protocol):
+    """An image of which only the header has been read.
 
+    extension: of a file in its format. scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size. conversions:
+    kinds of conversion to RGB that are counted (CMYK, palette, 16 bits, transparency, animation); empty for a plain RGB
+    or grey image.
+    """
 
-def _open_with_simplejpeg(encoded: bytes) -> EncodedImage | None:
-    if simplejpeg is None or not encoded.startswith(_JPEG):
-        return None
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
-    except ValueError:
-        return None
-    return _SimpleJpegImage(encoded, height, width) if colours in _PLAIN_JPEGS else None
+    height: int
+    width: int
+    extension: str
+    scalable: bool
+    conversions: list[str]
+
+    def decode(self, reduction: int) -> Pixels:
+        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3], once. Raises BadSampleError."""
+
+    def decode_for_pil(self) -> Image.Image:
+        """Return the pixels of `decode(1)` as a PIL image of mode RGB, once. Raises BadSampleError."""
 
 
 class _SimpleJpegImage:
@@ -212,15 +308,30 @@ class _PilImage:
             # A JPEG may hold further images, and is then of PIL's format MPO.
             self.extension = FORMATS.get(self._image.format or "", "jpg")
             self.scalable = self._image.format == "JPEG"
-            plain = self._image.mode in ("RGB", "L") and self.scalable
-            self.conversions = [] if plain else _conversions(self._image)
+            mode, transparent = self._image.mode, self._image.has_transparency_data
+            # Counting the frames would decode all of them.
+            animated = self._image.format != "JPEG" and getattr(self._image, "is_animated", False)
+            checks = {
+                "cmyk_image": mode == "CMYK", "palette_image": mode in ("P", "PA"),
+                "16_bit_image": mode.startswith("I"), "transparent_image": transparent, "animated_image": animated,
+            }  # fmt: skip
+            self.conversions = [kind for kind, applies in checks.items() if applies]
 
     def decode(self, reduction: int) -> Pixels:
         with _pil_errors():
             if reduction > 1:
                 self._image.draft(None, (self.width // reduction, self.height // reduction))
             self._image.load()
-            pixels = _rgb_pixels(self._image)
+            # Converted in strips: copies of a large image in other modes would take many times its memory.
+            width, height = self._image.size
+            rows = max(1, _STRIP // width)
+            if rows >= height:
+                pixels = np.array(to_rgb(self._image))
+            else:
+                pixels = np.empty((height, width, 3), np.uint8)
+                for top in range(0, height, rows):
+                    end = min(top + rows, height)
+                    pixels[top:end] = np.asarray(to_rgb(self._image.crop((0, top, width, end))))
             self._image.close()
             return pixels
 
@@ -248,158 +359,3 @@ def _pil_errors() -> Iterator[None]:
         # Damaged bytes raise OSError, SyntaxError, ValueError, struct.error, EOFError, MemoryError and others.
         except Exception as error:
             raise BadSampleError("undecodable_image", f"{type(error).__name__}: {error}") from error
-
-
-def _conversions(image: Image.Image) -> list[str]:
-    checks = {
-        "cmyk_image": image.mode == "CMYK",
-        "palette_image": image.mode in ("P", "PA"),
-        "16_bit_image": image.mode.startswith("I"),
-        "transparent_image": image.has_transparency_data,
-        # Counting the frames would decode all of them.
-        "animated_image": image.format != "JPEG" and getattr(image, "is_animated", False),
-    }
-    return [kind for kind, applies in checks.items() if applies]
-
-
-def _rgb_pixels(image: Image.Image) -> Pixels:
-    """[H, W, 3]. Converted in strips: copies of a large image in other modes would take many times its memory."""
-    rows = max(1, _STRIP // image.width)
-    if rows >= image.height:
-        return np.array(to_rgb(image))
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    for top in range(0, image.height, rows):
-        end = min(top + rows, image.height)
-        pixels[top:end] = np.asarray(to_rgb(image.crop((0, top, image.width, end))))
-    return pixels
-
-
-# RandAugment with one generator per sample and epoch.
-
-
-_LEVELS = 10
-_MID_GREY = [128.0, 128.0, 128.0]
-
-
-def rand_augment(image: Tensor, operations: int, magnitude: int, random: np.random.Generator) -> Tensor:
-    """Apply up to `operations` random operations to an image, uint8 [3, S, S] -> uint8 [3, S, S].
-
-    Each operation is drawn from ten with replacement, applied with probability 1/2 at `magnitude` of 10, and has a
-    random sign.
-
-    Source: RandAugment as in ALBEF and the vision-language codes that follow it.
-    """
-    kinds = random.integers(len(_OPERATIONS), size=operations)
-    applied = random.random(operations) < 0.5
-    signs = np.where(random.random(operations) < 0.5, 1.0, -1.0)
-    for kind, chosen, sign in zip(kinds, applied, signs, strict=True):
-        if chosen:
-            image = _OPERATIONS[kind](image, magnitude / _LEVELS, sign)
-    return image
-
-
-def _functional() -> ModuleType:
-    from torchvision.transforms.v2 import functional
-
-    return functional
-
-
-def _affine(
-    image: Tensor, *, degrees: float = 0, shift: tuple[float, float] = (0, 0), shear: tuple[float, float] = (0, 0)
-) -> Tensor:
-    from torchvision.transforms.v2.functional import InterpolationMode
-
-    return _functional().affine(
-        image,
-        angle=degrees,
-        translate=list(shift),
-        scale=1.0,
-        shear=[math.degrees(math.atan(slope)) for slope in shear],
-        interpolation=InterpolationMode.BILINEAR,
-        fill=_MID_GREY,
-    )
-
-
-_OPERATIONS: tuple[Callable[[Tensor, float, float], Tensor], ...] = (
-    lambda image, level, sign: image,
-    lambda image, level, sign: _functional().autocontrast(image),
-    lambda image, level, sign: _functional().equalize(image),
-    lambda image, level, sign: _functional().adjust_brightness(image, 0.1 + 1.8 * level),
-    lambda image, level, sign: _functional().adjust_sharpness(image, 0.1 + 1.8 * level),
-    lambda image, level, sign: _affine(image, shear=(sign * 0.3 * level, 0)),
-    lambda image, level, sign: _affine(image, shear=(0, sign * 0.3 * level)),
-    lambda image, level, sign: _affine(image, shift=(sign * 10 * level, 0)),
-    lambda image, level, sign: _affine(image, shift=(0, sign * 10 * level)),
-    lambda image, level, sign: _affine(image, degrees=sign * 30 * level),
-)
-
-
-# Training transform: encoded image to augmented crop.
-
-
-_REDUCTIONS = (8, 4, 2)
-
-
-@dataclass(frozen=True)
-class EncodedCrop:
-    """A crop of an image of which only the header has been read."""
-
-    encoded: bytes
-    image: EncodedImage
-    box: Box
-
-    def digest(self) -> int:
-        """Return 64 bits, never 0, that stand for the encoded image and the place of the crop."""
-        hashed = hashlib.blake2b(self.encoded, digest_size=8, key=repr(self.box).encode()).digest()
-        return int.from_bytes(hashed, "little", signed=True) or 1
-
-
-@dataclass(frozen=True)
-class ImageTransform:
-    """Decode, crop, resize, flip and augment an image: bytes -> uint8 [3, S, S]. Arguments as in ShardDataset."""
-
-    image_size: int
-    crop_scale: tuple[float, float]
-    interpolation: Literal["bicubic", "bilinear"]
-    flip: float
-    rand_augment: tuple[int, int] | None
-    decode: Literal["exact", "fast"]
-    max_pixels: int
-
-    def __call__(self, encoded: bytes, random: np.random.Generator) -> tuple[Tensor, list[str]]:
-        """Return the crop and the kinds of conversion that the image needed. Raises BadSampleError."""
-        crop = self.choose(encoded, random)
-        return self.decode_crop(crop, random), crop.image.conversions
-
-    def choose(self, encoded: bytes, random: np.random.Generator) -> EncodedCrop:
-        """Read the header and choose the crop. Raises BadSampleError."""
-        image = read_header(encoded, self.max_pixels)
-        return EncodedCrop(encoded, image, random_crop(image.height, image.width, self.crop_scale, random))
-
-    def decode_crop(self, crop: EncodedCrop, random: np.random.Generator) -> Tensor:
-        """Return the pixels of a crop, with the generator that has chosen it. Raises BadSampleError."""
-        box = crop.box
-        reduction = self.reduction(box) if crop.image.scalable else 1
-        pixels = crop.image.decode(reduction)
-        # The crop starts on the grid of the reduced pixels; off the grid it would differ several times more from the
-        # exactly decoded one.
-        top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
-        resized = functional.interpolate(
-            torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None],
-            (self.image_size, self.image_size),
-            mode=self.interpolation,
-            antialias=True,
-            align_corners=False,
-        )[0]
-        if random.random() < self.flip:
-            resized = resized.flip(-1)
-        if self.rand_augment is not None:
-            resized = rand_augment(resized, self.rand_augment[0], self.rand_augment[1], random)
-        return resized
-
-    def reduction(self, box: Box) -> int:
-        """Return the factor by which the decoder may scale down so that the crop keeps at least S pixels a side."""
-        if self.decode == "exact":
-            return 1
-        shortest = min(box.height, box.width)
-        return next((factor for factor in _REDUCTIONS if shortest >= factor * self.image_size), 1)

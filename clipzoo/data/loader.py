@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
-import multiprocessing
 import os
 import queue
 import signal
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,71 +17,9 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
+from clipzoo.data.children import bind_to_parent
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.types import Batch
-
-# Child processes that end with the process that started them. Imports no torch.
-
-
-PR_SET_PDEATHSIG = 1
-SCHEDULER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-AHEAD = 3
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
-
-
-def bind_to_parent() -> None:
-    """Call first in a child process: the kernel kills it as soon as its parent ends, in whatever way.
-
-    Schedulers signal every process of a job: only the parent reacts to these signals.
-    """
-    for number in SCHEDULER_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent = multiprocessing.parent_process()
-    if parent is not None and os.getppid() != parent.pid:
-        os._exit(1)  # the parent ended before the line above
-
-
-def map_in_children(
-    function: Callable[[Argument], Result], arguments: Iterable[Argument], processes: int, chunk: int
-) -> Iterator[Result]:
-    """Yield `function(argument)` in order, computed by child processes, which end with the generator.
-
-    chunk: arguments that a process takes at a time. At most AHEAD chunks per process are computed ahead of the results
-    that are taken, which bounds their memory.
-
-    Raises:
-        TrainingError: a process was killed.
-    """
-    others = set(multiprocessing.active_children())
-    # Spawned, not forked: this process may already use CUDA, NCCL and their threads.
-    spawn = multiprocessing.get_context("spawn")
-    try:
-        executor = ProcessPoolExecutor(processes, spawn, initializer=bind_to_parent)
-    except OSError as error:
-        raise TrainingError(f"child processes cannot be started ({error}): is /dev/shm full?") from error
-    with executor as pool:
-        try:
-            remaining, pending = iter(arguments), deque[Future[list[Result]]]()
-            while part := list(islice(remaining, chunk)):
-                pending.append(pool.submit(_apply, function, part))
-                if len(pending) > AHEAD * processes:
-                    yield from pending.popleft().result()
-            while pending:
-                yield from pending.popleft().result()
-        except BaseException as error:
-            # The pool would wait for the arguments that they have begun, and they ignore its SIGTERM.
-            for child in set(multiprocessing.active_children()) - others:
-                child.kill()
-            if isinstance(error, BrokenProcessPool):
-                raise TrainingError("a child process was killed (out of memory?): use fewer processes") from None
-            raise
-
-
-def _apply(function: Callable[[Argument], Result], arguments: list[Argument]) -> list[Result]:
-    return [function(argument) for argument in arguments]
-
 
 Item = TypeVar("Item")
 POLL = 0.5
@@ -122,21 +54,28 @@ def iterate(
         # Without its own generator, the loader would draw a seed from the one that training uses.
         generator=torch.Generator(),
     )
-    iterator = _start(loader, key)
+    handler = signal.getsignal(signal.SIGCHLD)
+    try:
+        iterator = iter(loader)
+    except OSError as error:
+        raise TrainingError(f"the loader processes cannot be started ({error}): lower {key}, or set {key}=0") from error
+    # torch would let a dead worker raise an error anywhere in the main thread.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, handler)
     _running.add(iterator)
-    return _items(iterator, timeout, key) if workers else (item for item in iterator)
+    return _received(iterator, timeout, key) if workers else (item for item in iterator)
+
+
+def _start_worker(_: int) -> None:
+    bind_to_parent()
+    torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """A worker's error, returned in place of an item and raised in the parent by `reraise`."""
+    """A worker's error, which takes the place of an item and is raised in the parent."""
 
     error: ConfigError | TrainingError | ExceptionWrapper
-
-    def reraise(self) -> None:
-        if isinstance(self.error, Exception):
-            raise self.error
-        self.error.reraise()
 
 
 class _InWorker(Dataset, Generic[Item]):
@@ -149,131 +88,99 @@ class _InWorker(Dataset, Generic[Item]):
         try:
             item = self._dataset[step]
             # Here, because a failure in the thread that sends the item would leave the parent waiting for it.
-            _share(item, self._key)
+            self._share(item)
             return item
         except (ConfigError, TrainingError) as error:
             return _Failure(error)
         except Exception:
             return _Failure(ExceptionWrapper(where="in a loader process"))
 
-
-def _share(item: Any, key: str) -> None:
-    """Move the tensors of nested tuples and batches into shared memory."""
-    if isinstance(item, torch.Tensor):
-        try:
-            item.share_memory_()
-        except (RuntimeError, OSError) as error:
-            raise TrainingError(_shared_memory_full(item.nbytes, str(error), key)) from error
-    elif isinstance(item, Batch):
-        _share((item.image, item.text, item.sample_id, item.image_key, item.text_length), key)
-    elif isinstance(item, tuple):
-        for part in item:
-            _share(part, key)
-
-
-def _shared_memory_full(size: int, error: str, key: str) -> str:
-    memory = os.statvfs(SHARED_MEMORY)
-    free, total = (blocks * memory.f_frsize / 1e6 for blocks in (memory.f_bavail, memory.f_blocks))
-    return (
-        f"a loader process cannot pass {size / 1e6:.1f} MB through {SHARED_MEMORY}, which has {free:.1f} of "
-        f"{total:.1f} MB free ({error}): enlarge it (docker run --shm-size=8g), lower {key}, or set {key}=0"
-    )
+    def _share(self, item: Any) -> None:
+        """Move the tensors of nested tuples and batches into shared memory."""
+        if isinstance(item, Batch):
+            item = (item.image, item.text, item.sample_id, item.image_key, item.text_length)
+        if isinstance(item, tuple):
+            for part in item:
+                self._share(part)
+        elif isinstance(item, torch.Tensor):
+            try:
+                item.share_memory_()
+            except (RuntimeError, OSError) as error:
+                memory = os.statvfs(SHARED_MEMORY)
+                free, total = (blocks * memory.f_frsize / 1e6 for blocks in (memory.f_bavail, memory.f_blocks))
+                raise TrainingError(
+                    f"a loader process cannot pass {item.nbytes / 1e6:.1f} MB through {SHARED_MEMORY}, which has "
+                    f"{free:.1f} of {total:.1f} MB free ({error}): enlarge it (docker run --shm-size=8g), lower "
+                    f"{self._key}, or set {self._key}=0"
+                ) from error
 
 
-def _start_worker(_: int) -> None:
-    bind_to_parent()
-    torch.set_num_threads(1)
-
-
-def _start(loader: DataLoader, key: str) -> Iterator:
-    """Start the workers. torch would let a dead worker raise an error anywhere in the main thread."""
-    handler = signal.getsignal(signal.SIGCHLD)
-    try:
-        iterator = iter(loader)
-    except OSError as error:
-        raise TrainingError(f"the loader processes cannot be started ({error}): lower {key}, or set {key}=0") from error
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, handler)
-    return iterator
-
-
-def _items(iterator: Iterator[Item | _Failure], timeout: float, key: str) -> Generator[Item, None, None]:
-    receiver, healthy = _Receiver(iterator), False
+def _received(iterator: Iterator[Item | _Failure], timeout: float, key: str) -> Generator[Item, None, None]:
+    """Yield the items of the workers. A thread takes them: torch waits without a limit for the rest of an item."""
+    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Item | _Failure | Exception | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(iterator, requests, results), name="loader", daemon=True).start()
+    workers = iterator._workers  # type: ignore[attr-defined]
+    healthy = False
     try:
         while True:
             healthy = False
-            item = receiver.next(timeout, key)
+            requests.put(True)
+            item = _next(results, workers, timeout, key)
             healthy = True
             if item is None:
                 return
-            if isinstance(item, _Failure):
-                item.reraise()
-            else:
+            if not isinstance(item, _Failure):
                 yield item
+            elif isinstance(item.error, Exception):
+                raise item.error
+            else:
+                item.error.reraise()
     finally:
-        receiver.close()
+        requests.put(False)
         _stop(iterator, healthy)
 
 
-class _Receiver(Generic[Item]):
-    """Takes items from the workers in a thread: torch waits without a limit for the rest of an item that has begun."""
-
-    def __init__(self, iterator: Iterator[Item]) -> None:
-        self._iterator = iterator
-        self._workers = iterator._workers  # type: ignore[attr-defined]
-        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Item | Exception | None] = queue.SimpleQueue()
-        threading.Thread(target=self._receive, name="loader", daemon=True).start()
-
-    def next(self, timeout: float, key: str) -> Item | None:
-        """Return the next item, None after the last one."""
-        self._requests.put(True)
-        waited = 0.0
-        while True:
-            try:
-                item = self._results.get(timeout=POLL)
-            except queue.Empty:
-                item = None
-            else:
-                if not isinstance(item, Exception):
-                    return item
-            for worker in self._workers:
-                if worker.exitcode:  # 0 at the end of the items
-                    raise TrainingError(_death(worker.pid, worker.exitcode, key))
-            if isinstance(item, Exception):
-                # Errors of the dataset are items: this is one of the loader.
-                raise TrainingError(f"the loader processes failed: {item}; {key}=0 uses none") from item
-            waited += POLL  # polls, not seconds: a job that was suspended does not count as hanging
-            if waited >= timeout:
-                states = ", ".join(f"{worker.pid} {_state(worker.pid)}" for worker in self._workers)
-                raise TrainingError(
-                    f"the loader processes have not delivered a batch for {timeout:g} seconds ({states}): check "
-                    f"the storage; raise trainer.timeout if it is slow, or set {key}=0 to use no loader processes"
-                )
-
-    def close(self) -> None:
-        self._requests.put(False)
-
-    def _receive(self) -> None:
-        while self._requests.get():
-            try:
-                self._results.put(next(self._iterator, None))
-            except Exception as error:
-                self._results.put(error)
+def _receive(iterator: Iterator, requests: queue.SimpleQueue[bool], results: queue.SimpleQueue) -> None:
+    """Put one item for each request, None after the last one; an error of the loader takes the place of an item."""
+    while requests.get():
+        try:
+            results.put(next(iterator, None))
+        except Exception as error:
+            results.put(error)
 
 
-def _death(pid: int, exit_code: int, key: str) -> str:
-    cause = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exited with code {exit_code}"
-    reason = {
-        -signal.SIGKILL: " (out of memory?)", -signal.SIGBUS: f" ({SHARED_MEMORY} or a disk full?)"
-    }.get(exit_code, "")  # fmt: skip
-    return f"loader process {pid} {cause}{reason}: lower {key}, or set {key}=0"
-
-
-def _state(pid: int) -> str:
-    """Return the state of a process in a word, from its letter in /proc."""
-    letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return {"D": "waits for a disk or a network", "R": "computes", "T": "is stopped"}.get(letter, "sleeps")
+def _next(results: queue.SimpleQueue, workers: list, timeout: float, key: str) -> Any:
+    """Wait for a result while the workers live, for `timeout` seconds."""
+    waited = 0.0
+    while True:
+        try:
+            item = results.get(timeout=POLL)
+        except queue.Empty:
+            item = None
+        else:
+            if not isinstance(item, Exception):
+                return item
+        for pid, code in ((worker.pid, worker.exitcode) for worker in workers):
+            if code:  # 0 at the end of the items
+                cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+                reasons = {-signal.SIGKILL: " (out of memory?)", -signal.SIGBUS: f" ({SHARED_MEMORY} or a disk full?)"}
+                reason = reasons.get(code, "")
+                raise TrainingError(f"loader process {pid} {cause}{reason}: lower {key}, or set {key}=0")
+        if isinstance(item, Exception):
+            # Errors of the dataset are items: this is one of the loader.
+            raise TrainingError(f"the loader processes failed: {item}; {key}=0 uses none") from item
+        waited += POLL  # polls, not seconds: a job that was suspended does not count as hanging
+        if waited >= timeout:
+            words = {"D": "waits for a disk or a network", "R": "computes", "T": "is stopped"}
+            states = []
+            for pid in (worker.pid for worker in workers):
+                letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                states.append(f"{pid} {words.get(letter, 'sleeps')}")
+            raise TrainingError(
+                f"the loader processes have not delivered a batch for {timeout:g} seconds ({', '.join(states)}): check "
+                f"the storage; raise trainer.timeout if it is slow, or set {key}=0 to use no loader processes"
+            )
 
 
 def _stop(iterator: Iterator, healthy: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Shard locations: local paths, fsspec URLs and `pipe:COMMAND`."""
+"""Shard locations (local paths, fsspec URLs and `pipe:COMMAND`), and local copies of remote shards."""
 
 from __future__ import annotations
 
@@ -27,11 +27,24 @@ from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import NO_SPACE, kind_of
 from clipzoo.io.stores import RANGE, TruncatedError, is_url, open_filesystem, read_ranges, repeated
 
-# Output of shell commands, for shards given as `pipe:COMMAND`.
-
-
+KEY = "data.shards"
+MOST_SHARDS = 1_000_000
+"""Largest number of shards of one pattern."""
+WEIGHT = kind_of_object(Annotated[float, Range(at_least=1e-3, at_most=1e3)])
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+"""Endings of files that list images and captions."""
 SILENCE_TIMEOUT_SECONDS = 300.0
 """Seconds without output after which a command counts as hanging."""
+Paths = str | Path | Sequence[str | Path]
+Shards = Paths | Sequence[Mapping[str, str | float | Sequence[str]]]
+State = tuple[int, int]
+"""Size of a shard in bytes, and its modification time or a number made from its tag."""
+MISSING: State = (-1, 0)
+_THREADS = 16
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
+_MARKS = 0xF0000
+"""First of the characters that no path contains."""
 _SCRIPT = """
 exec 3<&0 </dev/null
 ((read -r line <&3; kill -KILL 0) >/dev/null 2>&1 &)
@@ -41,51 +54,119 @@ eval "$1"
 """Runs its argument. Its standard input ends with the process that started it, and with it all of its processes."""
 
 
-def copy_output(command: str, target: IO[bytes]) -> None:
-    """Write the output of a command to an open file.
+@dataclass(frozen=True)
+class Source:
+    """Shards that are shuffled together. weight: how often a sample comes, relative to other sources."""
 
-    Raises:
-        OSError: the command failed.
-        TrainingError: it writes nothing for SILENCE_TIMEOUT_SECONDS seconds.
+    shards: tuple[str, ...]
+    weight: float
+
+
+def parse_sources(shards: Shards) -> list[Source]:
+    """Return the sources of `data.shards`: one for a path or a list of paths, one per entry of {path, weight}.
+
+    A path is a tar, a brace pattern, a glob, a folder (its *.tar), an fsspec URL of one of these, or `pipe:COMMAND`.
     """
-    shell = shutil.which("bash")
-    # With pipefail, a pipeline fails when any of its commands fails.
-    words = [shell, "-o", "pipefail", "-c"] if shell else ["/bin/sh", "-c"]
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            [*words, _SCRIPT, "clipzoo", command],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-        )  # fmt: skip
-        try:
-            _copy(command, process, target)
-            code = process.wait(SILENCE_TIMEOUT_SECONDS)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        if code:
-            errors.seek(0)
-            text = errors.read().decode(errors="replace").strip()[-200:]
-            raise OSError(f"{command!r} exited with {code}: {text}")
+    if isinstance(shards, str | Path):
+        return [Source(_expand_all([shards]), 1.0)]
+    if not isinstance(shards, Sequence) or not shards:
+        raise ConfigError(f"data.shards is {shards!r}: give a path, a pattern, or a list of them")
+    if all(isinstance(entry, str | Path) for entry in shards):
+        return [Source(_expand_all(shards), 1.0)]
+    sources, entries = [], list[Any](shards)
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not entry.get("path") or set(entry) - {"path", "weight"}:
+            raise ConfigError(
+                f"data.shards holds {entry!r}: in a list with weights, every entry is {{path: ..., weight: ...}}"
+            )
+        weight, paths = entry.get("weight", 1.0), entry["path"]
+        if not WEIGHT.admits(weight):
+            raise ConfigError(f"data.shards: the weight of {paths} must be {WEIGHT.words}, not {weight!r}")
+        sources.append(Source(_expand_all([paths] if isinstance(paths, str) else paths), float(weight)))
+    return sources
 
 
-def _copy(command: str, process: subprocess.Popen[bytes], target: IO[bytes]) -> None:
-    assert process.stdout is not None
-    output = process.stdout.fileno()
-    poll = select.poll()
-    poll.register(output)
-    while poll.poll(SILENCE_TIMEOUT_SECONDS * 1000):
-        if not (content := os.read(output, 1 << 20)):
-            return
-        target.write(content)
-    raise TrainingError(f"data.shards: {command!r} has written nothing for {SILENCE_TIMEOUT_SECONDS:g} seconds")
+def _expand_all(patterns: Sequence[object]) -> tuple[str, ...]:
+    shards = [shard for pattern in patterns for shard in _expand(str(pattern))]
+    if len(set(shards)) < len(shards):
+        repeated = min(shard for shard in shards if shards.count(shard) > 1)
+        raise ConfigError(f"data.shards names {repeated} twice: every sample comes once an epoch")
+    return tuple(shards)
 
 
-State = tuple[int, int]
-"""Size of a shard in bytes, and its modification time or a number made from its tag."""
-MISSING: State = (-1, 0)
-KEY = "data.shards"
-_THREADS = 16
+def _expand(pattern: str) -> list[str]:
+    from braceexpand import braceexpand
+
+    if not pattern:
+        raise ConfigError("data.shards holds an empty path")
+    if pattern.lower().endswith(TABLES):
+        raise ConfigError(
+            f"data.shards={pattern} is a table, not shards: make them with clipzoo shards make {pattern} shards/ "
+            "then give data.shards=shards"
+        )
+    if _count(pattern) > MOST_SHARDS:
+        raise ConfigError(f"data.shards: {pattern} matches more than {MOST_SHARDS:,} shards: give a folder")
+    # Without this test, braceexpand would refuse a lone closing brace, as in a shell command.
+    try:
+        paths = list(braceexpand(pattern)) if "{" in pattern else [pattern]
+    except ValueError as error:
+        raise ConfigError(f"data.shards: {pattern}: {error}") from None
+    if pattern.startswith("pipe:"):
+        return paths
+    return [shard for path in paths for shard in (_listed_remotely(path) if is_remote(path) else _listed(path))]
+
+
+def _count(pattern: str) -> int:
+    """Return the number of shards that the braces of a pattern represent. Nothing is expanded."""
+    counts: list[int] = []
+
+    def product(text: str) -> int:
+        return math.prod(counts[ord(mark) - _MARKS] for mark in text if ord(mark) >= _MARKS)
+
+    def marked(match: re.Match[str]) -> str:
+        if numbers := _NUMBERS.fullmatch(match[1]):
+            # More digits represent more shards than are allowed.
+            first, last, step = (int((number or "1")[:19]) for number in numbers.groups())
+            counts.append(abs(last - first) // (abs(step) or 1) + 1)
+        else:
+            counts.append(sum(map(product, match[1].split(","))))
+        return chr(_MARKS + len(counts) - 1)
+
+    text, replaced = "".join(character for character in pattern if ord(character) < _MARKS), 1
+    while replaced:
+        # Innermost braces first: each becomes a character that represents its count.
+        text, replaced = _BRACES.subn(marked, text)
+    return product(text)
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        absolute = Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(f"data.shards: {path}: {error}") from None
+    if absolute.is_dir():
+        shards, fault = sorted(str(shard) for shard in absolute.glob("*.tar")), "holds no *.tar"
+    elif glob.has_magic(path) and not absolute.exists():
+        shards, fault = sorted(glob.glob(str(absolute))), "matches no file"
+    else:
+        return [str(absolute)]
+    if not shards:
+        raise ConfigError(f"data.shards: {path} {fault}")
+    return shards
+
+
+def _listed_remotely(url: str) -> list[str]:
+    if not glob.has_magic(url) and not url.endswith("/"):
+        return [url]
+    filesystem, path = open_filesystem(url, KEY)
+    pattern = path.rstrip("/") + "/*.tar" if url.endswith("/") else path
+    try:
+        shards = sorted(repeated(url, lambda: filesystem.glob(pattern), KEY))
+    except OSError as error:
+        raise ConfigError(f"data.shards: {url} cannot be listed: {error}") from error
+    if not shards:
+        raise ConfigError(f"data.shards: {url} matches no file")
+    return [filesystem.unstrip_protocol(shard) for shard in shards]
 
 
 def is_remote(location: str) -> bool:
@@ -98,40 +179,16 @@ def states(locations: Sequence[str]) -> list[State | None]:
         return list(pool.map(_state, locations))
 
 
-def copy_location(location: str, target: IO[bytes]) -> None:
-    """Copy a remote shard into an open file.
-
-    Raises:
-        OSError: the shard cannot be read.
-        TrainingError: its server does not answer.
-    """
-    if location.startswith("pipe:"):
-        copy_output(location.removeprefix("pipe:"), target)
-        return
-    filesystem, path = open_filesystem(location, KEY)
-
-    def download() -> None:
-        target.seek(0)
-        target.truncate()
-        facts = filesystem.info(path)
-        if facts.get("size") is None:
-            with filesystem.open(path, "rb") as source:
-                shutil.copyfileobj(source, target, 1 << 20)
-            return
-        for content in read_ranges(location, filesystem, path, int(facts["size"]), KEY):
-            target.write(content)
-        if int(facts["size"]) > RANGE and _version(filesystem.info(path)) != _version(facts):
-            raise TruncatedError("the shard has changed while it was read")
-
-    repeated(location, download, KEY)
-
-
 def _state(location: str) -> State | None:
     if location.startswith("pipe:"):
         return None
     try:
         if is_remote(location):
-            return _remote_state(location)
+            filesystem, path = open_filesystem(location, KEY)
+            facts = repeated(location, lambda: filesystem.info(path), KEY)
+            if facts.get("size") is None:
+                return None
+            return int(facts["size"]), int(hashlib.sha256(_version(facts).encode()).hexdigest()[:12], 16)
         status = os.stat(location)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(
@@ -144,24 +201,16 @@ def _state(location: str) -> State | None:
         raise ConfigError(f"data.shards: {location} cannot be read: {error.strerror or error}") from error
 
 
-def _remote_state(url: str) -> State | None:
-    filesystem, path = open_filesystem(url, KEY)
-    facts = repeated(url, lambda: filesystem.info(path), KEY)
-    if facts.get("size") is None:
-        return None
-    return int(facts["size"]), int(hashlib.sha256(_version(facts).encode()).hexdigest()[:12], 16)
-
-
 def _version(facts: Mapping[str, Any]) -> str:
-    """Return what a store says of a file's version."""
+    """Return the tag or time by which a store tells versions of a file apart."""
     names = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
     return "".join(str(facts[name]) for name in names if name in facts)
 
 
 # Local copies of remote shards.
 #
-# A shard is opened while its lock is held, and an open file stays readable after its deletion. What is read from a
-# shard therefore never depends on the size of the cache, however many processes share it.
+# A shard is opened while its lock is held, and an open file stays readable after its deletion. The bytes that are read
+# therefore never depend on the size of the cache, however many processes share it.
 
 
 class ShardCache:
@@ -198,23 +247,22 @@ class ShardCache:
             lock = open(self._folder / f".{copy.name}.lock", "w")  # noqa: SIM115 - closed by `_held`
         with _held(lock):
             descriptor = None if size is None else _open_copy(copy, size)
-            return self._download(location, copy) if descriptor is None else descriptor
-
-    def _download(self, location: str, copy: Path) -> int:
-        part = copy.with_name(f".{copy.name}.part")
-        try:
-            with self._explained():
-                target = open(part, "wb")  # noqa: SIM115 - closed below
-            with self._explained(full_disk_only=True), target:
-                copy_location(location, target)
-            with self._explained():
-                descriptor = os.open(part, os.O_RDONLY)
-                os.replace(part, copy)
-        finally:
-            part.unlink(missing_ok=True)
-        with _held(open(self._folder / ".evict.lock", "w")):
-            self._evict(copy)
-        return descriptor
+            if descriptor is not None:
+                return descriptor
+            part = copy.with_name(f".{copy.name}.part")
+            try:
+                with self._explained():
+                    target = open(part, "wb")  # noqa: SIM115 - closed below
+                with self._explained(full_disk_only=True), target:
+                    copy_location(location, target)
+                with self._explained():
+                    descriptor = os.open(part, os.O_RDONLY)
+                    os.replace(part, copy)
+            finally:
+                part.unlink(missing_ok=True)
+            with _held(open(self._folder / ".evict.lock", "w")):
+                self._evict(copy)
+            return descriptor
 
     def _evict(self, newest: Path) -> None:
         copies = []
@@ -238,7 +286,8 @@ class ShardCache:
         try:
             yield
         except OSError as error:
-            full = error.errno in NO_SPACE or self._disk_is_full()
+            # A command whose output does not fit reports a full disk in its own words.
+            full = error.errno in NO_SPACE or (self._folder.exists() and os.statvfs(self._folder).f_bavail == 0)
             if full_disk_only and not full:
                 raise
             cause = "the disk is full" if full else error.strerror or error
@@ -246,10 +295,6 @@ class ShardCache:
                 f"the cache of remote shards {self._folder} cannot be written: {cause}; free some space, or set "
                 "data.cache_folder to another folder or data.cache_gigabytes to less"
             ) from error
-
-    def _disk_is_full(self) -> bool:
-        # A command whose output does not fit reports this in words of its own.
-        return self._folder.exists() and os.statvfs(self._folder).f_bavail == 0
 
 
 def _open_copy(copy: Path, size: int) -> int | None:
@@ -278,135 +323,66 @@ def _held(file: TextIO) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-# Parsing of `data.shards` into lists of shard locations.
+def copy_location(location: str, target: IO[bytes]) -> None:
+    """Copy a remote shard into an open file.
 
-
-MOST_SHARDS = 1_000_000
-"""Largest number of shards of one pattern."""
-WEIGHT = kind_of_object(Annotated[float, Range(at_least=1e-3, at_most=1e3)])
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
-_MARKS = 0xF0000
-"""First of the characters that no path contains."""
-Paths = str | Path | Sequence[str | Path]
-Shards = Paths | Sequence[Mapping[str, str | float | Sequence[str]]]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Shards that are shuffled together. weight: how often a sample comes, relative to other sources."""
-
-    shards: tuple[str, ...]
-    weight: float
-
-
-TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-"""Endings of files that list images and captions."""
-
-
-def parse_sources(shards: Shards) -> list[Source]:
-    """Return the sources of `data.shards`: one for a path or a list of paths, one per entry of {path, weight}.
-
-    A path is a tar, a brace pattern, a glob, a folder (its *.tar), an fsspec URL of one of these, or `pipe:COMMAND`.
+    Raises:
+        OSError: the shard cannot be read.
+        TrainingError: its server does not answer.
     """
-    if isinstance(shards, str | Path):
-        return [Source(_expand_all([shards]), 1.0)]
-    if not isinstance(shards, Sequence) or not shards:
-        raise ConfigError(f"data.shards is {shards!r}: give a path, a pattern, or a list of them")
-    if all(isinstance(entry, str | Path) for entry in shards):
-        return [Source(_expand_all(shards), 1.0)]
-    return [_weighted(entry) for entry in shards]
+    if location.startswith("pipe:"):
+        copy_output(location.removeprefix("pipe:"), target)
+        return
+    filesystem, path = open_filesystem(location, KEY)
+
+    def download() -> None:
+        target.seek(0)
+        target.truncate()
+        facts = filesystem.info(path)
+        if facts.get("size") is None:
+            with filesystem.open(path, "rb") as source:
+                shutil.copyfileobj(source, target, 1 << 20)
+            return
+        for content in read_ranges(location, filesystem, path, int(facts["size"]), KEY):
+            target.write(content)
+        if int(facts["size"]) > RANGE and _version(filesystem.info(path)) != _version(facts):
+            raise TruncatedError("the shard has changed while it was read")
+
+    repeated(location, download, KEY)
 
 
-def _weighted(entry: object) -> Source:
-    if not isinstance(entry, Mapping) or not entry.get("path") or set(entry) - {"path", "weight"}:
-        raise ConfigError(
-            f"data.shards holds {entry!r}: in a list with weights, every entry is {{path: ..., weight: ...}}"
-        )
-    weight, paths = entry.get("weight", 1.0), entry["path"]
-    if not WEIGHT.admits(weight):
-        raise ConfigError(f"data.shards: the weight of {paths} must be {WEIGHT.words}, not {weight!r}")
-    return Source(_expand_all([paths] if isinstance(paths, str) else paths), float(weight))
+def copy_output(command: str, target: IO[bytes]) -> None:
+    """Write the output of a command to an open file.
 
-
-def _expand_all(patterns: Sequence[object]) -> tuple[str, ...]:
-    shards = [shard for pattern in patterns for shard in _expand(str(pattern))]
-    if len(set(shards)) < len(shards):
-        repeated = min(shard for shard in shards if shards.count(shard) > 1)
-        raise ConfigError(f"data.shards names {repeated} twice: every sample comes once an epoch")
-    return tuple(shards)
-
-
-def _expand(pattern: str) -> list[str]:
-    from braceexpand import braceexpand
-
-    if not pattern:
-        raise ConfigError("data.shards holds an empty path")
-    if pattern.lower().endswith(TABLES):
-        raise ConfigError(
-            f"data.shards={pattern} is a table, not shards: make them with clipzoo shards make {pattern} shards/ "
-            "then give data.shards=shards"
-        )
-    # Without this test, braceexpand would refuse a lone closing brace, as in a shell command.
-    _check_count(pattern)
-    try:
-        expanded = list(braceexpand(pattern)) if "{" in pattern else [pattern]
-    except ValueError as error:
-        raise ConfigError(f"data.shards: {pattern}: {error}") from None
-    if pattern.startswith("pipe:"):
-        return expanded
-    return [shard for path in expanded for shard in (_remote(path) if is_remote(path) else _local(path))]
-
-
-def _check_count(pattern: str) -> None:
-    """Raise ConfigError if the braces of a pattern stand for too many shards. Nothing is expanded."""
-    counts: list[int] = []
-
-    def product(text: str) -> int:
-        return math.prod(counts[ord(mark) - _MARKS] for mark in text if ord(mark) >= _MARKS)
-
-    def marked(match: re.Match[str]) -> str:
-        if numbers := _NUMBERS.fullmatch(match[1]):
-            # More digits stand for more shards than are allowed.
-            first, last, step = (int((number or "1")[:19]) for number in numbers.groups())
-            counts.append(abs(last - first) // (abs(step) or 1) + 1)
-        else:
-            counts.append(sum(map(product, match[1].split(","))))
-        return chr(_MARKS + len(counts) - 1)
-
-    text, found = "".join(character for character in pattern if ord(character) < _MARKS), 1
-    while found:
-        # Innermost braces first: each becomes a character that represents its count.
-        text, found = _BRACES.subn(marked, text)
-    if product(text) > MOST_SHARDS:
-        raise ConfigError(f"data.shards: {pattern} matches more than {MOST_SHARDS:,} shards: give a folder")
-
-
-def _local(path: str) -> list[str]:
-    try:
-        absolute = Path(path).expanduser().absolute()
-    except RuntimeError as error:
-        raise ConfigError(f"data.shards: {path}: {error}") from None
-    if absolute.is_dir():
-        return _not_empty(sorted(str(shard) for shard in absolute.glob("*.tar")), path, "holds no *.tar")
-    if glob.has_magic(path) and not absolute.exists():
-        return _not_empty(sorted(glob.glob(str(absolute))), path, "matches no file")
-    return [str(absolute)]
-
-
-def _remote(url: str) -> list[str]:
-    if not glob.has_magic(url) and not url.endswith("/"):
-        return [url]
-    filesystem, path = open_filesystem(url, KEY)
-    pattern = path.rstrip("/") + "/*.tar" if url.endswith("/") else path
-    try:
-        shards = sorted(repeated(url, lambda: filesystem.glob(pattern), KEY))
-    except OSError as error:
-        raise ConfigError(f"data.shards: {url} cannot be listed: {error}") from error
-    return _not_empty([filesystem.unstrip_protocol(shard) for shard in shards], url, "matches no file")
-
-
-def _not_empty(shards: list[str], path: str, reason: str) -> list[str]:
-    if not shards:
-        raise ConfigError(f"data.shards: {path} {reason}")
-    return shards
+    Raises:
+        OSError: the command failed.
+        TrainingError: it writes nothing for SILENCE_TIMEOUT_SECONDS seconds.
+    """
+    shell = shutil.which("bash")
+    # With pipefail, a pipeline fails when any of its commands fails.
+    words = [shell, "-o", "pipefail", "-c"] if shell else ["/bin/sh", "-c"]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [*words, _SCRIPT, "clipzoo", command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            output, poll = process.stdout.fileno(), select.poll()
+            poll.register(output)
+            content: bytes | None = None
+            while content != b"":
+                if not poll.poll(SILENCE_TIMEOUT_SECONDS * 1000):
+                    silence = f"has written nothing for {SILENCE_TIMEOUT_SECONDS:g} seconds"
+                    raise TrainingError(f"data.shards: {command!r} {silence}")
+                content = os.read(output, 1 << 20)
+                target.write(content)
+            code = process.wait(SILENCE_TIMEOUT_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        if code:
+            errors.seek(0)
+            text = errors.read().decode(errors="replace").strip()[-200:]
+            raise OSError(f"{command!r} exited with {code}: {text}")

@@ -17,7 +17,80 @@ from numpy.typing import NDArray
 
 from clipzoo.errors import ConfigError, number_of
 
-# Assignment of the rows of a run to its sources.
+Ids = NDArray[np.int64]
+_PURPOSES = {"shards": 1, "window": 2, "augment": 3, "caption": 4}
+_WORD = 2**64
+
+
+def generator(
+    purpose: Literal["shards", "window", "augment", "caption"], seed: int, epoch: int, index: int
+) -> np.random.Generator:
+    """Return Philox keyed by (purpose, seed, epoch, index): the same numbers on every rank, worker and resume."""
+    key = np.array([seed % _WORD, _PURPOSES[purpose]], dtype=np.uint64)
+    counter = np.array([0, 0, index, epoch], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Consecutive rows of a run. sample_id, epoch: [k] each; epoch counts the completed passes over the source."""
+
+    sample_id: Ids
+    epoch: Ids
+
+
+class Plan:
+    """Rows of every step.
+
+    counts: number of samples of every shard, for each source. Sample ids run through the shards in order, 0 .. n - 1.
+    weights: how often a sample of the source comes, relative to other sources. With one source, and with equal
+    weights, n rows hold every sample once. Otherwise each source passes through its own epochs at its own pace, every
+    sample once an epoch; each step spreads its rows over the sources as evenly as whole numbers allow.
+
+    Raises ConfigError if a batch would hold a sample twice.
+    """
+
+    def __init__(
+        self,
+        counts: Sequence[Sequence[int]],
+        weights: Sequence[float],
+        seed: int,
+        shuffle_window: int,
+        global_batch: int,
+    ) -> None:
+        self.global_batch = global_batch
+        pairs = zip(weights, counts, strict=True)
+        self._mixture = Mixture([round(weight * 1_000_000) * sum(sizes) for weight, sizes in pairs])
+        self._streams = []
+        first_id = 0
+        for source, shard_counts in enumerate(counts):
+            order = EpochOrder(shard_counts, first_id, seed, source, shuffle_window)
+            self._streams.append(Stream(order, source, self._mixture, global_batch))
+            first_id += order.samples
+        self.samples = first_id
+
+    def rows(self, step: int) -> Rows:
+        """Return the rows [global_batch] of a step."""
+        first, last = step * self.global_batch, (step + 1) * self.global_batch
+        parts, times = [], []
+        for source, stream in enumerate(self._streams):
+            start, stop = self._mixture.count(source, first), self._mixture.count(source, last)
+            parts.append(stream.rows(start, stop))
+            times.append((2 * np.arange(start, stop) + 1) / self._mixture.shares[source])
+        arrangement = np.argsort(np.concatenate(times), kind="stable")
+        return Rows(
+            np.concatenate([part.sample_id for part in parts])[arrangement],
+            np.concatenate([part.epoch for part in parts])[arrangement],
+        )
+
+    def upcoming_shards(self, step: int) -> list[tuple[int, int]]:
+        """Return (source, shard) of the windows in which the step ends, and of the windows after them."""
+        rows = (step + 1) * self.global_batch
+        return [
+            (source, shard)
+            for source, stream in enumerate(self._streams)
+            for shard in stream.order.upcoming_shards(max(0, self._mixture.count(source, rows) - 1))
+        ]
 
 
 class Mixture:
@@ -46,36 +119,6 @@ class Mixture:
         if len(self.shares) == 1:
             return rows
         return bisect_left(range(rows), rows, key=partial(self.row, source))
-
-
-# Random generators as a pure function of where they are used: no state to save or restore.
-
-
-_PURPOSES = {"shards": 1, "window": 2, "augment": 3, "caption": 4}
-_WORD = 2**64
-
-
-def generator(
-    purpose: Literal["shards", "window", "augment", "caption"], seed: int, epoch: int, index: int
-) -> np.random.Generator:
-    """Return Philox keyed by (purpose, seed, epoch, index): the same numbers on every rank, worker and resume."""
-    key = np.array([seed % _WORD, _PURPOSES[purpose]], dtype=np.uint64)
-    counter = np.array([0, 0, index, epoch], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
-
-
-# Order of one source's samples over all epochs.
-
-
-Ids = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Consecutive rows of a run. sample_id, epoch: [k] each; epoch counts the completed passes over the source."""
-
-    sample_id: Ids
-    epoch: Ids
 
 
 class EpochOrder:
@@ -145,8 +188,7 @@ class Stream:
         if order.samples < self._most:
             raise ConfigError(
                 f"a batch takes up to {number_of(self._most, 'sample')} of a source that has only {order.samples}, "
-                "so it would "
-                "repeat a sample: lower trainer.global_batch, or add shards to data.shards"
+                "so it would repeat a sample: lower trainer.global_batch, or add shards to data.shards"
             )
         self._small: tuple[int, Ids] | None = None
 
@@ -163,13 +205,13 @@ class Stream:
         return Rows(np.concatenate(ids), np.concatenate(epochs))
 
     def _ids(self, epoch: int, start: int, stop: int) -> Ids:
-        if self.order.samples < 2 * self._most:
+        n = self.order.samples
+        if n < 2 * self._most:
             return self._small_order(epoch)[start:stop]
         tail, head = self._boundary(epoch)
         zone = tail + head
         if start >= zone or not tail:
             return self.order.ids(epoch, start, stop)
-        n = self.order.samples
         first = _without_repeats(self.order.ids(epoch, 0, zone), self.order.ids(epoch - 1, n - tail, n), head)
         return np.concatenate([first[start:stop], self.order.ids(epoch, zone, max(stop, zone))])
 
@@ -203,57 +245,3 @@ def _without_repeats(order: Ids, tail: Ids, head: int) -> Ids:
     scanned = int(np.searchsorted(np.cumsum(~repeated), head)) + 1
     front, conflicts = order[:scanned], repeated[:scanned]
     return np.concatenate([front[~conflicts], front[conflicts], order[scanned:]])
-
-
-class Plan:
-    """Rows of every step.
-
-    counts: number of samples of every shard, for each source. Sample ids run through the shards in order, 0 .. n - 1.
-    weights: how often a sample of the source comes, relative to other sources. With one source, and with equal
-    weights, n rows hold every sample once. Otherwise each source passes through its own epochs at its own pace, every
-    sample once an epoch; each step spreads its rows over the sources as evenly as whole numbers allow.
-
-    Raises ConfigError if a batch would hold a sample twice.
-    """
-
-    def __init__(
-        self,
-        counts: Sequence[Sequence[int]],
-        weights: Sequence[float],
-        seed: int,
-        shuffle_window: int,
-        global_batch: int,
-    ) -> None:
-        self.global_batch = global_batch
-        pairs = zip(weights, counts, strict=True)
-        self._mixture = Mixture([round(weight * 1_000_000) * sum(sizes) for weight, sizes in pairs])
-        self._streams = []
-        first_id = 0
-        for source, shard_counts in enumerate(counts):
-            order = EpochOrder(shard_counts, first_id, seed, source, shuffle_window)
-            self._streams.append(Stream(order, source, self._mixture, global_batch))
-            first_id += order.samples
-        self.samples = first_id
-
-    def rows(self, step: int) -> Rows:
-        """Return the rows [global_batch] of a step."""
-        first, last = step * self.global_batch, (step + 1) * self.global_batch
-        parts, times = [], []
-        for source, stream in enumerate(self._streams):
-            start, stop = self._mixture.count(source, first), self._mixture.count(source, last)
-            parts.append(stream.rows(start, stop))
-            times.append((2 * np.arange(start, stop) + 1) / self._mixture.shares[source])
-        arrangement = np.argsort(np.concatenate(times), kind="stable")
-        return Rows(
-            np.concatenate([part.sample_id for part in parts])[arrangement],
-            np.concatenate([part.epoch for part in parts])[arrangement],
-        )
-
-    def upcoming_shards(self, step: int) -> list[tuple[int, int]]:
-        """Return (source, shard) of the windows in which the step ends, and of the windows after them."""
-        rows = (step + 1) * self.global_batch
-        return [
-            (source, shard)
-            for source, stream in enumerate(self._streams)
-            for shard in stream.order.upcoming_shards(max(0, self._mixture.count(source, rows) - 1))
-        ]

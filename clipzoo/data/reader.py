@@ -1,4 +1,4 @@
-"""Reading of a sample's caption and encoded image from its shard."""
+"""Captions and encoded images of samples from their shards, and the download of shards ahead of their use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from clipzoo.data.captions import read_captions, read_member
 from clipzoo.data.faults import BadSampleError
@@ -17,25 +17,18 @@ from clipzoo.data.plan import Plan
 from clipzoo.errors import ConfigError, TrainingError
 
 _OPEN_SHARDS = 64
+_DOWNLOAD_THREADS = 4
 
 
 class ShardReader:
-    """Reads samples at random. caption_key: key of the .json that holds the caption; None for the .txt."""
+    """Reads samples at random; the most recently used shards stay open.
+
+    caption_key: key of the .json that holds the caption; None for the .txt.
+    """
 
     def __init__(self, cache: ShardCache, caption_key: str | None) -> None:
-        self._open = _OpenShards(cache)
-        self._caption_key = caption_key
-
-    def read(
-        self, index: ShardIndex, shard: int, position: int, pick: Callable[[int], int] = lambda count: 0
-    ) -> tuple[str, bytes]:
-        """Return caption and encoded image of a sample.
-
-        pick(count) chooses one of several captions. Raises BadSampleError.
-        """
-        captions = self.captions(index, shard, position)
-        caption = captions[pick(len(captions)) if len(captions) > 1 else 0]
-        return caption, self.image(index, shard, position)
+        self._cache, self._caption_key = cache, caption_key
+        self._descriptors: OrderedDict[str, int] = OrderedDict()
 
     def captions(self, index: ShardIndex, shard: int, position: int) -> list[str]:
         """Return the usable captions of a sample. Raises BadSampleError, also without one."""
@@ -46,15 +39,7 @@ class ShardReader:
         """Return the encoded image of a sample. Raises BadSampleError."""
         return read_member(self._open(index, shard), index.records[index.starts[shard] + position], "image")
 
-
-class _OpenShards:
-    """File descriptors of the most recently used shards."""
-
-    def __init__(self, cache: ShardCache) -> None:
-        self._cache = cache
-        self._descriptors: OrderedDict[str, int] = OrderedDict()
-
-    def __call__(self, index: ShardIndex, shard: int) -> int:
+    def _open(self, index: ShardIndex, shard: int) -> int:
         """Return a descriptor of the shard. Raises BadSampleError if it is missing or differs from the index."""
         location = index.locations[shard]
         if location in self._descriptors:
@@ -76,12 +61,6 @@ class _OpenShards:
         return descriptor
 
 
-# Download of remote shards before they are needed.
-
-
-_THREADS = 4
-
-
 class Prefetcher:
     """Downloads the remote shards of the current window and of the next one. Call `advance` after every step."""
 
@@ -92,7 +71,7 @@ class Prefetcher:
         self._closed = False
         self._remote = any(is_remote(location) for index in indexes for location in index.locations)
         if self._remote:
-            for _ in range(_THREADS):
+            for _ in range(_DOWNLOAD_THREADS):
                 threading.Thread(target=self._download, name="prefetch", daemon=True).start()
 
     def advance(self, step: int) -> None:
@@ -109,7 +88,7 @@ class Prefetcher:
     def close(self) -> None:
         """Stop. A download that has begun is completed in the background."""
         self._closed = True
-        for _ in range(_THREADS):
+        for _ in range(_DOWNLOAD_THREADS):
             self._queue.put(None)
 
     def _download(self) -> None:

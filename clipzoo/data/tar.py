@@ -1,4 +1,4 @@
-"""Positions of the members of a tar archive, from its headers alone.
+"""Samples of a tar shard: the members of the archive, from its headers alone, grouped by key.
 
 Member names serve only as labels: no path named in an archive is ever opened.
 """
@@ -6,7 +6,7 @@ Member names serve only as labels: no path named in an archive is ever opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,163 +17,6 @@ from clipzoo.data.captions import NO_CAPTION, digest, read_captions
 from clipzoo.data.faults import BadSampleError
 from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
-_BLOCK = 512
-_READ_SIZE = 8192
-_ZEROS = bytes(_BLOCK)
-_REGULAR = b"0\0"
-_LONGEST_NAME = 1 << 20
-UNTERMINATED = "no end-of-archive block"
-
-
-@dataclass(frozen=True)
-class Member:
-    """A regular file in the archive: bytes [offset, offset + size) of the archive."""
-
-    name: str
-    offset: int
-    size: int
-
-
-@dataclass
-class Contents:
-    """All complete members of an archive. flaw: why there may be more; None for an intact archive."""
-
-    members: list[Member] = field(default_factory=list)
-    flaw: str | None = None
-
-
-def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
-    """List the members of an archive of `size` bytes.
-
-    read(length, offset) returns bytes of the archive, fewer only at its end. Archives joined end to end are read to
-    the last one. Damage raises nothing: it ends the list and is described by `flaw`.
-    """
-    contents = Contents()
-    if 0 < size < _BLOCK:
-        contents.flaw = "not a tar archive" + _compression(read(_BLOCK, 0))
-        return contents
-    headers = _Headers(read)
-    position = 0
-    long_name: bytes | None = None
-    pax: dict[str, str] = {}
-    ended = False
-    while position + _BLOCK <= size:
-        header = headers.at(position)
-        if header == _ZEROS:
-            ended = True
-            position += _BLOCK
-            continue
-        ended = False
-        length, kind = _length(header, pax), header[156:157]
-        contents.flaw = _header_flaw(header, position, length, kind, size)
-        if contents.flaw is not None or length is None:
-            return contents
-        start = position + _BLOCK
-        position = start + -(-length // _BLOCK) * _BLOCK
-        if kind == b"L":
-            long_name = read(length, start).rstrip(b"\0")
-        elif kind == b"x":
-            pax = _pax_records(read(length, start))
-        elif kind not in b"gK":
-            if kind in _REGULAR or kind == b"7":
-                name = pax.get("path") or _text(long_name if long_name is not None else _name(header))
-                contents.members.append(Member(name, start, length))
-            long_name, pax = None, {}
-    if not ended:
-        cut = f"truncated: {size} bytes end inside a member"
-        contents.flaw = "empty file" if size == 0 else UNTERMINATED if position == size else cut
-    return contents
-
-
-class _Headers:
-    """Headers of the archive. Captions are small, so one read of several blocks often serves several headers."""
-
-    def __init__(self, read: Callable[[int, int], bytes]) -> None:
-        self._read = read
-        self._start, self._buffer = 0, b""
-
-    def at(self, position: int) -> bytes:
-        begin = position - self._start
-        if begin < 0 or begin + _BLOCK > len(self._buffer):
-            self._start, self._buffer, begin = position, self._read(_READ_SIZE, position), 0
-        return self._buffer[begin : begin + _BLOCK]
-
-
-def _header_flaw(header: bytes, position: int, length: int | None, kind: bytes, size: int) -> str | None:
-    if not _is_header(header):
-        return f"no tar header at byte {position}" if position else "not a tar archive" + _compression(header)
-    if length is None or (kind in b"LxgK" and length > _LONGEST_NAME):
-        return f"damaged tar header at byte {position}"
-    end = position + _BLOCK + length
-    return f"truncated: a member ends at byte {end} of {size}" if end > size else None
-
-
-def _is_header(header: bytes) -> bool:
-    try:
-        checksum = _number(header[148:156])
-    except ValueError:
-        return False
-    return len(header) == _BLOCK and checksum == sum(header) - sum(header[148:156]) + 8 * ord(" ")
-
-
-def _length(header: bytes, pax: Mapping[str, str]) -> int | None:
-    """Return the number of bytes of a member, or None if the header states none.
-
-    A negative number counts as none: it would lead back to earlier headers without end.
-    """
-    try:
-        length = int(pax["size"]) if "size" in pax else _number(header[124:136])
-    except ValueError:
-        return None
-    return length if length >= 0 else None
-
-
-def _number(digits: bytes) -> int:
-    """Parse octal text, or GNU's base 256 for larger numbers."""
-    if digits[0] & 0x80:
-        return int.from_bytes(bytes([digits[0] & 0x7F]) + digits[1:], "big")
-    return int(digits.strip(b" \0") or b"0", 8)
-
-
-def _name(header: bytes) -> bytes:
-    name = header[:100].split(b"\0", 1)[0]
-    if header[257:263] == b"ustar\0":
-        prefix = header[345:500].split(b"\0", 1)[0]
-        return prefix + b"/" + name if prefix else name
-    return name
-
-
-def _pax_records(payload: bytes) -> dict[str, str]:
-    """Parse records "LENGTH KEY=VALUE\\n"; stop at the first one that is malformed."""
-    records = {}
-    begin = 0
-    while begin < len(payload):
-        space = payload.find(b" ", begin, begin + 20)
-        digits = payload[begin : max(space, begin)]
-        if not digits.isdigit() or not space < begin + int(digits) <= len(payload):
-            break
-        end = begin + int(digits)
-        key, _, value = payload[space + 1 : end - 1].partition(b"=")
-        records[_text(key)] = _text(value)
-        begin = end
-    return records
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace").replace("\0", "")
-
-
-def _compression(header: bytes) -> str:
-    formats = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-    for magic, name in formats.items():
-        if header.startswith(magic):
-            return f" ({name} data: a compressed archive does not allow random access, decompress it first)"
-    return ""
-
-
-# Samples of one shard: groups of members with the same key, and the position of their bytes.
-
-
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm")
 ROLES = ("image", "txt", "json")
 # Offset 0 marks a missing member: the first header of the archive is there.
@@ -182,6 +25,10 @@ RECORD = np.dtype(
     [(f"{role}_{name}", kind) for role in ROLES for name, kind in (("offset", "<u8"), ("size", "<u4"))]
     + [("caption", "<u8")]
 )
+UNTERMINATED = "no end-of-archive block"
+_BLOCK = 512
+_READ_SIZE = 8192
+_LONGEST_NAME = 1 << 20
 
 
 @dataclass
@@ -203,14 +50,14 @@ class Scan:
     def keys(self) -> list[str]:
         return split_keys(self.key_bytes, len(self.records))
 
+    @classmethod
+    def unreadable(cls, flaw: str) -> Scan:
+        """Return the scan of a shard that cannot be opened: no samples."""
+        return cls(np.empty(0, RECORD), b"", -1, flaw=flaw)
+
 
 def split_keys(key_bytes: bytes, count: int) -> list[str]:
     return key_bytes.decode().split("\0") if count else []
-
-
-def unreadable_shard(flaw: str) -> Scan:
-    """Return the scan of a shard that cannot be opened: no samples."""
-    return Scan(np.empty(0, RECORD), b"", -1, flaw=flaw)
 
 
 def scan_shard(path: str, caption_key: str | None = None) -> Scan:
@@ -224,7 +71,7 @@ def scan_shard(path: str, caption_key: str | None = None) -> Scan:
         with readable(Path(path), ANY_SIZE) as file:
             return scan_descriptor(file.fileno(), caption_key)
     except DamagedFileError as error:
-        return unreadable_shard(error.fault.removeprefix("is "))
+        return Scan.unreadable(error.fault.removeprefix("is "))
 
 
 def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
@@ -233,23 +80,20 @@ def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
         size = os.fstat(descriptor).st_size
         contents = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
     except OSError as error:
-        return unreadable_shard(f"unreadable: {error.strerror}")
+        return Scan.unreadable(f"unreadable: {error.strerror}")
     samples, duplicates = _group_by_key(contents.members)
     records = np.zeros(len(samples), RECORD)
     for role in ROLES:
         members = [sample.members.get(role) for sample in samples]
         records[f"{role}_offset"] = [member.offset if member else 0 for member in members]
         records[f"{role}_size"] = [min(member.size, 2**32 - 1) if member else 0 for member in members]
-    records["caption"] = [_caption_digest(descriptor, record, caption_key) for record in records]
+    for record in records:
+        try:
+            record["caption"] = digest(read_captions(descriptor, record, caption_key)[0])
+        except BadSampleError:
+            record["caption"] = NO_CAPTION
     keys = "\0".join(sample.key for sample in samples).encode()
     return Scan(records, keys, size, duplicates, contents.flaw)
-
-
-def _caption_digest(descriptor: int, record: np.void, caption_key: str | None) -> int:
-    try:
-        return digest(read_captions(descriptor, record, caption_key)[0])
-    except BadSampleError:
-        return NO_CAPTION
 
 
 @dataclass
@@ -280,3 +124,126 @@ def _group_by_key(members: list[Member]) -> tuple[list[_Sample], int]:
         sample.extensions.add(extension)
         sample.members.setdefault(role, member)
     return samples, len(samples) - len(by_key)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A regular file in the archive: bytes [offset, offset + size) of the archive."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@dataclass
+class Contents:
+    """All complete members of an archive. flaw: why there may be more; None for an intact archive."""
+
+    members: list[Member] = field(default_factory=list)
+    flaw: str | None = None
+
+
+def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
+    """List the members of an archive of `size` bytes.
+
+    read(length, offset) returns bytes of the archive, fewer only at its end. Archives joined end to end are read to
+    the last one. Damage raises nothing: it ends the list and is described by `flaw`.
+    """
+    contents = Contents()
+    if 0 < size < _BLOCK:
+        contents.flaw = "not a tar archive" + _compression(read(_BLOCK, 0))
+        return contents
+    position = buffer_start = 0
+    buffer = b""
+    long_name: bytes | None = None
+    pax: dict[str, str] = {}
+    ended = False
+    while position + _BLOCK <= size:
+        # Captions are small, so one read of several blocks often serves several headers.
+        begin = position - buffer_start
+        if begin < 0 or begin + _BLOCK > len(buffer):
+            buffer_start, buffer, begin = position, read(_READ_SIZE, position), 0
+        header = buffer[begin : begin + _BLOCK]
+        ended = header == bytes(_BLOCK)
+        if ended:
+            position += _BLOCK
+            continue
+        try:
+            length = int(pax["size"]) if "size" in pax else _number(header[124:136])
+        except ValueError:
+            length = -1
+        kind = header[156:157]
+        contents.flaw = _header_flaw(header, position, length, kind, size)
+        if contents.flaw is not None:
+            return contents
+        start = position + _BLOCK
+        position = start + -(-length // _BLOCK) * _BLOCK
+        if kind == b"L":
+            long_name = read(length, start).rstrip(b"\0")
+        elif kind == b"x":
+            pax = _pax_records(read(length, start))
+        elif kind not in b"gK":
+            # Regular files.
+            if kind in b"0\0" or kind == b"7":
+                name, prefix = (header[first:end].split(b"\0", 1)[0] for first, end in ((0, 100), (345, 500)))
+                if header[257:263] == b"ustar\0" and prefix:
+                    name = prefix + b"/" + name
+                label = pax.get("path") or _text(name if long_name is None else long_name)
+                contents.members.append(Member(label, start, length))
+            long_name, pax = None, {}
+    if not ended:
+        cut = f"truncated: {size} bytes end inside a member"
+        contents.flaw = "empty file" if size == 0 else UNTERMINATED if position == size else cut
+    return contents
+
+
+def _header_flaw(header: bytes, position: int, length: int, kind: bytes, size: int) -> str | None:
+    """Return the flaw that ends the archive at this header, or None.
+
+    length: of the member; a negative one is damage: it would lead back to earlier headers without end.
+    """
+    try:
+        checksum = _number(header[148:156])
+    except ValueError:
+        checksum = -1
+    if len(header) != _BLOCK or checksum != sum(header) - sum(header[148:156]) + 8 * ord(" "):
+        return f"no tar header at byte {position}" if position else "not a tar archive" + _compression(header)
+    if length < 0 or (kind in b"LxgK" and length > _LONGEST_NAME):
+        return f"damaged tar header at byte {position}"
+    end = position + _BLOCK + length
+    return f"truncated: a member ends at byte {end} of {size}" if end > size else None
+
+
+def _number(digits: bytes) -> int:
+    """Parse octal text, or GNU's base 256 for larger numbers."""
+    if digits[0] & 0x80:
+        return int.from_bytes(bytes([digits[0] & 0x7F]) + digits[1:], "big")
+    return int(digits.strip(b" \0") or b"0", 8)
+
+
+def _pax_records(payload: bytes) -> dict[str, str]:
+    """Parse records "LENGTH KEY=VALUE\\n"; stop at the first one that is malformed."""
+    records = {}
+    begin = 0
+    while begin < len(payload):
+        space = payload.find(b" ", begin, begin + 20)
+        digits = payload[begin : max(space, begin)]
+        if not digits.isdigit() or not space < begin + int(digits) <= len(payload):
+            break
+        end = begin + int(digits)
+        key, _, value = payload[space + 1 : end - 1].partition(b"=")
+        records[_text(key)] = _text(value)
+        begin = end
+    return records
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace").replace("\0", "")
+
+
+def _compression(header: bytes) -> str:
+    formats = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+    for magic, name in formats.items():
+        if header.startswith(magic):
+            return f" ({name} data: a compressed archive does not allow random access, decompress it first)"
+    return ""

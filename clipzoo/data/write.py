@@ -1,4 +1,4 @@
-"""Pairs of an image file and its captions: in a folder, a table, or Karpathy's splits."""
+"""Datasets from files on disk: pairs of an image file and its captions, their shards, and statistics of shards."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.data.captions import CaptionCounts, described, digest, has_text
+from clipzoo.data.children import map_in_children
 from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, counted
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
 from clipzoo.data.index import ShardIndex
-from clipzoo.data.loader import map_in_children
 from clipzoo.data.locations import ShardCache
 from clipzoo.data.reader import ShardReader
 from clipzoo.data.tar import IMAGE_EXTENSIONS
@@ -28,216 +28,56 @@ from clipzoo.errors import ConfigError, first_line, number_of
 from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, read_table, whole, write_json
 from clipzoo.io.text import save_figure, wrap
 
-# Statistics and a contact sheet of a source of shards: a sample is usable if training could use it.
-
-
-_TILE = 160
+ALL_LINES = "all"
+_LARGEST = 10**9
+"""Pixels of the largest image that is scaled down."""
+_PAIRS_A_PROCESS = 100
+"""Fewer are packed sooner than another process starts."""
+_WRITE_CHUNK = 8
 _CHUNK = 200
-"""Samples that a process reads at a time."""
+"""Samples that a process reads at a time for statistics."""
+_TILE = 160
 _QUANTILES = {"min": 0, "5%": 5, "median": 50, "95%": 95, "max": 100}
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """Rules by which samples are read: those of ShardDataset. decode: decode images whole, not their headers alone."""
-
-    cache: ShardCache
-    caption_key: str | None
-    max_pixels: int
-    decode: bool = True
-
-
-@dataclass
-class SampleStatistics:
-    """Statistics of samples; the lists have one entry per usable sample.
-
-    bad, converted: numbers of unusable samples, and of converted images, by kind. examples: unusable samples, named.
-    tiles: images with captions, by sample id.
-    """
-
-    widths: list[int] = field(default_factory=list)
-    heights: list[int] = field(default_factory=list)
-    bytes: list[int] = field(default_factory=list)
-    words: list[int] = field(default_factory=list)
-    bad: Counter[str] = field(default_factory=Counter)
-    converted: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-    tiles: dict[int, tuple[Image.Image, str]] = field(default_factory=dict)
-
-    def add(self, other: SampleStatistics) -> None:
-        """Add the statistics of further samples."""
-        for values, further in zip(self._lists(), other._lists(), strict=True):
-            values.extend(further)
-        self.bad.update(other.bad)
-        self.converted.update(other.converted)
-        self.tiles.update(other.tiles)
-
-    def _lists(self) -> tuple[list, ...]:
-        return self.widths, self.heights, self.bytes, self.words, self.examples
-
-
-def sample_statistics(
-    index: ShardIndex,
-    rules: Inspection,
-    samples: int,
-    tiles: int = 0,
-    seed: int = 0,
-    processes: int = 1,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> SampleStatistics:
-    """Read up to `samples` samples chosen at random, and collect `tiles` of their images with captions.
-
-    progress: called with the numbers of samples that are read, and that will be.
-    """
-    order = np.random.default_rng(seed).permutation(index.samples)[:samples]
-    chosen, shown = np.sort(order), frozenset(order[:tiles].tolist())
-    chunks = [chosen[start : start + _CHUNK].tolist() for start in range(0, len(chosen), _CHUNK)]
-    read = partial(_read, index.shards, index.locations, index.data, rules, shown)
-    statistics, done = SampleStatistics(), 0
-    for chunk, part in zip(chunks, _map(read, chunks, min(processes, len(chunks))), strict=True):
-        statistics.add(part)
-        done += len(chunk)
-        progress(done, len(chosen))
-    return statistics
-
-
-def _map(
-    read: Callable[[list[int]], SampleStatistics], chunks: list[list[int]], processes: int
-) -> Iterator[SampleStatistics]:
-    return map_in_children(read, chunks, processes, chunk=1) if processes > 1 else map(read, chunks)
-
-
-def _read(
-    shards: list, locations: list[str], data: Path, rules: Inspection, shown: frozenset[int], samples: list[int]
-) -> SampleStatistics:
-    """Read samples in a process of its own, which opens the index again."""
-    index, statistics = ShardIndex(shards, locations, data, CaptionCounts()), SampleStatistics()
-    reader = ShardReader(rules.cache, rules.caption_key)
-    for sample in samples:
-        shard, position = index.locate(sample)
-        try:
-            caption, encoded = reader.read(index, shard, position)
-            image = read_header(encoded, rules.max_pixels)
-            pixels = image.decode(1) if rules.decode or sample in shown else None
-        except BadSampleError as error:
-            statistics.bad[error.kind] += 1
-            statistics.examples.append(f"{index.locations[shard]} {index.keys(shard)[position]}: {error.reason}")
-            continue
-        if sample in shown and pixels is not None:
-            tile = Image.fromarray(pixels)
-            tile.thumbnail((2 * _TILE, 2 * _TILE))
-            statistics.tiles[sample] = (tile, caption)
-        statistics.widths.append(image.width)
-        statistics.heights.append(image.height)
-        statistics.bytes.append(len(encoded))
-        statistics.words.append(len(caption.split()))
-        statistics.converted.update(image.conversions)
-    return statistics
-
-
-def describe(index: ShardIndex, statistics: SampleStatistics, batch: int) -> str:
-    """Return the statistics as plain text. batch: for which the expected number of equal captions is given."""
-    size = sum(max(shard.state[0], 0) for shard in index.shards)
-    counts = [int(count) for count in index.counts]
-    samples = len(statistics.words) + statistics.bad.total()
-    lines = [
-        f"{number_of(index.samples, 'sample')} in {number_of(len(counts), 'shard')}, {size / 1e9:.2f} GB; "
-        f"{index.locations[0]} ...",
-        f"samples per shard  {_quantiles(counts)}",
-        f"image width        {_quantiles(statistics.widths)}",
-        f"image height       {_quantiles(statistics.heights)}",
-        f"image kilobytes    {_quantiles([length // 1000 for length in statistics.bytes])}",
-        f"words per caption  {_quantiles(statistics.words)}",
-        f"captions           {described(index.captions.figures(batch))}",
-        f"samples read       {samples:,}, of which cannot be used: {_counts(statistics.bad)}",
-    ]
-    lines += [f"converted to RGB   {_counts(statistics.converted)}"] if statistics.converted else []
-    flaws = [f"{shard.name}: {shard.flaw}" for shard in index.shards if shard.flaw]
-    duplicates = sum(shard.duplicates for shard in index.shards)
-    lines += [f"damaged shards     {len(flaws)}: {'; '.join(flaws[:5])}"] if flaws else []
-    lines += [f"repeated keys      {duplicates}"] if duplicates else []
-    return "\n".join([*lines, *(f"    {example}" for example in statistics.examples[:5])])
-
-
-def contact_sheet(tiles: Sequence[tuple[Image.Image, str]], path: Path, columns: int = 6) -> None:
-    """Write a PNG of the images with the first words of their captions."""
-    from matplotlib.figure import Figure
-
-    rows = -(-len(tiles) // columns)
-    figure = Figure(figsize=(columns * 2, rows * 2.4), layout="constrained")
-    for axes in figure.subplots(rows, columns, squeeze=False).flat:
-        axes.axis("off")
-    for axes, (image, caption) in zip(figure.axes, tiles, strict=False):
-        axes.imshow(image)
-        axes.set_title(wrap(caption, 34, lines=3) or "-", fontsize=6)
-    save_figure(figure, path, dpi=120)
-
-
-def _counts(kinds: Counter[str]) -> str:
-    return f"{kinds.total():,} ({counted(kinds)})" if kinds else "none"
-
-
-def _quantiles(values: Sequence[int]) -> str:
-    if not values:
-        return "-"
-    quantiles = np.percentile(values, list(_QUANTILES.values()))
-    return "  ".join(f"{name} {value:,.0f}" for name, value in zip(_QUANTILES, quantiles, strict=True))
-
-
-ALL_LINES = "all"
-
-
-@dataclass(frozen=True)
-class Captions:
-    """Captions of one image. joined: the number of lines that were joined to one caption."""
-
-    texts: list[str]
-    joined: int = 1
-
-
-@dataclass(frozen=True)
 class Pair:
-    """An image file and its captions: given, or in a file of which `caption_line` is read (see `chosen_captions`)."""
+    """An image file and its captions: given, or in a file of which `caption_line` is read.
+
+    caption_line: None joins all lines to one caption; "all" makes each line a caption; "2" is the second line; any
+    other text is the beginning of the line, which is removed: "de.utf8=" chooses "Hund" from "de.utf8=Hund".
+    """
 
     image: Path
     captions: list[str]
     caption_file: Path | None = None
     caption_line: str | None = None
 
-    def read_captions(self) -> Captions:
-        """Raises BadSampleError if the file of the captions cannot be read or lacks the line."""
+    def read_captions(self) -> tuple[list[str], bool]:
+        """Return the captions, and True if several lines were joined to one.
+
+        Raises BadSampleError if the file of the captions cannot be read or lacks the line.
+        """
         if self.caption_file is None:
-            return Captions(self.captions)
+            return self.captions, False
         try:
             text = read_bytes(self.caption_file, MB).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise BadSampleError("caption_not_utf8", f"{self.caption_file.name}: {error}") from error
         except DamagedFileError as error:
             raise BadSampleError("missing_caption", f"{self.caption_file.name}: {error.fault}") from error
-        return chosen_captions(text, self.caption_line)
-
-
-def chosen_captions(text: str, line: str | None) -> Captions:
-    """Choose captions from the text of a caption file.
-
-    line: None joins all lines to one caption; "all" makes each line a caption; "2" is the second line; any other text
-    is the beginning of the line, which is removed: "de.utf8=" chooses "Hund" from "de.utf8=Hund".
-
-    Raises:
-        BadSampleError: the text has no such line.
-    """
-    lines = text.splitlines()
-    if line is None:
-        return Captions([text], joined=sum(bool(entry.strip()) for entry in lines))
-    if line == ALL_LINES:
-        return Captions(lines)
-    if line.isdecimal():
-        chosen = lines[int(line) - 1 : int(line)]
-    else:
-        chosen = [entry.removeprefix(line) for entry in lines if entry.startswith(line)][:1]
-    if not chosen:
-        raise BadSampleError("missing_caption", f"the caption file has no line {line}")
-    return Captions(chosen)
+        lines, line = text.splitlines(), self.caption_line
+        if line is None:
+            return [text], sum(bool(entry.strip()) for entry in lines) > 1
+        if line == ALL_LINES:
+            return lines, False
+        if line.isdecimal():
+            chosen = lines[int(line) - 1 : int(line)]
+        else:
+            chosen = [entry.removeprefix(line) for entry in lines if entry.startswith(line)][:1]
+        if not chosen:
+            raise BadSampleError("missing_caption", f"the caption file has no line {line}")
+        return chosen, False
 
 
 def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[list[Pair], list[LeftOut]]:
@@ -320,7 +160,7 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
     digests, owners = array("Q"), array("q")
     for number, pair in enumerate(pairs):
         try:
-            captions = [caption for caption in pair.read_captions().texts if has_text(caption)]
+            captions = [caption for caption in pair.read_captions()[0] if has_text(caption)]
         except BadSampleError:
             continue
         digests.extend(map(digest, captions))
@@ -351,16 +191,6 @@ def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair]
 
 def _is_image(path: Path) -> bool:
     return path.suffix[1:].lower() in IMAGE_EXTENSIONS
-
-
-# Packing of images and captions on disk into shards.
-
-
-_LARGEST = 10**9
-"""Pixels of the largest image that is scaled down."""
-_PAIRS_A_PROCESS = 100
-"""Fewer are packed sooner than another process starts."""
-_WRITE_CHUNK = 8
 
 
 @dataclass
@@ -412,10 +242,13 @@ def write_shards(
     if shuffle_seed is not None:
         order = np.random.default_rng(shuffle_seed).permutation(len(pairs)).tolist()
     written, digests = Written(), array("Q")
-    prepared = _prepared([pairs[number] for number in order], shortest_side, max_pixels, processes)
+    ordered = [pairs[number] for number in order]
+    prepare = partial(_prepare, shortest_side=shortest_side, max_pixels=max_pixels)
+    count = min(processes, len(pairs) // _PAIRS_A_PROCESS)
+    prepared = map_in_children(prepare, ordered, count, _WRITE_CHUNK) if count > 1 else map(prepare, ordered)
 
     def usable() -> Iterator[tuple[Pair, _Sample]]:
-        for done, (pair, sample) in enumerate(prepared, 1):
+        for done, (pair, sample) in enumerate(zip(ordered, prepared, strict=True), 1):
             progress(done, len(pairs))
             if isinstance(sample, LeftOut):
                 written.left_out.append(sample)
@@ -427,7 +260,16 @@ def write_shards(
         path, before = folder / f"{written.shards:05d}.tar", written.samples
         with whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for pair, sample in chain([first], islice(samples, samples_a_shard - 1)):
-                _add(archive, f"{written.samples:09d}", sample, pair.image.name)
+                facts = {"caption": sample.captions[0], "captions": sample.captions, "file": pair.image.name}
+                members = {
+                    sample.extension: sample.encoded,
+                    "txt": sample.captions[0].encode(),
+                    "json": json.dumps(facts).encode(),
+                }
+                for extension, content in members.items():
+                    entry = tarfile.TarInfo(f"{written.samples:09d}.{extension}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
                 written.samples += 1
                 written.joined += sample.joined
                 digests.append(digest(sample.captions[0]))
@@ -437,54 +279,164 @@ def write_shards(
     return written
 
 
-def _prepared(
-    pairs: list[Pair], shortest_side: int | None, max_pixels: int, processes: int
-) -> Iterator[tuple[Pair, _Sample | LeftOut]]:
-    """Yield the pairs in order with their samples, read by several processes."""
-    prepare = partial(_prepare, shortest_side=shortest_side, max_pixels=max_pixels)
-    processes = min(processes, len(pairs) // _PAIRS_A_PROCESS)
-    samples = map_in_children(prepare, pairs, processes, _WRITE_CHUNK) if processes > 1 else map(prepare, pairs)
-    return zip(pairs, samples, strict=True)
-
-
 def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> _Sample | LeftOut:
+    """Read a pair whose image training can decode."""
     try:
-        read = pair.read_captions()
-        captions = [" ".join(caption.split()) for caption in read.texts if has_text(caption)]
+        texts, joined = pair.read_captions()
+        captions = [" ".join(caption.split()) for caption in texts if has_text(caption)]
         if not captions:
             raise BadSampleError("empty_caption", "the caption has no letter or digit")
-        extension, encoded = _encoded(pair.image, shortest_side, max_pixels)
-        return _Sample(extension, encoded, captions, read.joined > 1)
+        encoded = read_image_file(pair.image)
+        header = read_header(encoded, _LARGEST if shortest_side else max_pixels)
+        scale = min(1.0, shortest_side / min(header.height, header.width)) if shortest_side else 1.0
+        width, height = max(1, round(header.width * scale)), max(1, round(header.height * scale))
+        if width * height > max_pixels:
+            raise BadSampleError("enormous_image", f"{width} x {height} pixels, more than --max-pixels {max_pixels}")
+        pixels = header.decode(1)
     except BadSampleError as error:
         return LeftOut(pair.image, error.kind, error.reason)
-
-
-def _encoded(path: Path, shortest_side: int | None, max_pixels: int) -> tuple[str, bytes]:
-    """Return extension and bytes of an image that training can decode. Raises BadSampleError."""
-    encoded = read_image_file(path)
-    header = read_header(encoded, _LARGEST if shortest_side else max_pixels)
-    scale = min(1.0, shortest_side / min(header.height, header.width)) if shortest_side else 1.0
-    size = max(1, round(header.width * scale)), max(1, round(header.height * scale))
-    if size[0] * size[1] > max_pixels:
-        raise BadSampleError("enormous_image", f"{size[0]} x {size[1]} pixels, more than --max-pixels {max_pixels}")
-    pixels = header.decode(1)
     if scale == 1:
-        extension = path.suffix[1:].lower()
-        return extension if extension in IMAGE_EXTENSIONS else header.extension, encoded
+        extension = pair.image.suffix[1:].lower() if _is_image(pair.image) else header.extension
+        return _Sample(extension, encoded, captions, joined)
     stream = io.BytesIO()
-    Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS).save(stream, "JPEG", quality=95)
-    return "jpg", stream.getvalue()
+    Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS).save(stream, "JPEG", quality=95)
+    return _Sample("jpg", stream.getvalue(), captions, joined)
 
 
-def _add(archive: tarfile.TarFile, key: str, sample: _Sample, file: str) -> None:
-    """Add a sample. file: name of its image, for the .json."""
-    facts = {"caption": sample.captions[0], "captions": sample.captions, "file": file}
-    members = {
-        sample.extension: sample.encoded,
-        "txt": sample.captions[0].encode(),
-        "json": json.dumps(facts).encode(),
-    }
-    for extension, content in members.items():
-        entry = tarfile.TarInfo(f"{key}.{extension}")
-        entry.size = len(content)
-        archive.addfile(entry, io.BytesIO(content))
+# Statistics and a contact sheet of a source of shards: a sample is usable if training could use it.
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Rules by which samples are read: those of ShardDataset. decode: decode images whole, not their headers alone."""
+
+    cache: ShardCache
+    caption_key: str | None
+    max_pixels: int
+    decode: bool = True
+
+
+@dataclass
+class SampleStatistics:
+    """Statistics of samples; the lists have one entry per usable sample.
+
+    bad, converted: numbers of unusable samples, and of converted images, by kind. examples: unusable samples, named.
+    tiles: images with captions, by sample id.
+    """
+
+    widths: list[int] = field(default_factory=list)
+    heights: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    words: list[int] = field(default_factory=list)
+    bad: Counter[str] = field(default_factory=Counter)
+    converted: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    tiles: dict[int, tuple[Image.Image, str]] = field(default_factory=dict)
+
+    def add(self, other: SampleStatistics) -> None:
+        """Add the statistics of further samples."""
+        for name in ("widths", "heights", "bytes", "words", "examples"):
+            getattr(self, name).extend(getattr(other, name))
+        self.bad.update(other.bad)
+        self.converted.update(other.converted)
+        self.tiles.update(other.tiles)
+
+
+def sample_statistics(
+    index: ShardIndex,
+    rules: Inspection,
+    samples: int,
+    tiles: int = 0,
+    seed: int = 0,
+    processes: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> SampleStatistics:
+    """Read up to `samples` samples chosen at random, and collect `tiles` of their images with captions.
+
+    progress: called with the numbers of samples that are read, and that will be.
+    """
+    order = np.random.default_rng(seed).permutation(index.samples)[:samples]
+    chosen, shown = np.sort(order), frozenset(order[:tiles].tolist())
+    chunks = [chosen[start : start + _CHUNK].tolist() for start in range(0, len(chosen), _CHUNK)]
+    read, count = partial(_read, index, rules, shown), min(processes, len(chunks))
+    parts = map_in_children(read, chunks, count, chunk=1) if count > 1 else map(read, chunks)
+    statistics, done = SampleStatistics(), 0
+    for chunk, part in zip(chunks, parts, strict=True):
+        statistics.add(part)
+        done += len(chunk)
+        progress(done, len(chosen))
+    return statistics
+
+
+def _read(index: ShardIndex, rules: Inspection, shown: frozenset[int], samples: list[int]) -> SampleStatistics:
+    """Read samples, in a child process if there are several."""
+    statistics, reader = SampleStatistics(), ShardReader(rules.cache, rules.caption_key)
+    for sample in samples:
+        shard, position = index.locate(sample)
+        try:
+            caption, encoded = reader.captions(index, shard, position)[0], reader.image(index, shard, position)
+            image = read_header(encoded, rules.max_pixels)
+            pixels = image.decode(1) if rules.decode or sample in shown else None
+        except BadSampleError as error:
+            statistics.bad[error.kind] += 1
+            statistics.examples.append(f"{index.locations[shard]} {index.keys(shard)[position]}: {error.reason}")
+            continue
+        if sample in shown and pixels is not None:
+            tile = Image.fromarray(pixels)
+            tile.thumbnail((2 * _TILE, 2 * _TILE))
+            statistics.tiles[sample] = (tile, caption)
+        statistics.widths.append(image.width)
+        statistics.heights.append(image.height)
+        statistics.bytes.append(len(encoded))
+        statistics.words.append(len(caption.split()))
+        statistics.converted.update(image.conversions)
+    return statistics
+
+
+def describe(index: ShardIndex, statistics: SampleStatistics, batch: int) -> str:
+    """Return the statistics as plain text. batch: for which the expected number of equal captions is given."""
+    size = sum(max(shard.state[0], 0) for shard in index.shards)
+    counts = [int(count) for count in index.counts]
+    samples = len(statistics.words) + statistics.bad.total()
+    lines = [
+        f"{number_of(index.samples, 'sample')} in {number_of(len(counts), 'shard')}, {size / 1e9:.2f} GB; "
+        f"{index.locations[0]} ...",
+        f"samples per shard  {_quantiles(counts)}",
+        f"image width        {_quantiles(statistics.widths)}",
+        f"image height       {_quantiles(statistics.heights)}",
+        f"image kilobytes    {_quantiles([length // 1000 for length in statistics.bytes])}",
+        f"words per caption  {_quantiles(statistics.words)}",
+        f"captions           {described(index.captions.figures(batch))}",
+        f"samples read       {samples:,}, of which cannot be used: {_counts(statistics.bad)}",
+    ]
+    lines += [f"converted to RGB   {_counts(statistics.converted)}"] if statistics.converted else []
+    flaws = [f"{shard.name}: {shard.flaw}" for shard in index.shards if shard.flaw]
+    duplicates = sum(shard.duplicates for shard in index.shards)
+    lines += [f"damaged shards     {len(flaws)}: {'; '.join(flaws[:5])}"] if flaws else []
+    lines += [f"repeated keys      {duplicates}"] if duplicates else []
+    return "\n".join([*lines, *(f"    {example}" for example in statistics.examples[:5])])
+
+
+def contact_sheet(tiles: Sequence[tuple[Image.Image, str]], path: Path, columns: int = 6) -> None:
+    """Write a PNG of the images with the first words of their captions."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(tiles) // columns)
+    figure = Figure(figsize=(columns * 2, rows * 2.4), layout="constrained")
+    for axes in figure.subplots(rows, columns, squeeze=False).flat:
+        axes.axis("off")
+    for axes, (image, caption) in zip(figure.axes, tiles, strict=False):
+        axes.imshow(image)
+        axes.set_title(wrap(caption, 34, lines=3) or "-", fontsize=6)
+    save_figure(figure, path, dpi=120)
+
+
+def _counts(kinds: Counter[str]) -> str:
+    return f"{kinds.total():,} ({counted(kinds)})" if kinds else "none"
+
+
+def _quantiles(values: Sequence[int]) -> str:
+    if not values:
+        return "-"
+    quantiles = np.percentile(values, list(_QUANTILES.values()))
+    return "  ".join(f"{name} {value:,.0f}" for name, value in zip(_QUANTILES, quantiles, strict=True))

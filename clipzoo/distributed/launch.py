@@ -1,4 +1,4 @@
-"""Jobs of SLURM: start the ranks of a batch job, requeue it, and give every task its rank. Imports no torch.
+"""Start of a process: its rank, its cores, requests to stop, its last message, and jobs of SLURM. Imports no torch.
 
 The scripts in slurm/ run `python -m clipzoo.distributed.launch train OVERRIDES` on the first node of their job.
 """
@@ -6,28 +6,37 @@ The scripts in slurm/ run `python -m clipzoo.distributed.launch train OVERRIDES`
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-import torch
-import torch.autograd.profiler
-from torch.profiler import record_function
-
-from clipzoo.errors import ConfigError, masked, number_of
+from clipzoo.errors import ConfigError, PartError, TrainingError, UnexpectedError, masked, unexpected, written_traceback
 
 if TYPE_CHECKING:
     from clipzoo.distributed.world import World
 
-
-# Environment variables by which torchrun, or a script in slurm/, tells a process its rank. Imports no torch.
+EXIT_CODE = 75
+"""EX_TEMPFAIL: stopped on request; the same command resumes."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
+"""Signals that ask a run to stop."""
+SECONDS_FOR_LAUNCHER = 2.0
+"""Time in which a launcher ends the other ranks when the first one has failed."""
+MASTER = "CLIPZOO_SLURM_MASTER"
+"""Environment variable that makes the tasks of srun ranks: the address of the job's first node."""
+SRUN = ("srun", "--wait=120")
+"""A failing rank stops the others and reports the cause; --wait covers ranks that no longer react."""
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Quota and period in microseconds of a container's CPU time; the quota is "max" without a limit."""
+MOST_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class Environment:
 
 
 def read() -> Environment:
-    """Return the variables' values; a process without them is the only rank."""
+    """Return what torchrun or `set_environment` tells this process; without their variables it is the only rank."""
     variables = os.environ
     shares_agent_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Environment(
@@ -80,20 +89,14 @@ def say(text: str) -> None:
         print(masked(text), file=sys.stderr, flush=True)
 
 
-# Signals that ask a run to stop, and their handler before there is a run. Imports no torch.
-
-
-EXIT_CODE = 75
-"""EX_TEMPFAIL: stopped on request; the same command resumes."""
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
-_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
+# Requests to stop before there is a run, and errors of a command.
 
 
 def handle_until_the_run_begins() -> None:
     """Make requests to stop end this process with exit code 75: imports take seconds. `Preemption` replaces this."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         # A launcher's own handlers stay, and so do ignored signals.
-        if signal.getsignal(number) in _DEFAULTS:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, exit_before_the_run)
 
 
@@ -105,10 +108,50 @@ def exit_before_the_run(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(EXIT_CODE)
 
 
-MASTER = "CLIPZOO_SLURM_MASTER"
-"""Environment variable that makes the tasks of srun ranks: the address of the job's first node."""
-SRUN = ("srun", "--wait=120")
-"""A failing rank stops the others and reports the cause; --wait covers ranks that no longer react."""
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """Turn every error into one message on stderr and an exit code: that of the error, 1 for unexpected ones.
+
+    The traceback of an unexpected error goes to a file that the message names. If the reader of stdout has closed it,
+    as `head` does, the command ends in silence with the exit code of SIGPIPE.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, BrokenPipeError):
+            poll = select.poll()
+            poll.register(sys.stdout, 0)
+            if any(events & select.POLLERR for _, events in poll.poll(0)):
+                # Python flushes stdout at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                sys.exit(128 + signal.SIGPIPE)
+        if not isinstance(error, ConfigError | TrainingError | UnexpectedError):
+            error = unexpected(error)
+        elif isinstance(error, PartError):
+            error = PartError(f"{error} (traceback: {written_traceback(error)})")
+        if not repeats_first_rank(error):
+            if not read().is_first:
+                time.sleep(SECONDS_FOR_LAUNCHER)
+            print(f"clipzoo: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+@contextmanager
+def same_on_all_ranks() -> Iterator[None]:
+    """Leave it to the first rank to report a ConfigError of the block, which all ranks raise."""
+    try:
+        yield
+    except ConfigError as error:
+        error.repeats_first_rank = not read().is_first  # type: ignore[attr-defined]
+        raise
+
+
+def repeats_first_rank(error: BaseException) -> bool:
+    """Return True if `error` was raised by the first rank too, which reports it."""
+    return getattr(error, "repeats_first_rank", False)
+
+
+# Jobs of SLURM.
 
 
 def main(arguments: list[str]) -> int:
@@ -121,11 +164,19 @@ def main(arguments: list[str]) -> int:
     hand_on_cores()
     ranks = () if "-m" in arguments else SRUN
     code = subprocess.run([*ranks, sys.executable, "-m", "clipzoo.cli", *arguments]).returncode
+
     # SLURM itself requeues a preempted job, and one that has lost its first node; a cancelled job does not get here.
-    if code == EXIT_CODE:
-        _requeue("stopped")
-    elif code and int(os.environ["SLURM_JOB_NUM_NODES"]) > 1 and not _all_nodes_answer():
-        _requeue("a node was lost")
+    cause = "stopped" if code == EXIT_CODE else ""
+    nodes = os.environ["SLURM_JOB_NUM_NODES"]
+    if code and not cause and int(nodes) > 1:
+        step = ["srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+        # timeout, because srun may ignore SIGTERM while it waits for the lost node.
+        probe = ["timeout", "--kill-after=10", "90", *step, "--cpus-per-task=1", "true"]
+        cause = "a node was lost" if subprocess.run(probe).returncode else ""
+    if cause:
+        attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0")) + 1
+        print(f"== {cause} in attempt {attempt}, requeued", flush=True)
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
     return code if code >= 0 else 128 - code
 
 
@@ -138,16 +189,10 @@ def hand_on_cores() -> None:
         os.environ["SRUN_CPUS_PER_TASK"] = cores
 
 
-def is_task() -> bool:
-    """Return True in a task that srun has started for a batch script in slurm/ or for submitit."""
-    by_clipzoo = MASTER in os.environ or os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
-    return by_clipzoo and "SLURM_STEP_NUM_TASKS" in os.environ
-
-
 def set_environment() -> None:
     """In a task of SLURM, set the variables by which torchrun tells a process its rank and number of threads."""
     variables = os.environ
-    if not is_task() or "RANK" in variables:
+    if not _is_task() or "RANK" in variables:
         return
     # All tasks have one port, and the next attempt has another one.
     attempt = int(variables["SLURM_JOB_ID"]) * 7 + int(variables.get("SLURM_RESTART_COUNT", "0"))
@@ -164,6 +209,12 @@ def set_environment() -> None:
         variables.setdefault("OMP_NUM_THREADS", cores)
 
 
+def _is_task() -> bool:
+    """Return True in a task that srun has started for a batch script in slurm/ or for submitit."""
+    by_clipzoo = MASTER in os.environ or os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+    return by_clipzoo and "SLURM_STEP_NUM_TASKS" in os.environ
+
+
 def _address() -> str:
     """Return the address of the job's first node, because its name may not resolve."""
     node = _output("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).splitlines()[0]
@@ -176,29 +227,7 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def _all_nodes_answer() -> bool:
-    nodes = os.environ["SLURM_JOB_NUM_NODES"]
-    step = ["srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1"]
-    # timeout, because srun may ignore SIGTERM while it waits for the lost node.
-    return subprocess.run(["timeout", "--kill-after=10", "90", *step, "true"]).returncode == 0
-
-
-def _requeue(cause: str) -> None:
-    attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0")) + 1
-    print(f"== {cause} in attempt {attempt}, requeued", flush=True)
-    subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
-# CPU cores of this process. Imports no torch.
-
-
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Quota and period in microseconds of a container's CPU time; the quota is "max" without a limit."""
-MOST_WORKERS = 8
+# CPU cores.
 
 
 def cores_of_rank() -> int:
@@ -207,7 +236,7 @@ def cores_of_rank() -> int:
     Under SLURM the cores of its task, else those that this process may use, divided among the ranks of its node.
     """
     granted = min(len(os.sched_getaffinity(0)), _quota())
-    task = int(os.environ.get("SLURM_CPUS_PER_TASK", granted)) if is_task() else granted
+    task = int(os.environ.get("SLURM_CPUS_PER_TASK", granted)) if _is_task() else granted
     return max(1, min(granted, task) // read().local_size)
 
 
@@ -246,9 +275,8 @@ def cores_per_rank(world: World, workers: int) -> tuple[str, str]:
         masks, quotas = zip(*((mask, quota) for name, mask, quota, _ in ranks if name == host), strict=True)
         granted = min(len(set().union(*masks)), *quotas)
         if granted < len(masks):
-            warning = (
-                f"{len(masks)} ranks share {granted} core{'s' if granted > 1 else ''} of {host}: start fewer ranks"
-            )
+            cores = f"{granted} core{'s' if granted > 1 else ''}"
+            warning = f"{len(masks)} ranks share {cores} of {host}: start fewer ranks"
             break
     if not warning and least == 1 and workers:
         warning = "a rank and its loader processes share one core: set data.workers=0"
@@ -264,97 +292,5 @@ def _quota() -> int:
         return os.cpu_count() or 1
 
 
-# Choice of the device that a process computes on.
-
-
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Environment variables by which a user or a launcher sets the number of threads."""
-
-
-def choose_device(name: str, key: str) -> torch.device:
-    """Return the GPU of the local rank or the CPU, and make the GPU the current device.
-
-    name: "auto", "cpu" or "cuda". key: the configuration key that holds `name`, for messages.
-
-    Raises ConfigError if there is no GPU for "cuda", or none for this local rank.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"{key}=cuda, but torch sees no CUDA device: use {key}=auto")
-    if name == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    local_rank, count = read().local_rank, torch.cuda.device_count()
-    if local_rank >= count:
-        raise ConfigError(
-            f"LOCAL_RANK={local_rank}, but torch sees {number_of(count, 'CUDA device')}; there must be one for each "
-            "process of a node: start "
-            f"fewer (torchrun --nproc-per-node {count}), or use {key}=cpu"
-        )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
-def set_threads(device: torch.device) -> None:
-    """Let a computation on the CPU use the cores of its rank, unless the environment sets the number of threads.
-
-    torch alone takes all cores of the machine, also for each of several ranks and in a container with fewer.
-    """
-    if device.type == "cpu" and not any(name in os.environ for name in THREADS):
-        torch.set_num_threads(cores_of_rank())
-
-
-def described(world: World, workers: Literal["auto"] | int | None) -> tuple[str, str]:
-    """Return device, cores and loader processes in words, for the first line of a training, and a warning or "".
-
-    workers: `data.workers`; None for a dataset without this key. The warning: see `cores_per_rank`. Collective.
-    """
-    on_gpu = world.device.type == "cuda"
-    loaders = 0 if workers is None else loader_workers(on_gpu, workers)
-    cores, warning = cores_per_rank(world, loaders)
-    name = f"the CPU with {number_of(torch.get_num_threads(), 'thread')}"
-    parts = [torch.cuda.get_device_name(world.device) if on_gpu else name, f"{cores} core{'s' if cores != '1' else ''}"]
-    if workers is not None:
-        parts.append(number_of(loaders, "loader process", "es"))
-    return f"{', '.join(parts)} per rank", warning
-
-
-def is_fast_in_bf16(device: torch.device) -> bool:
-    """Return True if the device computes bf16 in hardware."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    # Instructions may be there and switched off, as ONEDNN_MAX_CPU_ISA does, so a product is timed too.
-    return _has_bf16_instructions() and bf16_slowdown() < 1
-
-
-def bf16_slowdown() -> float:
-    """Return the time of a bf16 matrix product on this CPU as a multiple of the time in float32."""
-    bf16, float32 = (min(_seconds(dtype) for _ in range(6)) for dtype in (torch.bfloat16, torch.float32))
-    return bf16 / max(float32, 1e-9)
-
-
-def _has_bf16_instructions() -> bool:
-    """Return False if the CPU is known to have none."""
-    # Older versions of torch tell no capabilities.
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return not capabilities or any(value is True for name, value in capabilities.items() if "bf16" in name)
-
-
-def _seconds(dtype: torch.dtype) -> float:
-    left, right = (torch.ones(256, 256, dtype=dtype) for _ in range(2))
-    begin = time.perf_counter()
-    left @ right
-    return time.perf_counter() - begin
-
-
-# Named parts of a step in a profile.
-
-
-_NOTHING = nullcontext()
-
-
-def step_part(name: str) -> AbstractContextManager[object]:
-    """Return a context whose time a running profile assigns to the part `name` of a step, without the parts inside.
-
-    Without a profile it costs less than a microsecond; `record_function` alone costs ten.
-    """
-    return record_function(name) if torch.autograd.profiler._is_profiler_enabled else _NOTHING
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-""""""
+"""How the ranks of a training share the weights of its model: the contract, and data-parallel copies (DDP)."""
 
 from __future__ import annotations
 
@@ -14,44 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clipzoo.distributed.world import World
 
-# Marks around the moments at which passes of the encoder wait for other ranks.
-
-
 OWN_PASSES, OTHER_RANKS = "own passes", "other ranks"
 """Marks: the end of this rank's passes before it waits for other ranks, and the end of the wait."""
 Mark = Callable[[str], None]
-
-
-def on_gradient(value: object, action: Callable[[], None]) -> None:
-    """Call `action` when the gradient of a tensor is known; in a list or tuple that of the first one that has any."""
-    tensor = _first_with_gradient(value)
-    if tensor is not None:
-        tensor.register_hook(lambda gradient: action())
-
-
-def at_end_of_backward(action: Callable[[], None]) -> None:
-    """Call `action` at the end of the backward pass that is running, after the actions queued before."""
-    Variable._execution_engine.queue_callback(action)  # type: ignore[attr-defined]
-
-
-def _first_with_gradient(value: object) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value if value.requires_grad else None
-    found = (_first_with_gradient(item) for item in value) if isinstance(value, list | tuple) else iter(())
-    return next((tensor for tensor in found if tensor is not None), None)
-
-
-# How the ranks of a training share the weights of its model: the contract, and data-parallel copies (DDP).
-
-
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T", bound=Tensor)
-
-
-def by_kind(tensors: Sequence[T]) -> list[list[T]]:
-    """Return the shards, which are DTensors, and the whole tensors: torch computes with no list that holds both."""
-    kinds = [[t for t in tensors if hasattr(t, "device_mesh") == is_sharded] for is_sharded in (True, False)]
-    return [kind for kind in kinds if kind]
 
 
 class Stateful(Protocol):
@@ -160,7 +127,8 @@ class Replicated(Parallel[M]):
     def time_passes(self, mark: Mark) -> None:
         def on_forward(module: nn.Module, arguments: object, output: object) -> None:
             # DDP queues its wait for the other ranks when the last gradient is there: this callback comes before it.
-            on_gradient(output, lambda: at_end_of_backward(lambda: mark(OWN_PASSES)))
+            queue: Any = Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
+            on_gradient(output, lambda: queue(lambda: mark(OWN_PASSES)))
 
         if self._encoder is not None:
             self._encoder.register_forward_hook(on_forward)
@@ -170,3 +138,20 @@ class Replicated(Parallel[M]):
         if last or not isinstance(self._encoder, DistributedDataParallel):
             return nullcontext()
         return self._encoder.no_sync()
+
+
+def by_kind(tensors: Sequence[T]) -> list[list[T]]:
+    """Return the shards, which are DTensors, and the whole tensors: torch computes with no list that holds both."""
+    kinds = [[t for t in tensors if hasattr(t, "device_mesh") == is_sharded] for is_sharded in (True, False)]
+    return [kind for kind in kinds if kind]
+
+
+def on_gradient(value: object, action: Callable[[], None]) -> bool:
+    """Call `action` when the gradient of a tensor is known; in a list or tuple that of the first one that has any.
+
+    Returns True if there is such a tensor.
+    """
+    if isinstance(value, Tensor) and value.requires_grad:
+        value.register_hook(lambda gradient: action())
+        return True
+    return isinstance(value, list | tuple) and any(on_gradient(item, action) for item in value)

@@ -22,8 +22,7 @@ from typing import Any
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.trust import trusted_names
-from clipzoo.distributed.launch import say
-from clipzoo.distributed.watchdog import exit_on_error
+from clipzoo.distributed.launch import exit_on_error, say
 from clipzoo.errors import ConfigError
 from clipzoo.io import folder_name
 from clipzoo.runs.variables import with_variables

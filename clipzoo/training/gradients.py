@@ -13,9 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed.launch import step_part
 from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel, Replicated
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, step_part
 from clipzoo.encoders.base import Tower, encode_by_length, longest_list
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective

@@ -11,9 +11,8 @@ from typing import Annotated, Literal, Self
 import torch
 
 from clipzoo.distributed import launch
-from clipzoo.distributed.launch import bf16_slowdown, is_fast_in_bf16
 from clipzoo.distributed.parallel import Parallel, Replicated
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, bf16_slowdown, is_fast_in_bf16
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from clipzoo.distributed.launch import load_warning, step_part
+from clipzoo.distributed.launch import load_warning
 from clipzoo.distributed.preemption import Preemption
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, step_part
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import AVERAGE
 from clipzoo.runs.record import ENDED_EARLY

@@ -186,7 +186,7 @@ def test_original_bytes_are_kept_and_large_images_scaled_where_asked(tmp_path):
         assert packed(pairs, tmp_path / name, shortest_side=side).samples == 1
         files = ShardCache(None, 1.0)
         index = load_or_build([str(tmp_path / name / "00000.tar")], files, [tmp_path / "index"])
-        _, encoded = ShardReader(files, None).read(index, 0, 0)
+        encoded = ShardReader(files, None).image(index, 0, 0)
         if side is None:
             assert encoded == picture(0, (300, 200))
         else:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from clipzoo.data.loader import map_in_children
+from clipzoo.data.children import map_in_children
 from clipzoo.errors import TrainingError
 from tests.support.processes import children
 

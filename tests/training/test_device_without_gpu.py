@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from clipzoo.build import build_model, build_objective, build_part
-from clipzoo.distributed.launch import choose_device
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, choose_device
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.probe import LabelledFeatures, held_out

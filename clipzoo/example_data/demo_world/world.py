@@ -19,7 +19,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from clipzoo.data.loader import map_in_children
+from clipzoo.data.children import map_in_children
 from clipzoo.evaluation.datasets import tar
 from clipzoo.example_data.demo_world import parts as world_parts
 from clipzoo.example_data.demo_world.parts import Part, WorldParameters

@@ -1,0 +1,76 @@
+"""Child processes that end with the process that started them. Imports no torch, so that they start fast."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import TypeVar
+
+from clipzoo.errors import TrainingError
+
+PR_SET_PDEATHSIG = 1
+SCHEDULER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+AHEAD = 3
+"""Chunks per process that are computed ahead of the results that are taken."""
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+
+def bind_to_parent() -> None:
+    """Call first in a child process: the kernel kills it as soon as its parent ends, in whatever way.
+
+    Schedulers signal every process of a job: only the parent reacts to these signals.
+    """
+    for number in SCHEDULER_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        os._exit(1)  # the parent ended before the line above
+
+
+def map_in_children(
+    function: Callable[[Argument], Result], arguments: Iterable[Argument], processes: int, chunk: int
+) -> Iterator[Result]:
+    """Yield `function(argument)` in order, computed by child processes, which end with the generator.
+
+    chunk: arguments that a process takes at a time. At most AHEAD chunks per process are computed ahead of the results
+    that are taken, which bounds their memory.
+
+    Raises:
+        TrainingError: a process was killed.
+    """
+    others = set(multiprocessing.active_children())
+    # Spawned, not forked: this process may already use CUDA, NCCL and their threads.
+    spawn = multiprocessing.get_context("spawn")
+    try:
+        executor = ProcessPoolExecutor(processes, spawn, initializer=bind_to_parent)
+    except OSError as error:
+        raise TrainingError(f"child processes cannot be started ({error}): is /dev/shm full?") from error
+    with executor as pool:
+        try:
+            remaining, pending = iter(arguments), deque[Future[list[Result]]]()
+            while part := list(islice(remaining, chunk)):
+                pending.append(pool.submit(_apply, function, part))
+                if len(pending) > AHEAD * processes:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
+        except BaseException as error:
+            # The pool would wait for the arguments that its processes have begun, and they ignore SIGTERM.
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()
+            if isinstance(error, BrokenProcessPool):
+                raise TrainingError("a child process was killed (out of memory?): use fewer processes") from None
+            raise
+
+
+def _apply(function: Callable[[Argument], Result], arguments: list[Argument]) -> list[Result]:
+    return [function(argument) for argument in arguments]
