@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,13 +28,145 @@ from clipzoo.evaluation.datasets.dataset import LabelledImages
 from clipzoo.evaluation.scoring import embed_draws, exact_products
 from clipzoo.io import readable
 from clipzoo.model import Model
-from clipzoo.types import Embedding, Features, PointSet, concatenate, gather_embedding, map_embedding
-
-# Image preprocessing of evaluation.
-
+from clipzoo.types import Embedding, Features, concatenate, gather_embedding, map_embedding
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMode = Literal["shortest", "squash", "longest"]
+Precision = Literal["bf16", "fp16", "float32"]
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
+PREFETCH = 2
+"""Batches that each worker prepares ahead."""
+SECONDS_BETWEEN_LINES = 10
+
+
+@dataclass(frozen=True)
+class BatchEncoder:
+    """Encodes images and captions in batches; every rank encodes its share and gets all results.
+
+    tokenizer, image_size: of the model's encoder. interpolation, resize_mode: see `Transform`. batch_size: images or
+    captions per batch on one rank. workers: processes per rank that decode images. precision: of the encoders; heads
+    and scores compute in the precision of the parameters.
+    """
+
+    tokenizer: Tokenizer
+    image_size: int
+    interpolation: Interpolation
+    batch_size: int
+    workers: int
+    precision: Precision
+    resize_mode: ResizeMode = "shortest"
+    world: World = World()
+
+    def images(
+        self,
+        model: Model,
+        images: LabelledImages,
+        size: int,
+        compute: Callable[[Features, Tensor], list[Embedding]],
+        name: str,
+    ) -> Iterator[list[Embedding]]:
+        """Yield `compute(features, labels)` for each batch, on every rank and in the order of the images.
+
+        size: side in pixels to which images are resized before the central crop. compute: returns tensors or point
+        sets with one row per image. name: of the work, for progress messages.
+        """
+        total = len(images)
+        batches = _own_batches(total, self.batch_size, self.world)
+        dataset = _ImageBatches(images, Transform(self.image_size, size, self.interpolation, self.resize_mode), batches)
+        workers = min(self.workers, len(batches))
+        loaded = iterate(dataset, range(len(batches)), workers, PREFETCH, self.world.timeout, "eval.workers")
+
+        def encode(_: Sequence[int]) -> list[Embedding]:
+            pixels, labels = next(loaded)
+            with self._autocast(model):
+                features = model.image_features(pixels.to(model.device, non_blocking=True))
+            with _full_precision(model):
+                return compute(features, labels.to(model.device))
+
+        begin = printed = time.perf_counter()
+        done = 0
+        with closing(loaded):
+            for batch in gathered_batches(total, self.batch_size, encode, self.world):
+                done += len(batch[0])
+                now = time.perf_counter()
+                if now - printed > SECONDS_BETWEEN_LINES:
+                    printed, rate = now, done / (now - begin)
+                    say(
+                        f"evaluation: {name}, {done} of {number_of(total, 'image')}, {rate:.0f} images/s, "
+                        f"{(total - done) / rate:.0f} s remaining"
+                    )
+                yield batch
+
+    def embed_captions(self, model: Model, captions: Sequence[str], draws: int) -> list[Embedding]:
+        """Embed captions on this rank only: for each draw of random features one row per caption."""
+        parts = []
+        for start in range(0, len(captions), self.batch_size):
+            tokens = self.tokenizer(list(captions[start : start + self.batch_size]))
+            lengths = None
+            if not model.needs_padding:
+                lengths = caption_lengths(tokens, self.tokenizer.end_token)
+                tokens = trim_padding(tokens, self.tokenizer.end_token)
+            with self._autocast(model):
+                features = model.text_features(tokens, lengths)
+            with _full_precision(model):
+                parts.append(embed_draws(model, draws, model.head.embed_text, features))
+        return joined(parts)
+
+    def _autocast(self, model: Model) -> torch.autocast:
+        precision = PRECISIONS[self.precision]
+        return torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
+
+
+@contextmanager
+def _full_precision(model: Model) -> Iterator[None]:
+    """Compute outside autocast and without TF32, as heads do."""
+    with torch.autocast(model.device.type, enabled=False), exact_products():
+        yield
+
+
+def gathered_batches(
+    count: int, size: int, compute: Callable[[Sequence[int]], list[Embedding]], world: World
+) -> Iterator[list[Embedding]]:
+    """Yield `compute` of batches of `size` from range(count), dealt to the ranks in turn, in order on every rank.
+
+    Batches do not depend on the number of ranks, and so results are the same to the last bit on one kind of device.
+    """
+    done = 0
+    for batch in _own_batches(count, size, world):
+        rows = min(size * world.size, count - done)
+        padded = [map_embedding(partial(_padded, size=size), result) for result in compute(batch)]
+        gathered = [gather_embedding(result, world) for result in padded]  # type: ignore[type-var]
+        yield [map_embedding(itemgetter(slice(rows)), result) for result in gathered]
+        done += rows
+
+
+def _padded(tensor: Tensor, size: int) -> Tensor:
+    missing = size - len(tensor)
+    return functional.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, missing)) if missing else tensor
+
+
+def joined(batches: Sequence[list[Embedding]]) -> list[Embedding]:
+    """Concatenate the batches of each result."""
+    return [concatenate(parts) for parts in zip(*batches, strict=True)]
+
+
+def _own_batches(count: int, size: int, world: World) -> list[list[int]]:
+    """This rank's batches. Ranks with one batch less repeat the last one; its results come after all others."""
+    batches = math.ceil(count / size)
+    own = [min(turn * world.size + world.rank, batches - 1) for turn in range(math.ceil(batches / world.size))]
+    return [list(range(index * size, min((index + 1) * size, count))) for index in own]
+
+
+class _ImageBatches(Dataset[tuple[Tensor, Tensor]]):
+    """Item k: images (uint8 [b, 3, S, S]) and labels (int64 [b]) of batch k."""
+
+    def __init__(self, images: LabelledImages, transform: Transform, batches: list[list[int]]) -> None:
+        self._images, self._transform, self._batches = images, transform, batches
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        samples = [self._images[index] for index in self._batches[number]]
+        labels = torch.tensor([label for _, label in samples])
+        return torch.stack([self._transform(image) for image, _ in samples]), labels
 
 
 class Transform:
@@ -70,149 +203,3 @@ class Transform:
         if not isinstance(image, Image):
             raise ConfigError(f"transform takes a PIL image or the path of one, not {type(image).__name__}")
         return self._steps(to_rgb(image))
-
-
-SECONDS_BETWEEN_LINES = 10
-PREFETCH = 2
-"""Batches that each worker prepares ahead."""
-Precision = Literal["bf16", "fp16", "float32"]
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
-
-
-@dataclass(frozen=True)
-class BatchEncoder:
-    """Encodes images and captions in batches; every rank encodes its share and gets all results.
-
-    tokenizer, image_size: of the model's encoder. interpolation, resize_mode: see `Transform`. batch_size: images or
-    captions per batch on one rank. workers: processes per rank that decode images. precision: of the encoders; heads
-    and scores compute in the precision of the parameters.
-    """
-
-    tokenizer: Tokenizer
-    image_size: int
-    interpolation: Interpolation
-    batch_size: int
-    workers: int
-    precision: Precision
-    resize_mode: ResizeMode = "shortest"
-    world: World = World()
-
-    def images(
-        self,
-        model: Model,
-        images: LabelledImages,
-        size: int,
-        compute: Callable[[Features, Tensor], list[Embedding]],
-        name: str,
-    ) -> Iterator[list[Embedding]]:
-        """Yield `compute(features, labels)` for each batch, on every rank and in the order of the images.
-
-        size: side in pixels to which images are resized before the central crop. compute: returns tensors or point
-        sets with one row per image. name: of the work, for progress messages.
-        """
-        batches = _own_batches(len(images), self.batch_size, self.world)
-        dataset = _ImageBatches(images, Transform(self.image_size, size, self.interpolation, self.resize_mode), batches)
-        workers = min(self.workers, len(batches))
-        loaded = iterate(dataset, range(len(batches)), workers, PREFETCH, self.world.timeout, "eval.workers")
-
-        def encode(_: Sequence[int]) -> list[Embedding]:
-            pixels, labels = next(loaded)
-            with self._autocast(model):
-                features = model.image_features(pixels.to(model.device, non_blocking=True))
-            return _in_full_precision(model, lambda: compute(features, labels.to(model.device)))
-
-        gathered = gathered_batches(len(images), self.batch_size, encode, self.world)
-        with closing(loaded):
-            yield from _with_progress(gathered, len(images), name)
-
-    def embed_captions(self, model: Model, captions: Sequence[str], draws: int) -> list[Embedding]:
-        """Embed captions on this rank alone: for each draw of random features one row per caption."""
-        parts = []
-        for start in range(0, len(captions), self.batch_size):
-            tokens = self.tokenizer(list(captions[start : start + self.batch_size]))
-            lengths = None
-            if not model.needs_padding:
-                lengths = caption_lengths(tokens, self.tokenizer.end_token)
-                tokens = trim_padding(tokens, self.tokenizer.end_token)
-            with self._autocast(model):
-                features = model.text_features(tokens, lengths)
-            parts.append(_in_full_precision(model, partial(embed_draws, model, draws, model.head.embed_text, features)))
-        return joined(parts)
-
-    def _autocast(self, model: Model) -> torch.autocast:
-        precision = PRECISIONS[self.precision]
-        return torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
-
-
-def gathered_batches(
-    count: int, size: int, compute: Callable[[Sequence[int]], list[Embedding]], world: World
-) -> Iterator[list[Embedding]]:
-    """Yield `compute` of batches of `size` from range(count), dealt to the ranks in turn, in order on every rank.
-
-    Batches do not depend on the number of ranks, and so results are the same to the last bit on one kind of device.
-    """
-    done = 0
-    for batch in _own_batches(count, size, world):
-        rows = min(size * world.size, count - done)
-        yield [_gathered(result, size - len(batch), rows, world) for result in compute(batch)]
-        done += rows
-
-
-def joined(batches: Sequence[list[Embedding]]) -> list[Embedding]:
-    """Concatenate the batches of each result."""
-    return [concatenate(parts) for parts in zip(*batches, strict=True)]
-
-
-def _gathered(own: Embedding, missing: int, rows: int, world: World) -> Embedding:
-    """Results of all ranks for batches of equal size, of which this rank's lacks `missing` rows; the first `rows`."""
-    padded = map_embedding(lambda tensor: _padded(tensor, missing), own)
-    # One call per kind: the type variable accepts no union.
-    if isinstance(padded, PointSet):
-        return gather_embedding(padded, world).map(lambda tensor: tensor[:rows])
-    return gather_embedding(padded, world)[:rows]
-
-
-def _own_batches(count: int, size: int, world: World) -> list[list[int]]:
-    """This rank's batches. Ranks with one batch less repeat the last one; its results come after all others."""
-    batches = math.ceil(count / size)
-    own = [min(turn * world.size + world.rank, batches - 1) for turn in range(math.ceil(batches / world.size))]
-    return [list(range(index * size, min((index + 1) * size, count))) for index in own]
-
-
-def _padded(tensor: Tensor, missing: int) -> Tensor:
-    return functional.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, missing)) if missing else tensor
-
-
-def _in_full_precision(model: Model, compute: Callable[[], list[Embedding]]) -> list[Embedding]:
-    """Compute outside autocast and without TF32, as heads do."""
-    with torch.autocast(model.device.type, enabled=False), exact_products():
-        return compute()
-
-
-def _with_progress(batches: Iterator[list[Embedding]], total: int, name: str) -> Iterator[list[Embedding]]:
-    """Yield the batches, and print progress every SECONDS_BETWEEN_LINES."""
-    begin = printed = time.perf_counter()
-    done = 0
-    for batch in batches:
-        done += len(batch[0])
-        now = time.perf_counter()
-        if now - printed > SECONDS_BETWEEN_LINES:
-            printed, rate = now, done / (now - begin)
-            remaining = (total - done) / rate
-            say(
-                f"evaluation: {name}, {done} of {number_of(total, 'image')}, {rate:.0f} images/s, {remaining:.0f} s "
-                "remaining"
-            )
-        yield batch
-
-
-class _ImageBatches(Dataset[tuple[Tensor, Tensor]]):
-    """Item k: images (uint8 [b, 3, S, S]) and labels (int64 [b]) of batch k."""
-
-    def __init__(self, images: LabelledImages, transform: Transform, batches: list[list[int]]) -> None:
-        self._images, self._transform, self._batches = images, transform, batches
-
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        samples = [self._images[index] for index in self._batches[number]]
-        labels = torch.tensor([label for _, label in samples])
-        return torch.stack([self._transform(image) for image, _ in samples]), labels
