@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.checkpoint import checkpoint
 
 from clipzoo.errors import ConfigError
 from clipzoo.io import DamagedFileError
@@ -142,11 +143,15 @@ def longest_list(tower: nn.Module, kinds: Any = nn.ModuleList | nn.Sequential) -
     return max(alike, key=len, default=[])
 
 
-def call_as_forward(module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def call_as_forward(
+    module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor, recompute: bool = False
+) -> Tensor:
     """Return `function(module, *inputs)`, called as the module's forward pass if the module has hooks.
 
-    A hook may gather the module's weights, for one.
+    Such a hook may gather weights. recompute: activations in the backward pass instead of keeping them.
     """
+    if recompute:
+        return checkpoint(call_as_forward, module, function, *inputs, use_reentrant=False)
     if not (module._forward_pre_hooks or module._forward_hooks):
         return function(module, *inputs)
     module.forward = partial(function, module)

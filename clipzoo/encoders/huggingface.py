@@ -337,7 +337,7 @@ def stored_configuration(folder: Path) -> Any:
     Settings of all models are left out: kernels of attention, quantization and code that transformers would fetch.
 
     Raises:
-        ConfigError: config.json is missing or damaged, or its model_type is none of transformers'.
+        ConfigError: config.json is missing or damaged, or transformers lacks its model_type.
     """
     from transformers import CONFIG_MAPPING
 

@@ -7,7 +7,7 @@ the last block of a vision transformer runs at the pooled position; the other po
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class TimmTower(ImageTower):
     their kernels.
 
     name: timm's model name. image_size: H = W; None for the size that the model is made for.
-    pretrained: load timm's weights. options: arguments of timm's model (drop_path_rate, ...), of `timm_trunks.OPTIONS`.
+    pretrained: load timm's weights. options: arguments of timm's model (drop_path_rate, ...), of OPTIONS.
     checkpoint: recompute activations in the backward pass instead of keeping them.
     """
 
@@ -201,7 +201,7 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
 
     Raises:
         ConfigError: timm has no such model, refuses the size, or cannot download the weights; an option, or an argument
-            in the model's config.json, is none of OPTIONS.
+            in the model's config.json, is not in OPTIONS.
     """
     import timm
 
@@ -234,7 +234,7 @@ def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dic
 
 
 def _require_listed(options: Mapping[str, Any], place: str, name: str) -> None:
-    """Raise ConfigError if an option is none of OPTIONS, which read no file and import no code."""
+    """Raise ConfigError if an option is not in OPTIONS, which read no file and import no code."""
     for option in options:
         if option not in OPTIONS:
             raise ConfigError(
@@ -323,13 +323,6 @@ def _timm_block_at_first(block: Any, states: Tensor) -> Tensor:
     return state + block.drop_path2(block.ls2(block.mlp(block.norm2(state))))
 
 
-def at_one_position(recompute: bool, block: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Return `function(block, *inputs)`; recompute: its activations in the backward pass instead of keeping them."""
-    if recompute:
-        return checkpoint(call_as_forward, block, function, *inputs, use_reentrant=False)
-    return call_as_forward(block, function, *inputs)
-
-
 def open_clip_vit_at_first(trunk: Any, image: Tensor) -> Tensor:
     """[b, 3, H, W] -> [b, w], the first position after the last block of open_clip's vision transformer."""
     recompute = trunk.transformer.grad_checkpointing
@@ -337,7 +330,7 @@ def open_clip_vit_at_first(trunk: Any, image: Tensor) -> Tensor:
     states = trunk._embeds(image)
     for block in blocks:
         states = checkpoint(block, states, use_reentrant=False) if recompute else block(states)
-    return at_one_position(recompute, last, _open_clip_block_at_first, states)
+    return call_as_forward(last, _open_clip_block_at_first, states, recompute=recompute)
 
 
 def pools_first_of_open_clip(trunk: Any) -> bool:
@@ -350,11 +343,12 @@ def pools_first_of_open_clip(trunk: Any) -> bool:
 
 def timm_vit_at_first(trunk: Any, image: Tensor) -> Tensor:
     """[b, 3, H, W] -> [b, 1, w], the first position after the last block of timm's vision transformer and its norm."""
+    recompute = trunk.grad_checkpointing
     *blocks, last = trunk.blocks
     states = trunk.norm_pre(trunk.patch_drop(trunk._pos_embed(trunk.patch_embed(image))))
     for block in blocks:
-        states = checkpoint(block, states, use_reentrant=False) if trunk.grad_checkpointing else block(states)
-    return trunk.norm(at_one_position(trunk.grad_checkpointing, last, _timm_block_at_first, states))
+        states = checkpoint(block, states, use_reentrant=False) if recompute else block(states)
+    return trunk.norm(call_as_forward(last, _timm_block_at_first, states, recompute=recompute))
 
 
 def pools_first_of_timm(trunk: Any) -> bool:

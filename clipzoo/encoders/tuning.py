@@ -147,11 +147,14 @@ class Lora(TowerTuning):
 
     def apply(self, tower: nn.Module, key: str) -> None:
         tower.requires_grad_(False)
+        # Linear layers, convolutions without groups, and fused projections of attentions.
+        kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
         weights = {
             f"{path}.{attribute}".lstrip("."): (module, attribute)
             for path, module in tower.named_modules()
             for attribute, parameter in module.named_parameters(recurse=False)
-            if parameter.ndim >= 2 and (attribute == "in_proj_weight" or _is_linear_map(module))
+            if attribute == "in_proj_weight" or (isinstance(module, kinds) and getattr(module, "groups", 1) == 1)
+            if parameter.ndim >= 2
         }
         if self.targets is None:
             inside = {id(module) for block in blocks_of(tower) for module in block.modules()}
@@ -181,12 +184,6 @@ class Lora(TowerTuning):
             raise ConfigError(
                 f"{key}: the blocks of {type(tower).__name__} have no linear map; give {key}.targets=[...]"
             )
-
-
-def _is_linear_map(module: nn.Module) -> bool:
-    """Return True for linear layers, and for convolutions without groups."""
-    convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1
-    return isinstance(module, nn.Linear) or convolution
 
 
 def blocks_of(tower: nn.Module) -> list[nn.Module]:

@@ -174,7 +174,7 @@ class Transform:
     then crop the central square of side S. The encoder normalises.
 
     resize_mode: as in open_clip. "shortest" resizes the shorter side to `size`; "squash" both sides, which changes
-    the aspect ratio; "longest" the longer side, with black borders beside the image.
+    the aspect ratio; "longest" the longer side, with black borders.
     """
 
     def __init__(

@@ -127,9 +127,9 @@ class Suite(Part):
             say(f"evaluation: missing: {text}")
 
     def require(self, metric: str | None, global_batch: int) -> None:
-        """Raise ConfigError if trainer.best_metric is none of the metrics of the datasets.
+        """Raise ConfigError if the datasets have no metric trainer.best_metric.
 
-        Say so if the validation has fewer pairs than a batch of the training, `global_batch`.
+        Print a line if the validation has fewer pairs than a batch of the training, `global_batch`.
         """
         pairs = self._datasets.get(VALIDATION) if self.validation is not None else None
         if isinstance(pairs, RetrievalDataset) and len(pairs.images) < global_batch:

@@ -63,7 +63,7 @@ class Source:
 def class_folders(folder: Path) -> Source:
     """Read <folder>/<class>/.../IMAGE as the split test, or <folder>/<split>/<class>/.../IMAGE.
 
-    A class is called like its folder, with spaces for underscores. Captions beside images (NAME.txt) are not used.
+    A class is called like its folder, with spaces for underscores. Captions next to images (NAME.txt) are not used.
 
     Raises:
         ConfigError: there is no folder in `folder`, or no split test.
@@ -96,7 +96,7 @@ def class_folders(folder: Path) -> Source:
 
 
 def captioned_folder(folder: Path) -> Source:
-    """Read all images below the folder with the captions in NAME.txt beside them, one per line."""
+    """Read all images below the folder with the captions in NAME.txt next to them, one per line."""
     source = Source()
     for path in _files(folder):
         text = path.with_suffix(".txt")
@@ -299,7 +299,7 @@ def _summary(left_out: Sequence[LeftOut]) -> str:
 
 
 def _written(made: Made) -> Made:
-    """Open the dataset as an evaluation does, and name the files that are left out beside it."""
+    """Open the dataset as an evaluation does, and list the files that are left out in left_out.tsv."""
     open_tar_dataset(made.folder.parent, made.folder.name)
     write_left_out(made.left_out, made.folder)
     return made

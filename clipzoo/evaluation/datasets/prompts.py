@@ -1,8 +1,8 @@
 """Class names and prompt templates of the papers' protocols, found on this machine and verified by digest.
 
 No list is copied into this project: ImageNet's come from open_clip and timm, most class names from the datasets, the
-rest from the clip-benchmark package or from files beside the dataset. The digests in catalogue.yaml verify that they
-are those of SLIP, which WPSE and KME-CLIP used.
+rest from the clip-benchmark package or from files in the dataset's folder. The digests in catalogue.yaml verify that
+they are those of SLIP, which WPSE and KME-CLIP used.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
 def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
     """Samples of one tar in its order. Member names are labels; none is ever used as a path on disk.
 
-    remedy: what to do about a damaged tar, for the message. unterminated: accept a tar without its closing blocks, as
+    remedy: for the message about a damaged tar. unterminated: accept a tar without its closing blocks, as
     img2dataset may leave it.
     """
     with io.readable(path, io.ANY_SIZE, remedy) as file:
@@ -127,7 +127,7 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
 def _classification(
     name: str, folder: Path, meta: Mapping[str, Any], samples: Mapping[str, Sequence[TarSample]]
 ) -> ClassificationDataset:
-    # An empty line inside would be a class of its own; only those at the end are ignored.
+    # Only empty lines at the end are ignored; one inside is a class.
     class_names = io.read_lines(folder / NAMES_FILE, LINES, REMEDY)
     templates = io.read_lines(folder / TEMPLATES_FILE, LINES, REMEDY)
     for template in templates:
