@@ -20,7 +20,6 @@ from clipzoo.config.trust import require_trusted, values_of
 from clipzoo.encoders.tuning import merged
 from clipzoo.errors import ConfigError, cause, number_of
 from clipzoo.evaluation.encoder import Transform
-from clipzoo.export import open_clip, transformers
 from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import from_hub, read_tensors, run_of
 from clipzoo.model import Model
@@ -286,12 +285,16 @@ def _with_pair(config: dict[str, Any], state: Mapping[str, Any]) -> dict[str, An
 
 def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
     """Return an open_clip model by name and tag, a checkpoint file as tag, or an exported folder "local-dir:FOLDER"."""
+    from clipzoo.export import open_clip
+
     model, config = open_clip.from_open_clip(name, pretrained)
     return LoadedModel(model, config).to(device).eval()
 
 
 def from_transformers(folder: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
     """Return the CLIPModel of transformers in a folder: config.json, model.safetensors and its preprocessing."""
+    from clipzoo.export import transformers
+
     model, config = transformers.from_transformers(Path(folder))
     return LoadedModel(model, config).to(device).eval()
 
