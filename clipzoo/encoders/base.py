@@ -1,4 +1,4 @@
-"""Interfaces of encoders and of their towers."""
+"""Base classes of encoders and towers, and encoding of captions in groups of similar length."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.checkpoint import checkpoint
 
 from clipzoo.errors import ConfigError
 from clipzoo.io import DamagedFileError
@@ -22,6 +23,11 @@ from clipzoo.types import Features
 
 COMPUTED_BYTES = 2**27
 """Size of the buffers that a model of any size may compute."""
+QUANTUM = 4
+"""Rows and width of a group of captions are multiples of it, apart from the longest group: few shapes for
+torch.compile."""
+CPU_OVERHEAD, GPU_OVERHEAD = 128, 8192
+"""Tokens whose encoding takes as long as starting one more group: kernel launches dominate on a GPU."""
 
 
 class Encoder(nn.Module):
@@ -43,11 +49,11 @@ class Encoder(nn.Module):
         """[b, L] token ids -> Features of width `text_width`; L may be any length up to the context."""
 
     def pooled_image(self, image: Tensor) -> Tensor:
-        """Return the pooled features of `image` alone, [b, w]; encoders whose tokens cost more override this."""
+        """Return only the pooled features, [b, w]; encoders whose tokens cost more override this."""
         return self.image(image).pooled
 
     def pooled_text(self, text: Tensor) -> Tensor:
-        """Return the pooled features of `text` alone, [b, w]; encoders whose tokens cost more override this."""
+        """Return only the pooled features, [b, w]; encoders whose tokens cost more override this."""
         return self.text(text).pooled
 
     def facts(self) -> Mapping[str, Any]:
@@ -80,7 +86,7 @@ class Tower(nn.Module):
         return type(self).__name__
 
     def pooled(self, inputs: Tensor) -> Tensor:
-        """Return the pooled features alone, [b, w]; towers whose tokens cost more override this."""
+        """Return only the pooled features, [b, w]; towers whose tokens cost more override this."""
         return self(inputs).pooled
 
     def gives_tokens(self) -> bool:
@@ -113,7 +119,7 @@ class ImageTower(Tower):
 class TextTower(Tower):
     """Base class of text towers: token ids [b, L] -> Features.
 
-    context_length: largest L. end_token: id of the first token behind which all are padding, None if the tower needs
+    context_length: largest L. end_token: id of the first token after which all are padding, None if the tower needs
     none. needs_padding: True if features depend on padding. tokenizer: node of its tokenizer in a configuration.
     """
 
@@ -127,18 +133,25 @@ class TextTower(Tower):
         return self.end_token
 
 
-def longest_list(tower: nn.Module) -> list[nn.Module]:
-    """Return the longest list of modules of one class in a tower, in most models its blocks; empty if there is none."""
-    lists = [list(module) for module in tower.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+def longest_list(tower: nn.Module, kinds: Any = nn.ModuleList | nn.Sequential) -> list[nn.Module]:
+    """Return the longest list of modules of one class in a tower, in most models its blocks; empty if there is none.
+
+    kinds: classes of lists.
+    """
+    lists = [list(module) for module in tower.modules() if isinstance(module, kinds)]
     alike = [modules for modules in lists if len({type(module) for module in modules}) == 1]
     return max(alike, key=len, default=[])
 
 
-def call_as_forward(module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def call_as_forward(
+    module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor, recompute: bool = False
+) -> Tensor:
     """Return `function(module, *inputs)`, called as the module's forward pass if the module has hooks.
 
-    A hook may gather the module's weights, for one.
+    Such a hook may gather weights. recompute: activations in the backward pass instead of keeping them.
     """
+    if recompute:
+        return checkpoint(call_as_forward, module, function, *inputs, use_reentrant=False)
     if not (module._forward_pre_hooks or module._forward_hooks):
         return function(module, *inputs)
     module.forward = partial(function, module)
@@ -181,15 +194,6 @@ def require_as_large(model: nn.Module, stored: Iterable[Tensor], path: Path, rem
         raise DamagedFileError(path, fault, remedy)
 
 
-# Captions of similar length are encoded together, without the padding up to the longest caption of the batch.
-
-
-QUANTUM = 4
-"""Rows and width of a group are multiples of it, apart from the longest group: few shapes for torch.compile."""
-CPU_OVERHEAD, GPU_OVERHEAD = 128, 8192
-"""Tokens whose encoding takes as long as starting one more group: kernel launches dominate on a GPU."""
-
-
 def encode_by_length(
     encode: Callable[[Tensor], Features], text: Tensor, lengths: Tensor | None, tokens: bool
 ) -> Features:
@@ -214,9 +218,17 @@ def encode_by_length(
     pooled = torch.cat([part.pooled for part in parts]).index_select(0, inverse)
     if not tokens or parts[0].tokens is None:
         return Features(pooled)
-    padded = [_padded(part, text.shape[1]) for part in parts]
-    all_tokens, masks = (torch.cat(tensors).index_select(0, inverse) for tensors in zip(*padded, strict=True))
-    return Features(pooled, all_tokens, masks)
+    padded, masks = [], []
+    for part in parts:
+        assert part.tokens is not None
+        mask = part.mask
+        if mask is None:
+            mask = torch.ones(part.tokens.shape[:2], dtype=torch.bool, device=part.tokens.device)
+        missing = text.shape[1] - part.tokens.shape[1]
+        padded.append(functional.pad(part.tokens, (0, 0, 0, missing)))
+        masks.append(functional.pad(mask, (0, missing)))
+    all_tokens, all_masks = (torch.cat(tensors).index_select(0, inverse) for tensors in (padded, masks))
+    return Features(pooled, all_tokens, all_masks)
 
 
 def caption_groups(text: Tensor, lengths: Tensor | None) -> list[tuple[int, int]]:
@@ -243,13 +255,3 @@ def group_shapes(lengths: Sequence[int], limit: int, overhead: int) -> list[tupl
             cost, start = min(costs)
             best[end] = cost, [*best[start][1], (end - start, width)]
     return best[len(lengths)][1]
-
-
-def _padded(features: Features, length: int) -> tuple[Tensor, Tensor]:
-    """Tokens and mask of a group, padded to `length` positions."""
-    tokens, mask = features.tokens, features.mask
-    assert tokens is not None
-    if mask is None:
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-    missing = length - tokens.shape[1]
-    return functional.pad(tokens, (0, 0, 0, missing)), functional.pad(mask, (0, missing))

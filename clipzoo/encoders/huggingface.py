@@ -1,4 +1,4 @@
-"""Any text model of transformers as a text tower. Needs the extra `hf`."""
+"""Text models of transformers as text towers, DistilBERT as in NUCLR, and their tokenizers. Needs the extra `hf`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,121 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.config.trust import values_of
-from clipzoo.encoders.base import TextTower, Tower, on_meta, require_as_large
+from clipzoo.encoders.base import TextTower, Tower, longest_list, on_meta, require_as_large
 from clipzoo.encoders.text import end_positions
 from clipzoo.errors import ConfigError, installation, nearest, number_of, one_message
 from clipzoo.io import MB, read_json
 from clipzoo.io.weights import from_hub, read_tensors
 from clipzoo.types import Count, Features, NonNegativeCount, Part, Range, as_captions, checked
 
-# Tokenizers of the Hugging Face hub. Need the extra `hf`.
-
-
+LONGEST = 512
+"""Tokens of a caption where a model takes more: captions are short, and every row is stored at full length."""
+CLIP_TOKENIZER = "clipzoo.data.tokenizer.ClipTokenizer"
+NOWHERE = "is not a folder, and cannot be loaded from the Hugging Face hub"
 Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
+Pooling = Literal["auto", "first", "mean", "end"]
+
+
+@checked
+class HuggingFaceText(TextTower):
+    """A text model of transformers' AutoModel. Tokens: all positions of its last hidden state.
+
+    Padding is not attended to, and changes no feature. A model of encoder and decoder (T5) gives its encoder, one of
+    image and text (CLIP) its text model; neither has a projection.
+
+    name: a name on the hub, a folder, or a kind of model ("bert", "modernbert") with the settings of `options`.
+    options: settings of the model's configuration (num_hidden_layers, attention_dropout, ...).
+    tokenizer: a name on the hub or a folder; "clip" for CLIP's; None for that of `name`.
+    pooling: "first" token, "mean" over the caption, or its "end" token; "auto": the first for masked
+        language models (BERT), the mean for encoder-decoders (T5), else the end token (CLIP, causal models).
+    context_length: number of tokens; None for the model's, at most 512. end_token: id; None for the tokenizer's.
+    checkpoint: recompute activations in the backward pass.
+    """
+
+    trunk: Any
+    left_out = ("pooler", "decoder")
+
+    def __init__(
+        self,
+        name: str,
+        options: dict[str, Any],
+        tokenizer: str | None = None,
+        pooling: Pooling = "auto",
+        context_length: Count | None = None,
+        end_token: NonNegativeCount | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        require_transformers("a text tower of transformers")
+        from transformers import CONFIG_MAPPING
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+        with one_message(f"encoder.text.name={name}, options={options}: transformers cannot build this model"):
+            config = _configuration(name, options)
+            self.trunk = _model(config)
+        if checkpoint:
+            self.trunk.gradient_checkpointing_enable()
+        self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
+
+        # RoBERTa and its kin count positions from the padding's id + 1.
+        limit = getattr(self.trunk.config, "max_position_embeddings", None)
+        table = getattr(getattr(self.trunk, "embeddings", None), "position_embeddings", None)
+        padding = getattr(table, "padding_idx", None)
+        if limit is not None and padding is not None:
+            limit -= padding + 1
+        if context_length is not None and limit is not None and context_length > limit:
+            raise ConfigError(
+                f"encoder.context_length={context_length}: {name} has positions for {number_of(limit, 'token')}"
+            )
+        self.context_length = context_length or min(limit or LONGEST, LONGEST)
+        if pooling == "auto" and (config.is_encoder_decoder or config.model_type in ("t5", "mt5", "umt5")):
+            pooling = "mean"
+        elif pooling == "auto":
+            pooling = "first" if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES else "end"
+        self.pooling = pooling
+        if tokenizer is None and name in CONFIG_MAPPING and not Path(name).exists():
+            raise ConfigError(
+                f"encoder.text.name={name} is a kind of model without a tokenizer: give encoder.text.tokenizer=FOLDER, "
+                "the name of one on the Hugging Face hub, or clip"
+            )
+        self.tokenizer = {"_target_": CLIP_TOKENIZER, "context_length": self.context_length}
+        if tokenizer != "clip":
+            target = f"{HuggingFaceTokenizer.__module__}.{HuggingFaceTokenizer.__name__}"
+            self.tokenizer = {"_target_": target, "name": tokenizer or name, "context_length": self.context_length}
+        self.end_token = end_token
+        self._padding: int = getattr(config, "pad_token_id", None) or 0
+
+    @property
+    def description(self) -> str:
+        return f"transformers' {self.name}"
+
+    def forward(self, text: Tensor) -> Features:
+        if self.end_token is None:
+            self.end_token = self.find_end_token(None)
+        ends = end_positions(text, self.end_token)
+        mask = torch.arange(text.shape[1], device=text.device) <= ends[:, None]  # [b, L]
+        output = self.trunk(input_ids=text.where(mask, self._padding), attention_mask=mask.long())
+        tokens = output.last_hidden_state
+        if self.pooling == "first":
+            return Features(tokens[:, 0], tokens, mask)
+        if self.pooling == "end":
+            return Features(tokens[torch.arange(len(text), device=text.device), ends], tokens, mask)
+        weights = mask.to(tokens.dtype).unsqueeze(-1)
+        return Features((tokens * weights).sum(dim=1) / weights.sum(dim=1), tokens, mask)
+
+    def layers(self) -> list[nn.Module]:
+        return longest_list(self.trunk, nn.ModuleList)
+
+    def find_end_token(self, tokenizer: Any) -> int:
+        if tokenizer is None and self.tokenizer["_target_"] != CLIP_TOKENIZER:
+            tokenizer = HuggingFaceTokenizer(self.tokenizer["name"], self.context_length)
+        end, ids = (49407, 49408) if tokenizer is None else (tokenizer.end_token, getattr(tokenizer, "vocabulary", 0))
+        if ids > self.vocabulary:
+            raise ConfigError(
+                f"the tokenizer has {number_of(ids, 'token')}, {self.name} embeds {self.vocabulary}: give another "
+                f"encoder.text.tokenizer, or encoder.text.options={{vocab_size: {ids}}}"
+            )
+        return end
 
 
 class HuggingFaceTokenizer(Part):
@@ -123,6 +227,75 @@ class HuggingFaceTokenizer(Part):
         return type(self), (self.name, self.context_length, self.clean, self.strip_end)
 
 
+class DistilBertTower(Tower):
+    """Token ids [b, L] -> Features: pooled at the first token ([CLS]); padding is not attended to.
+
+    pretrained: a name on the Hugging Face hub or a folder; null for random weights of the base model's shape.
+    end_token: id of the separator; positions after its first occurrence are padding.
+    """
+
+    trunk: Any
+
+    def __init__(self, pretrained: str | None, end_token: NonNegativeCount) -> None:
+        super().__init__()
+        transformers = require_transformers("encoder.text_tower is DistilBERT, which")
+        if pretrained is None:
+            self.trunk = transformers.DistilBertModel(transformers.DistilBertConfig())
+        else:
+            with from_hub(pretrained, f"encoder.text_tower.pretrained={pretrained} {NOWHERE}"):
+                self.trunk, _ = pretrained_model("DistilBertModel", pretrained)
+        self.width = self.trunk.config.dim
+        self.end_token = end_token
+
+    def forward(self, text: Tensor) -> Features:
+        positions = torch.arange(text.shape[1], device=text.device)
+        mask = positions <= end_positions(text, self.end_token)[:, None]  # [b, L]
+        tokens = self.trunk(input_ids=text.where(mask, 0), attention_mask=mask.long()).last_hidden_state
+        return Features(tokens[:, 0], tokens, mask)
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.trunk.transformer.layer)
+
+
+class DistilBertTokenizer(Part):
+    """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; truncated captions keep their [SEP].
+
+    Control tokens in a caption, such as "[SEP]", are plain text.
+    name: a name on the hub, or a folder; loaded on first use.
+    context_length: maximum number of tokens L of a caption.
+    """
+
+    end_token = 102
+
+    def __init__(self, name: str, context_length: Annotated[int, Range(at_least=3, at_most=512)]) -> None:
+        self.context_length = context_length
+        self._name = name
+        self._tokenizer: Any = None
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        """Return the text of each token."""
+        return [self._source().decode([token]) for token in ids]
+
+    def __call__(self, captions: str | Sequence[str]) -> Tensor:
+        captions = as_captions(captions)
+        length = self.context_length
+        tokens = self._source()(captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+        return tokens["input_ids"]
+
+    def _source(self) -> Any:
+        if self._tokenizer is None:
+            kind = require_transformers("encoder.tokenizer is DistilBERT, which").AutoTokenizer
+            with from_hub(self._name, f"encoder.tokenizer.name={self._name} {NOWHERE}"):
+                self._tokenizer = kind.from_pretrained(self._name, split_special_tokens=True, trust_remote_code=False)
+        return self._tokenizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self._name, "context_length": self.context_length}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
 def require_transformers(what: str) -> Any:
     """Return the package transformers. what: needs it, for the message. Raises ConfigError if it is not installed."""
     try:
@@ -130,103 +303,6 @@ def require_transformers(what: str) -> Any:
     except ImportError:
         raise ConfigError(f"{what} needs transformers: {installation('hf')}") from None
     return transformers
-
-
-LONGEST = 512
-"""Tokens of a caption where a model takes more: captions are short, and every row is stored at full length."""
-CLIP_TOKENIZER = {"_target_": "clipzoo.data.tokenizer.ClipTokenizer"}
-Pooling = Literal["auto", "first", "mean", "end"]
-
-
-@checked
-class HuggingFaceText(TextTower):
-    """A text model of transformers' AutoModel. Tokens: all positions of its last hidden state.
-
-    Padding is not attended to, and changes no feature. A model of encoder and decoder (T5) gives its encoder, one of
-    image and text (CLIP) its text model; neither has a projection.
-
-    name: a name on the hub, a folder, or a kind of model ("bert", "modernbert") with the settings of `options`.
-    options: settings of the model's configuration (num_hidden_layers, attention_dropout, ...).
-    tokenizer: a name on the hub or a folder; "clip" for CLIP's; None for that of `name`.
-    pooling: "first" token, "mean" over the caption, or its "end" token; "auto": the first for masked
-        language models (BERT), the mean for encoder-decoders (T5), else the end token (CLIP, causal models).
-    context_length: number of tokens; None for the model's, at most 512. end_token: id; None for the tokenizer's.
-    checkpoint: recompute activations in the backward pass.
-    """
-
-    trunk: Any
-    left_out = ("pooler", "decoder")
-
-    def __init__(
-        self,
-        name: str,
-        options: dict[str, Any],
-        tokenizer: str | None = None,
-        pooling: Pooling = "auto",
-        context_length: Count | None = None,
-        end_token: NonNegativeCount | None = None,
-        checkpoint: bool = False,
-    ) -> None:
-        super().__init__()
-        require_transformers("a text tower of transformers")
-        with one_message(f"encoder.text.name={name}, options={options}: transformers cannot build this model"):
-            config = _configuration(name, options)
-            self.trunk = _model(config)
-        if checkpoint:
-            self.trunk.gradient_checkpointing_enable()
-        self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
-        limit = _positions(self.trunk)
-        if context_length is not None and limit is not None and context_length > limit:
-            raise ConfigError(
-                f"encoder.context_length={context_length}: {name} has positions for {number_of(limit, 'token')}"
-            )
-        self.context_length = context_length or min(limit or LONGEST, LONGEST)
-        self.pooling = _pooling(config) if pooling == "auto" else pooling
-        self.tokenizer = _tokenizer(name, tokenizer, self.context_length)
-        self.end_token = end_token
-        self._padding: int = getattr(config, "pad_token_id", None) or 0
-
-    @property
-    def description(self) -> str:
-        return f"transformers' {self.name}"
-
-    def forward(self, text: Tensor) -> Features:
-        ends = end_positions(text, self._end())
-        mask = torch.arange(text.shape[1], device=text.device) <= ends[:, None]  # [b, L]
-        output = self.trunk(input_ids=text.where(mask, self._padding), attention_mask=mask.long())
-        tokens = output.last_hidden_state
-        if self.pooling == "first":
-            return Features(tokens[:, 0], tokens, mask)
-        if self.pooling == "end":
-            return Features(tokens[torch.arange(len(text), device=text.device), ends], tokens, mask)
-        weights = mask.to(tokens.dtype).unsqueeze(-1)
-        return Features((tokens * weights).sum(dim=1) / weights.sum(dim=1), tokens, mask)
-
-    def layers(self) -> list[nn.Module]:
-        return transformer_blocks(self.trunk)
-
-    def find_end_token(self, tokenizer: Any) -> int:
-        if tokenizer is None and self.tokenizer["_target_"] != CLIP_TOKENIZER["_target_"]:
-            tokenizer = HuggingFaceTokenizer(self.tokenizer["name"], self.context_length)
-        end, ids = (49407, 49408) if tokenizer is None else (tokenizer.end_token, getattr(tokenizer, "vocabulary", 0))
-        if ids > self.vocabulary:
-            raise ConfigError(
-                f"the tokenizer has {number_of(ids, 'token')}, {self.name} embeds {self.vocabulary}: give another "
-                f"encoder.text.tokenizer, or encoder.text.options={{vocab_size: {ids}}}"
-            )
-        return end
-
-    def _end(self) -> int:
-        if self.end_token is None:
-            self.end_token = self.find_end_token(None)
-        return self.end_token
-
-
-def transformer_blocks(trunk: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model of transformers: its longest list of modules of one class."""
-    lists = [list(module) for module in trunk.modules() if isinstance(module, nn.ModuleList)]
-    alike = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1]
-    return max(alike, key=len, default=[])
 
 
 def _configuration(name: str, options: dict[str, Any]) -> Any:
@@ -261,7 +337,7 @@ def stored_configuration(folder: Path) -> Any:
     Settings of all models are left out: kernels of attention, quantization and code that transformers would fetch.
 
     Raises:
-        ConfigError: config.json is missing or damaged, or its model_type is none of transformers'.
+        ConfigError: config.json is missing or damaged, or transformers lacks its model_type.
     """
     from transformers import CONFIG_MAPPING
 
@@ -349,120 +425,3 @@ def _model(config: Any) -> nn.Module:
     # Encoders of an encoder-decoder, as of BART.
     has_decoder = config.is_encoder_decoder and hasattr(model, "decoder")
     return model.get_encoder() if has_decoder else model
-
-
-def _positions(trunk: Any) -> int | None:
-    """Return the number of tokens that a model has positions for; None without a limit."""
-    limit = getattr(trunk.config, "max_position_embeddings", None)
-    table = getattr(getattr(trunk, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)
-    # RoBERTa and its kin count positions from the padding's id + 1.
-    return limit if limit is None or padding is None else limit - padding - 1
-
-
-def _pooling(config: Any) -> Pooling:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    if config.is_encoder_decoder or config.model_type in ("t5", "mt5", "umt5"):
-        return "mean"
-    return "first" if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES else "end"
-
-
-def _tokenizer(name: str, tokenizer: str | None, context_length: int) -> dict[str, Any]:
-    from transformers import CONFIG_MAPPING
-
-    if tokenizer == "clip":
-        return {**CLIP_TOKENIZER, "context_length": context_length}
-    if tokenizer is None and name in CONFIG_MAPPING and not Path(name).exists():
-        raise ConfigError(
-            f"encoder.text.name={name} is a kind of model without a tokenizer: give encoder.text.tokenizer=FOLDER, the "
-            "name of one on the Hugging Face hub, or clip"
-        )
-    target = f"{HuggingFaceTokenizer.__module__}.{HuggingFaceTokenizer.__name__}"
-    return {"_target_": target, "name": tokenizer or name, "context_length": context_length}
-
-
-# DistilBERT as a text tower, with its tokenizer: NUCLR's text encoder. Needs the extra `hf`.
-
-
-NOWHERE = "is not a folder, and cannot be loaded from the Hugging Face hub"
-
-
-class DistilBertTower(Tower):
-    """Token ids [b, L] -> Features: pooled at the first token ([CLS]); padding is not attended to.
-
-    pretrained: a name on the Hugging Face hub or a folder; null for random weights of the base model's shape.
-    end_token: id of the separator; positions after its first occurrence are padding.
-    """
-
-    trunk: Any
-
-    def __init__(self, pretrained: str | None, end_token: NonNegativeCount) -> None:
-        super().__init__()
-        transformers = _transformers("encoder.text_tower")
-        if pretrained is None:
-            self.trunk = transformers.DistilBertModel(transformers.DistilBertConfig())
-        else:
-            key = "encoder.text_tower.pretrained"
-            with from_hub(
-                pretrained, f"{key}={pretrained} is not a folder, and cannot be loaded from the Hugging Face hub"
-            ):
-                self.trunk, _ = pretrained_model("DistilBertModel", pretrained)
-        self.width = self.trunk.config.dim
-        self.end_token = end_token
-
-    def forward(self, text: Tensor) -> Features:
-        positions = torch.arange(text.shape[1], device=text.device)
-        mask = positions <= end_positions(text, self.end_token)[:, None]  # [b, L]
-        tokens = self.trunk(input_ids=text.where(mask, 0), attention_mask=mask.long()).last_hidden_state
-        return Features(tokens[:, 0], tokens, mask)
-
-    def layers(self) -> list[nn.Module]:
-        return list(self.trunk.transformer.layer)
-
-
-class DistilBertTokenizer(Part):
-    """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; truncated captions keep their [SEP].
-
-    Control tokens in a caption, such as "[SEP]", are plain text.
-    name: a name on the hub, or a folder; loaded on first use.
-    context_length: maximum number of tokens L of a caption.
-    """
-
-    end_token = 102
-
-    def __init__(self, name: str, context_length: Annotated[int, Range(at_least=3, at_most=512)]) -> None:
-        self.context_length = context_length
-        self._name = name
-        self._tokenizer: Any = None
-
-    def pieces(self, ids: list[int]) -> list[str]:
-        """Return the text of each token."""
-        return [self._source().decode([token]) for token in ids]
-
-    def __call__(self, captions: str | Sequence[str]) -> Tensor:
-        captions = as_captions(captions)
-        length = self.context_length
-        tokens = self._source()(captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
-        return tokens["input_ids"]
-
-    def _source(self) -> Any:
-        if self._tokenizer is None:
-            kind = _transformers("encoder.tokenizer").AutoTokenizer
-            with from_hub(self._name, f"encoder.tokenizer.name={self._name} {NOWHERE}"):
-                self._tokenizer = kind.from_pretrained(self._name, split_special_tokens=True, trust_remote_code=False)
-        return self._tokenizer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"name": self._name, "context_length": self.context_length}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
-
-def _transformers(key: str) -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigError(f"{key} is DistilBERT, which needs transformers: {installation('hf')}") from None
-    return transformers

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from clipzoo.encoders.base import ImageTower, TextTower
+from clipzoo.encoders.base import ImageTower, TextTower, longest_list
 from clipzoo.encoders.huggingface import require_transformers
 from clipzoo.encoders.image import (
     gives_tokens,
@@ -36,74 +36,6 @@ from clipzoo.io.files import shortened
 from clipzoo.io.weights import from_hub
 from clipzoo.types import Count, Features, Side, checked
 
-# The last linear map of open_clip's towers, from features to embeddings. In clipzoo it belongs to the head.
-
-
-def projection_path(tower: Any) -> str | None:
-    """Return the name of a tower's last linear map, a module or a matrix [w, d]; None if it ends without one."""
-    from open_clip.hf_model import HFTextEncoder
-    from open_clip.modified_resnet import ModifiedResNet
-    from open_clip.timm_model import TimmModel
-
-    if isinstance(tower, ModifiedResNet):
-        return "attnpool.c_proj"
-    if isinstance(tower, HFTextEncoder):
-        return {nn.Linear: "proj", nn.Sequential: "proj.2"}.get(type(tower.proj))
-    if isinstance(tower, TimmModel):
-        if paths := [path for name, path in TIMM_HEADS.items() if hasattr(tower.head, name)]:
-            return paths[0]
-        path = f"trunk.{tower.trunk.pretrained_cfg['classifier']}"
-        return path if isinstance(tower.get_submodule(path), nn.Linear) else None
-    path = "proj" if hasattr(tower, "proj") else "text_projection"
-    return None if getattr(tower, path) is None else path
-
-
-TIMM_HEADS = {"proj": "head.proj", "mlp": "head.mlp.fc2"}
-"""Part of the head behind a timm trunk -> its last linear map."""
-
-
-def remove_projection(tower: Any) -> int:
-    """Remove the last linear map of a tower and return the width of the features before it."""
-    path = projection_path(tower)
-    if path is None:
-        return _width(tower)
-    parent, _, name = path.rpartition(".")
-    owner = tower.get_submodule(parent)
-    projection = getattr(owner, name)
-    if isinstance(projection, nn.Linear):
-        setattr(owner, name, nn.Identity())
-        return projection.in_features
-    width: int = projection.shape[0]
-    setattr(owner, name, None)
-    return width
-
-
-def taken_projection(state: Mapping[str, Tensor], path: str | None, width: int) -> tuple[Tensor, Tensor | None]:
-    """Return the matrix [w, d] and the bias [d], or None, of the last linear map in a tower's state.
-
-    width: of the features, for the identity of a tower that ends without one.
-    """
-    if path is None:
-        import torch
-
-        return torch.eye(width), None
-    if path in state:
-        return state[path], None
-    return state[f"{path}.weight"].mT, state.get(f"{path}.bias")
-
-
-def _width(tower: Any) -> int:
-    """Width of the features of a tower without projection."""
-    trunk = getattr(tower, "trunk", None)
-    if trunk is not None:
-        return getattr(trunk, "head_hidden_size", None) or trunk.num_features
-    width: int = getattr(tower, "width", 0) or tower.output_dim
-    return width
-
-
-# Descriptions of open_clip's models: by name, from the Hugging Face hub, or from a folder.
-
-
 FOLDER, HUB = "local-dir:", "hf-hub:"
 FILE = "open_clip_config.json"
 REMEDY = "export the model again"
@@ -120,6 +52,201 @@ their weights and tokenizers."""
 MODEL_FIELDS = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
 Triple = tuple[float, float, float]
 T = TypeVar("T")
+TIMM_HEADS = {"proj": "head.proj", "mlp": "head.mlp.fc2"}
+"""Part of the head after a timm trunk -> its last linear map."""
+
+
+@checked
+class OpenClipImage(ImageTower):
+    """The image tower of a model of open_clip.
+
+    Tokens: the last layer after the final norm (CLS first), the queries of CoCa's attentional pooling, or the positions
+    of a feature map. The last projection belongs to the head.
+
+    name: a name in open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
+    image_size: H = W; None for the model's.
+    options: settings of open_clip's vision_cfg, in place of the model's (patch_dropout, timm_drop_path, ...).
+    checkpoint: recompute activations in the backward pass instead of keeping them.
+    """
+
+    trunk: Any
+
+    def __init__(self, name: str, image_size: Side | None, options: dict[str, Any], checkpoint: bool = False) -> None:
+        super().__init__()
+        from open_clip.model import CLIPVisionCfg, _build_vision_tower
+        from open_clip.modified_resnet import ModifiedResNet
+        from open_clip.timm_model import TimmModel
+
+        described = describe(name)
+        settings = settings_of(CLIPVisionCfg, described.model["vision_cfg"], options, "encoder.image")
+        settings.timm_model_pretrained = False
+        own_size = settings.image_size if isinstance(settings.image_size, int) else settings.image_size[0]
+        self.input_size = image_size or own_size
+        if not settings.timm_model_name:
+            settings.image_size = self.input_size
+        quick_gelu = bool(described.model.get("quick_gelu"))
+        with one_message(f"the image tower of open_clip's {name}, image_size={image_size}, cannot be built"):
+            built = _build_vision_tower(described.model["embed_dim"], settings, quick_gelu)
+        if settings.timm_model_name and self.input_size != own_size:
+            built.set_input_size(self.input_size)
+        if checkpoint and not isinstance(built, ModifiedResNet):
+            built.set_grad_checkpointing()
+        self.width, self.embed_width = remove_projection(built), described.model["embed_dim"]
+        self.mean, self.std = described.mean, described.std
+        self.interpolation, self.resize_mode = described.interpolation, described.resize_mode
+        self.name, self.checkpoint = name, checkpoint
+        self.is_resnet, self.is_timm = isinstance(built, ModifiedResNet), isinstance(built, TimmModel)
+        self.trunk = built.trunk if self.is_timm else built
+        if self.is_timm:
+            self.head = built.head
+            self._layout = memory_layout(self.trunk)
+            self.trunk.to(memory_format=self._layout)
+        pools_first = pools_first_of_timm if self.is_timm else pools_first_of_open_clip
+        self._pools_first = not self.is_resnet and pools_first(self.trunk)
+
+    @property
+    def description(self) -> str:
+        return f"the image tower of open_clip's {self.name}"
+
+    def forward(self, image: Tensor) -> Features:
+        if self.is_resnet:
+            return resnet_features(self.trunk, image, self.checkpoint and self.training)
+        if self.is_timm:
+            features = self.trunk.forward_features(image.contiguous(memory_format=self._layout))
+            pooled = self.head(self.trunk.forward_head(features))
+            return Features(pooled, tokens_of(self.trunk, features, self.width))
+        states = self.trunk.transformer(self.trunk._embeds(image))
+        if self.trunk.attn_pool is not None:
+            return Features(*self.trunk._pool(states))
+        if self.trunk.final_ln_after_pool:
+            pooled, tokens = self.trunk._pool(states)
+            return Features(pooled, self.trunk.ln_post(tokens))
+        tokens = self.trunk.ln_post(states)
+        return Features(self.trunk._global_pool(tokens)[0], tokens)
+
+    def pooled(self, image: Tensor) -> Tensor:
+        if not self._pools_first:
+            return self(image).pooled
+        if self.is_timm:
+            return self.head(self.trunk.forward_head(timm_vit_at_first(self.trunk, image)))
+        return self.trunk.ln_post(open_clip_vit_at_first(self.trunk, image))
+
+    def gives_tokens(self) -> bool:
+        return gives_tokens(self)
+
+    def layers(self) -> list[nn.Module]:
+        if self.is_resnet:
+            return resnet_blocks(self.trunk)
+        return timm_blocks(self.trunk) if self.is_timm else list(self.trunk.transformer.resblocks)
+
+
+@checked
+class OpenClipText(TextTower):
+    """The text tower of a model of open_clip.
+
+    Tokens: all positions after the final norm. The last projection belongs to the head. A causal tower runs without
+    open_clip's mask tensor, and on captions of any length; a bidirectional one without a padding mask, and CoCa's,
+    whose features depend on the padding, take all positions (`needs_padding`).
+
+    name: a name in open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
+    context_length: number of tokens; None for the model's.
+    options: settings of open_clip's text_cfg, in place of the model's.
+    checkpoint: recompute activations in the backward pass.
+    """
+
+    trunk: Any
+    left_out = ("text_decoder",)
+    names_elsewhere = {"trunk.": "transformer."}
+
+    def __init__(
+        self, name: str, context_length: Count | None, options: dict[str, Any], checkpoint: bool = False
+    ) -> None:
+        super().__init__()
+        from open_clip.model import CLIPTextCfg, _build_text_tower
+        from open_clip.transformer import ResidualAttentionBlock
+
+        described = describe(name)
+        settings = settings_of(CLIPTextCfg, described.model["text_cfg"], options, "encoder.text")
+        settings.hf_model_pretrained = False
+        settings.context_length = self.context_length = context_length or settings.context_length
+        if settings.hf_model_name:
+            require_transformers(f"the text tower of open_clip's {name}")
+        quick_gelu = bool(described.model.get("quick_gelu"))
+        needs = f" with the configuration of {settings.hf_model_name}" if settings.hf_model_name else ""
+        with one_message(f"the text tower of open_clip's {name}{needs} cannot be built"):
+            built = _build_text_tower(described.model["embed_dim"], settings, quick_gelu)
+        self.width, self.embed_width = remove_projection(built), described.model["embed_dim"]
+        self.tokenizer = tokenizer_of(name, vars(settings), self.context_length)
+        self.name, self.checkpoint = name, checkpoint
+        self.is_transformers = bool(settings.hf_model_name)
+        self._uses_causal_states = False
+        if self.is_transformers:
+            self.trunk, self.pooler, self.proj = built.transformer, built.pooler, built.proj
+            self._padding = built.config.pad_token_id
+            if checkpoint:
+                self.trunk.gradient_checkpointing_enable()
+            return
+        self.trunk = built
+        built.set_grad_checkpointing(checkpoint)
+        causal, self._appended = built.attn_mask is not None, built.cls_emb is not None
+        # open_clip's residual attention blocks without layer scale.
+        plain = all(
+            isinstance(block, ResidualAttentionBlock)
+            and isinstance(getattr(block, "ls_1", None), nn.Identity)
+            and isinstance(getattr(block, "ls_2", None), nn.Identity)
+            for block in built.transformer.resblocks
+        )
+        self._uses_causal_states = causal and not self._appended and plain
+        self.needs_padding = not causal or self._appended or built.pool_type == "last"
+        if not self.needs_padding:
+            self.end_token = built.eos_id if built.pool_type == "eos" else 49407
+
+    @property
+    def description(self) -> str:
+        return f"the text tower of open_clip's {self.name}"
+
+    def forward(self, text: Tensor) -> Features:
+        if self.is_transformers:
+            mask = text != self._padding
+            output = self.trunk(input_ids=text, attention_mask=mask.long())
+            pooled = self.proj(self.pooler(output, mask.long()))
+            tokens = output.last_hidden_state
+            return Features(pooled, tokens if tokens.shape[-1] == self.width else None, mask)
+        trunk = self.trunk
+        if self._uses_causal_states:
+            states = causal_states(trunk, text, self.checkpoint and self.training)
+        else:
+            embedded, mask = trunk._embeds(text)
+            if mask is not None and mask.dim() == 2:
+                mask = mask[: text.shape[1], : text.shape[1]]
+            states = trunk.transformer(embedded, attn_mask=mask)
+        if self._appended:
+            return Features(trunk.ln_final(states[:, -1]), trunk.ln_final(states[:, :-1]))
+        tokens = trunk.ln_final(states)
+        if trunk.pool_type in ("first", "last"):
+            return Features(tokens[:, 0 if trunk.pool_type == "first" else -1], tokens)
+        end = self._ends(text)
+        mask = torch.arange(text.shape[1], device=text.device) <= end[:, None]  # [b, L]
+        return Features(tokens[torch.arange(len(text), device=text.device), end], tokens, mask)
+
+    def pooled(self, text: Tensor) -> Tensor:
+        if not self._uses_causal_states or self.trunk.pool_type in ("first", "last"):
+            return self(text).pooled
+        offset = torch.arange(text.shape[1], device=text.device) - self._ends(text)[:, None]
+        return self.trunk.ln_final(causal_state(self.trunk, text, offset, self.checkpoint and self.training))
+
+    def gives_tokens(self) -> bool:
+        return not self.is_transformers or isinstance(self.proj, nn.Identity)
+
+    def layers(self) -> list[nn.Module]:
+        if self.is_transformers:
+            return longest_list(self.trunk, nn.ModuleList)
+        return list(self.trunk.transformer.resblocks)
+
+    def _ends(self, text: Tensor) -> Tensor:
+        """[b, L] -> [b], the position of the end token. CLIP's is its largest id."""
+        trunk = self.trunk
+        return text.argmax(dim=1) if trunk.pool_type == "argmax" else (text == trunk.eos_id).int().argmax(dim=1)
 
 
 @dataclass(frozen=True)
@@ -144,28 +271,45 @@ def describe(name: str) -> Description:
     """
     import open_clip
     from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+    from open_clip.factory import _get_hf_config
+    from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
     if name.startswith(FOLDER):
         path = Path(name.removeprefix(FOLDER)) / FILE
         content = read_json(path, MB, REMEDY)
         require_fields(path, content, {"model_cfg": dict}, REMEDY)
         require_fields(path, content["model_cfg"], MODEL_FIELDS, REMEDY)
+        _require_plain_towers(name, content["model_cfg"])
     elif name.startswith(HUB):
-        content = _from_hub(name)
+        with from_hub(name, f"{name} cannot be read from the Hugging Face hub"):
+            content = _get_hf_config(name.removeprefix(HUB))
+        if not isinstance(model := content.get("model_cfg"), Mapping) or not model.keys() >= MODEL_FIELDS.keys():
+            raise ConfigError(f"{name} is not a model of open_clip: its {FILE} has no model_cfg of two towers")
+        _require_plain_towers(name, content["model_cfg"])
     else:
-        described = open_clip.get_model_config(name.replace("/", "-"))
+        registered = name.replace("/", "-")
+        described = open_clip.get_model_config(registered)
         if described is None:
             raise ConfigError(f"open_clip has no model {name}{nearest(name, open_clip.list_models(), most=3)}")
-        content = {"model_cfg": described, "preprocess_cfg": _preprocessing(name.replace("/", "-"))}
-    if name.startswith((FOLDER, HUB)):
-        _require_plain_towers(name, content["model_cfg"])
+        tags = [get_pretrained_cfg(registered, tag) for tag in list_pretrained_tags_by_model(registered)]
+        agreed = {
+            key: tags[0].get(key)
+            for key in ("mean", "std", "interpolation", "resize_mode")
+            if tags and all(tag.get(key) == tags[0].get(key) for tag in tags)
+        }
+        content = {"model_cfg": described, "preprocess_cfg": agreed}
     preprocessing = content.get("preprocess_cfg") or {}
     if not isinstance(preprocessing, dict):
         raise ConfigError(f"{name}: its preprocess_cfg is {shortened(preprocessing)}, not a mapping")
-    mean = preprocessing.get("mean") or OPENAI_DATASET_MEAN
-    std = preprocessing.get("std") or OPENAI_DATASET_STD
     interpolation, mode = resizing(preprocessing, name)
-    return Description(content["model_cfg"], _triple(mean, name), _triple(std, name), interpolation, mode)
+    pixels = [preprocessing.get("mean") or OPENAI_DATASET_MEAN, preprocessing.get("std") or OPENAI_DATASET_STD]
+    triples: list[Triple] = []
+    for values in pixels:
+        with one_message(f"{name} has {values} as mean or std of the pixels, not three numbers"):
+            red, green, blue = (float(value) for value in values)
+        triples.append((red, green, blue))
+    mean, std = triples
+    return Description(content["model_cfg"], mean, std, interpolation, mode)
 
 
 def _require_plain_towers(name: str, model: Mapping[str, Any]) -> None:
@@ -229,238 +373,50 @@ def tokenizer_of(name: str, described: Mapping[str, Any], context_length: int) -
     }
 
 
-def _from_hub(name: str) -> Mapping[str, Any]:
-    from open_clip.factory import _get_hf_config
+def projection_path(tower: Any) -> str | None:
+    """Return the name of a tower's last linear map, a module or a matrix [w, d]; None if it ends without one."""
+    from open_clip.hf_model import HFTextEncoder
+    from open_clip.modified_resnet import ModifiedResNet
+    from open_clip.timm_model import TimmModel
 
-    with from_hub(name, f"{name} cannot be read from the Hugging Face hub"):
-        content = _get_hf_config(name.removeprefix(HUB))
-    if not isinstance(model := content.get("model_cfg"), Mapping) or not model.keys() >= MODEL_FIELDS.keys():
-        raise ConfigError(f"{name} is not a model of open_clip: its {FILE} has no model_cfg of two towers")
-    return content
-
-
-def _preprocessing(name: str) -> dict[str, Any]:
-    """Return the settings of the preprocessing on which all weights of a model agree."""
-    from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
-
-    tags = [get_pretrained_cfg(name, tag) for tag in list_pretrained_tags_by_model(name)]
-    agreed = {}
-    for key in ("mean", "std", "interpolation", "resize_mode"):
-        values = [tag.get(key) for tag in tags]
-        if values and all(value == values[0] for value in values):
-            agreed[key] = values[0]
-    return agreed
+    if isinstance(tower, ModifiedResNet):
+        return "attnpool.c_proj"
+    if isinstance(tower, HFTextEncoder):
+        return {nn.Linear: "proj", nn.Sequential: "proj.2"}.get(type(tower.proj))
+    if isinstance(tower, TimmModel):
+        if paths := [path for name, path in TIMM_HEADS.items() if hasattr(tower.head, name)]:
+            return paths[0]
+        path = f"trunk.{tower.trunk.pretrained_cfg['classifier']}"
+        return path if isinstance(tower.get_submodule(path), nn.Linear) else None
+    path = "proj" if hasattr(tower, "proj") else "text_projection"
+    return None if getattr(tower, path) is None else path
 
 
-def _triple(values: Any, name: str) -> Triple:
-    with one_message(f"{name} has {values} as mean or std of the pixels, not three numbers"):
-        red, green, blue = (float(value) for value in values)
-    return red, green, blue
+def remove_projection(tower: Any) -> int:
+    """Remove the last linear map of a tower and return the width of the features before it."""
+    path = projection_path(tower)
+    if path is None:
+        trunk = getattr(tower, "trunk", None)
+        if trunk is not None:
+            return getattr(trunk, "head_hidden_size", None) or trunk.num_features
+        return getattr(tower, "width", 0) or tower.output_dim
+    parent, _, name = path.rpartition(".")
+    owner = tower.get_submodule(parent)
+    projection = getattr(owner, name)
+    if isinstance(projection, nn.Linear):
+        setattr(owner, name, nn.Identity())
+        return projection.in_features
+    setattr(owner, name, None)
+    return projection.shape[0]
 
 
-@checked
-class OpenClipImage(ImageTower):
-    """The image tower of a model of open_clip.
+def taken_projection(state: Mapping[str, Tensor], path: str | None, width: int) -> tuple[Tensor, Tensor | None]:
+    """Return the matrix [w, d] and the bias [d], or None, of the last linear map in a tower's state.
 
-    Tokens: the last layer after the final norm (CLS first), the queries of CoCa's attentional pooling, or the positions
-    of a feature map. The last projection belongs to the head.
-
-    name: a name in open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
-    image_size: H = W; None for the model's.
-    options: settings of open_clip's vision_cfg, in place of the model's (patch_dropout, timm_drop_path, ...).
-    checkpoint: recompute activations in the backward pass instead of keeping them.
+    width: of the features, for the identity of a tower that ends without one.
     """
-
-    trunk: Any
-
-    def __init__(self, name: str, image_size: Side | None, options: dict[str, Any], checkpoint: bool = False) -> None:
-        super().__init__()
-        from open_clip.model import CLIPVisionCfg, _build_vision_tower
-        from open_clip.modified_resnet import ModifiedResNet
-        from open_clip.timm_model import TimmModel
-
-        described = describe(name)
-        settings = settings_of(CLIPVisionCfg, described.model["vision_cfg"], options, "encoder.image")
-        settings.timm_model_pretrained = False
-        own_size = settings.image_size if isinstance(settings.image_size, int) else settings.image_size[0]
-        self.input_size = image_size or own_size
-        if not settings.timm_model_name:
-            settings.image_size = self.input_size
-        quick_gelu = bool(described.model.get("quick_gelu"))
-        with one_message(f"the image tower of open_clip's {name}, image_size={image_size}, cannot be built"):
-            built = _build_vision_tower(described.model["embed_dim"], settings, quick_gelu)
-        if settings.timm_model_name and self.input_size != own_size:
-            built.set_input_size(self.input_size)
-        if checkpoint and not isinstance(built, ModifiedResNet):
-            built.set_grad_checkpointing()
-        self.width, self.embed_width = remove_projection(built), described.model["embed_dim"]
-        self.mean, self.std = described.mean, described.std
-        self.interpolation, self.resize_mode = described.interpolation, described.resize_mode
-        self.name, self.checkpoint = name, checkpoint
-        self.is_resnet, self.is_timm = isinstance(built, ModifiedResNet), isinstance(built, TimmModel)
-        self.trunk = built.trunk if self.is_timm else built
-        if self.is_timm:
-            self.head = built.head
-            self._layout = memory_layout(self.trunk)
-            self.trunk.to(memory_format=self._layout)
-        pools_first = pools_first_of_timm if self.is_timm else pools_first_of_open_clip
-        self._pools_first = not self.is_resnet and pools_first(self.trunk)
-
-    @property
-    def description(self) -> str:
-        return f"the image tower of open_clip's {self.name}"
-
-    def forward(self, image: Tensor) -> Features:
-        if self.is_resnet:
-            return resnet_features(self.trunk, image, self.checkpoint and self.training)
-        if self.is_timm:
-            features = self.trunk.forward_features(image.contiguous(memory_format=self._layout))
-            pooled = self.head(self.trunk.forward_head(features))
-            return Features(pooled, tokens_of(self.trunk, features, self.width))
-        return _vit_features(self.trunk, image)
-
-    def pooled(self, image: Tensor) -> Tensor:
-        if not self._pools_first:
-            return self(image).pooled
-        if self.is_timm:
-            return self.head(self.trunk.forward_head(timm_vit_at_first(self.trunk, image)))
-        return self.trunk.ln_post(open_clip_vit_at_first(self.trunk, image))
-
-    def gives_tokens(self) -> bool:
-        return gives_tokens(self)
-
-    def layers(self) -> list[nn.Module]:
-        if self.is_resnet:
-            return resnet_blocks(self.trunk)
-        return timm_blocks(self.trunk) if self.is_timm else list(self.trunk.transformer.resblocks)
-
-
-def _vit_features(trunk: Any, image: Tensor) -> Features:
-    states = trunk.transformer(trunk._embeds(image))
-    if trunk.attn_pool is not None:
-        pooled, tokens = trunk._pool(states)
-    elif trunk.final_ln_after_pool:
-        pooled, tokens = trunk._pool(states)
-        tokens = trunk.ln_post(tokens)
-    else:
-        tokens = trunk.ln_post(states)
-        pooled, _ = trunk._global_pool(tokens)
-    return Features(pooled, tokens)
-
-
-@checked
-class OpenClipText(TextTower):
-    """The text tower of a model of open_clip.
-
-    Tokens: all positions after the final norm. The last projection belongs to the head. A causal tower runs without
-    open_clip's mask tensor, and on captions of any length; a bidirectional one without a padding mask, and CoCa's,
-    whose features depend on the padding, take all positions (`needs_padding`).
-
-    name: a name in open_clip's registry, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
-    context_length: number of tokens; None for the model's.
-    options: settings of open_clip's text_cfg, in place of the model's.
-    checkpoint: recompute activations in the backward pass.
-    """
-
-    trunk: Any
-    left_out = ("text_decoder",)
-    names_elsewhere = {"trunk.": "transformer."}
-
-    def __init__(
-        self, name: str, context_length: Count | None, options: dict[str, Any], checkpoint: bool = False
-    ) -> None:
-        super().__init__()
-        from open_clip.model import CLIPTextCfg, _build_text_tower
-
-        described = describe(name)
-        settings = settings_of(CLIPTextCfg, described.model["text_cfg"], options, "encoder.text")
-        settings.hf_model_pretrained = False
-        settings.context_length = self.context_length = context_length or settings.context_length
-        if settings.hf_model_name:
-            require_transformers(f"the text tower of open_clip's {name}")
-        quick_gelu = bool(described.model.get("quick_gelu"))
-        needs = f" with the configuration of {settings.hf_model_name}" if settings.hf_model_name else ""
-        with one_message(f"the text tower of open_clip's {name}{needs} cannot be built"):
-            built = _build_text_tower(described.model["embed_dim"], settings, quick_gelu)
-        self.width, self.embed_width = remove_projection(built), described.model["embed_dim"]
-        self.tokenizer = tokenizer_of(name, vars(settings), self.context_length)
-        self.name, self.checkpoint = name, checkpoint
-        self.is_transformers = bool(settings.hf_model_name)
-        self._uses_causal_states = False
-        if self.is_transformers:
-            self.trunk, self.pooler, self.proj = built.transformer, built.pooler, built.proj
-            self._padding = built.config.pad_token_id
-            if checkpoint:
-                self.trunk.gradient_checkpointing_enable()
-            return
-        self.trunk = built
-        built.set_grad_checkpointing(checkpoint)
-        causal, self._appended = built.attn_mask is not None, built.cls_emb is not None
-        self._uses_causal_states = causal and not self._appended and all(map(_is_plain, built.transformer.resblocks))
-        self.needs_padding = not causal or self._appended or built.pool_type == "last"
-        if not self.needs_padding:
-            self.end_token = built.eos_id if built.pool_type == "eos" else 49407
-
-    @property
-    def description(self) -> str:
-        return f"the text tower of open_clip's {self.name}"
-
-    def forward(self, text: Tensor) -> Features:
-        if self.is_transformers:
-            return self._transformers_features(text)
-        trunk = self.trunk
-        states = self._states(text)
-        if self._appended:
-            return Features(trunk.ln_final(states[:, -1]), trunk.ln_final(states[:, :-1]))
-        tokens = trunk.ln_final(states)
-        if trunk.pool_type in ("first", "last"):
-            return Features(tokens[:, 0 if trunk.pool_type == "first" else -1], tokens)
-        end = self._ends(text)
-        mask = torch.arange(text.shape[1], device=text.device) <= end[:, None]  # [b, L]
-        return Features(tokens[torch.arange(len(text), device=text.device), end], tokens, mask)
-
-    def pooled(self, text: Tensor) -> Tensor:
-        if not self._uses_causal_states or self.trunk.pool_type in ("first", "last"):
-            return self(text).pooled
-        behind = torch.arange(text.shape[1], device=text.device) - self._ends(text)[:, None]
-        return self.trunk.ln_final(causal_state(self.trunk, text, behind, self.checkpoint and self.training))
-
-    def gives_tokens(self) -> bool:
-        return not self.is_transformers or isinstance(self.proj, nn.Identity)
-
-    def layers(self) -> list[nn.Module]:
-        if self.is_transformers:
-            from clipzoo.encoders.huggingface import transformer_blocks
-
-            return transformer_blocks(self.trunk)
-        return list(self.trunk.transformer.resblocks)
-
-    def _ends(self, text: Tensor) -> Tensor:
-        """[b, L] -> [b], the position of the end token. CLIP's is its largest id."""
-        trunk = self.trunk
-        return text.argmax(dim=1) if trunk.pool_type == "argmax" else (text == trunk.eos_id).int().argmax(dim=1)
-
-    def _states(self, text: Tensor) -> Tensor:
-        """Ids [b, L] -> [b, L, w] after the last block; CoCa's with one more position."""
-        trunk = self.trunk
-        if self._uses_causal_states:
-            return causal_states(trunk, text, self.checkpoint and self.training)
-        embedded, mask = trunk._embeds(text)
-        if mask is not None and mask.dim() == 2:
-            mask = mask[: text.shape[1], : text.shape[1]]
-        return trunk.transformer(embedded, attn_mask=mask)
-
-    def _transformers_features(self, text: Tensor) -> Features:
-        mask = text != self._padding
-        output = self.trunk(input_ids=text, attention_mask=mask.long())
-        pooled = self.proj(self.pooler(output, mask.long()))
-        tokens = output.last_hidden_state
-        return Features(pooled, tokens if tokens.shape[-1] == self.width else None, mask)
-
-
-def _is_plain(block: Any) -> bool:
-    """Return True for open_clip's residual attention block without layer scale."""
-    from open_clip.transformer import ResidualAttentionBlock
-
-    scales = (getattr(block, "ls_1", None), getattr(block, "ls_2", None))
-    return isinstance(block, ResidualAttentionBlock) and all(isinstance(scale, nn.Identity) for scale in scales)
+    if path is None:
+        return torch.eye(width), None
+    if path in state:
+        return state[path], None
+    return state[f"{path}.weight"].mT, state.get(f"{path}.bias")

@@ -1,4 +1,4 @@
-"""Linear probes: frozen features, logistic regression, and the search for its penalty."""
+"""Linear probes: frozen features in files, logistic regression, and the search for its penalty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import numpy as np
 import torch
@@ -17,21 +17,73 @@ from torch import Tensor
 from clipzoo import io
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
-from clipzoo.errors import number_of
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.evaluation import scoring
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, LabelledImages, Metric
 from clipzoo.evaluation.encoder import SECONDS_BETWEEN_LINES, BatchEncoder
 from clipzoo.evaluation.logistic import LogisticRegression
 from clipzoo.evaluation.outputs import write_arrays
-from clipzoo.evaluation.scoring import check_classes, check_finite, check_labels, exact_products, positions
-from clipzoo.io import write_json
 from clipzoo.model import Model
 from clipzoo.types import Embedding, Features
 
-# Frozen features of a dataset's splits, before and after the projection, in files.
-
-
 PROJECTIONS = ("before", "after")
 REMEDY = "the features are computed again"
+GRID = torch.logspace(-6, 6, 97, dtype=torch.float64).tolist()
+"""Values of C."""
+STRIDES = (16, 8, 4, 2, 1)
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """Linear probes with these settings.
+
+    resize: shorter side in pixels before the central crop. validation_share: share of train held out where a dataset
+    has no validation split. seed: of the samples held out. keep_features: leave the features on disk.
+    """
+
+    resize: int
+    validation_share: float
+    seed: int
+    keep_features: bool
+
+    def run(
+        self, model: Model, dataset: ClassificationDataset, encoder: BatchEncoder, output: Path, key: str
+    ) -> dict[str, dict[str, float]]:
+        """Return metrics in percent "before" and "after" the projection. Collective.
+
+        output: folder of the evaluation; the search for C is written to linear_probe/<dataset>.search.json, labels and
+        predictions of the test samples to linear_probe/<dataset>.npz. key: digest of all that the features depend on.
+        """
+        world, folder = encoder.world, io.below(output, f"features/{dataset.name}")
+        for split, images in dataset.splits.items():
+            write_features(model, images, dataset.name, split, encoder, self.resize, folder, key)
+        # The solver is not distributed: ranks take projections in turn.
+        own: dict[str, Probe] = {}
+        for projection in PROJECTIONS[world.rank :: world.size]:
+            splits = {split: read_features(folder, split, projection).to(model.device) for split in dataset.splits}
+            name = f"{dataset.name}, {projection} projection"
+            own[projection] = probe(splits, dataset.class_names, dataset.metric, self.validation_share, self.seed, name)
+        # A large dataset keeps the solving ranks busy for longer than the timeout of collectives.
+        world.barrier()
+        probes = {projection: result for part in world.gather_object(own) for projection, result in part.items()}
+        for projection, result in probes.items():
+            if not result.converged:
+                say(
+                    f"evaluation: probe of {dataset.name}, {projection} projection: the final fit at C={result.c:.3g} "
+                    f"did not converge in {number_of(result.iterations, 'iteration')}; its accuracy is approximate"
+                )
+        if world.is_first:
+            content = {
+                name: {"metrics": part.metrics, "C": part.c, "converged": part.converged, "search": part.search}
+                for name, part in probes.items()
+            }
+            io.write_json(io.below(output, f"linear_probe/{dataset.name}.search.json"), content)
+            answers = {f"all_{projection}": result.predictions.numpy() for projection, result in probes.items()}
+            labels = probes[PROJECTIONS[0]].labels.numpy()
+            write_arrays(io.below(output, f"linear_probe/{dataset.name}.npz"), all_labels=labels, **answers)
+            if not self.keep_features:
+                shutil.rmtree(folder)
+        return {projection: probes[projection].metrics for projection in PROJECTIONS}
 
 
 @dataclass(frozen=True)
@@ -97,31 +149,29 @@ def write_features(
 
 
 def read_features(folder: Path, split: str, projection: str) -> LabelledFeatures:
-    """Read what `write_features` wrote. projection: "before" or "after". Raises DamagedFileError."""
+    """Read the files of `write_features`. projection: "before" or "after". Raises DamagedFileError."""
     paths = dict(zip((*PROJECTIONS, "labels"), _paths(folder, split), strict=True))
-    return LabelledFeatures(torch.from_numpy(_load(paths[projection])), torch.from_numpy(_load(paths["labels"])))
+    features, labels = (torch.from_numpy(np.array(_load(paths[part]))) for part in (projection, "labels"))
+    return LabelledFeatures(features, labels)
 
 
 def _is_written(folder: Path, split: str, key: str, count: int) -> bool:
     """Return True if the files of a split are complete and belong to `key`; damaged ones are named in the log."""
     key_file = io.below(folder, f"{split}.key")
-    if not key_file.exists():
-        return False
 
     def is_written() -> bool:
         return io.read_text(key_file, io.MB, REMEDY) == key and all(
-            len(_load(path, mmap_mode="r")) == count for path in _paths(folder, split)
+            len(_load(path)) == count for path in _paths(folder, split)
         )
 
-    return io.DamageLog().read(is_written, False)
+    return key_file.exists() and io.DamageLog().read(is_written, False)
 
 
-def _load(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+def _load(path: Path) -> np.ndarray:
+    """Map an .npy file: a header that states more than the file holds allocates nothing. Raises DamagedFileError."""
     try:
         with io.readable(path, io.ANY_SIZE, REMEDY):
-            # Mapped first: a header that states more than the file holds allocates nothing.
-            array = np.load(path, "r")
-            return array if mmap_mode else np.array(array)
+            return np.load(path, "r")
     except io.DamagedFileError:
         raise
     except (OSError, ValueError, EOFError):
@@ -145,14 +195,6 @@ def _allocated(path: Path, batch: np.ndarray, count: int) -> IO[bytes]:
 
 def _paths(folder: Path, split: str) -> list[Path]:
     return [io.below(folder, f"{split}.{part}.npy") for part in (*PROJECTIONS, "labels")]
-
-
-# Search for the penalty C of a linear probe, and its final fit.
-
-
-GRID = torch.logspace(-6, 6, 97, dtype=torch.float64).tolist()
-"""Values of C."""
-STRIDES = (16, 8, 4, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -187,16 +229,21 @@ def probe(
     out. name: of the dataset and features, for messages.
     """
     for split, part in splits.items():
-        check_labels(part.labels, class_names, f"{name}, {split}")
-        check_finite(part.features, f"{name}, {split}")
+        scoring.check_labels(part.labels, class_names, f"{name}, {split}")
+        broken = int((~torch.isfinite(part.features)).any(dim=1).sum())
+        if broken:
+            raise ConfigError(
+                f"{name}, {split}: {broken} of {number_of(len(part.features), 'image')} have features that are NaN or "
+                "infinite"
+            )
         if split != "val":
-            check_classes(part.labels, class_names, f"{name}, {split}")
+            scoring.check_classes(part.labels, class_names, f"{name}, {split}")
     train, validation, test = splits["train"], splits.get("val"), splits["test"]
     if validation is None:
         held = held_out(train.labels, validation_share, seed)
         train, validation = train.rows(~held), train.rows(held)
     classes = len(class_names)
-    with exact_products():
+    with scoring.exact_products():
         model = LogisticRegression(train.features, train.labels, classes)
         scores = search(model, validation, classes, metric, name)
         best = min(scores, key=lambda c: (-scores[c], c))
@@ -243,7 +290,12 @@ def search(
             if index in scores:
                 continue
             logits = model.solve(GRID[index]).logits(validation.features)
-            scores[index] = _validation_score(logits, validation.labels, metric)
+            # Top-1 is a mean of 0 and 1, rounded as in recorded searches; others are quotients of counts.
+            if metric == "top1":
+                right = scoring.positions(logits, validation.labels) == 0
+                scores[index] = 100 * right.double().mean().item()
+            else:
+                scores[index] = accuracies(logits, validation.labels)[metric]
         center = min(scores, key=lambda index: (-scores[index], index))
         if time.perf_counter() - printed > SECONDS_BETWEEN_LINES:
             printed = time.perf_counter()
@@ -253,74 +305,5 @@ def search(
 
 
 def accuracies(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracies in percent from logits [n, k] and labels [n], on this rank alone."""
-    from clipzoo.evaluation.scoring import Accuracy
-
-    accuracy = Accuracy(logits.shape[1], World()).to(labels.device)
-    accuracy.update(positions(logits, labels), labels)
-    return accuracy.compute()
-
-
-def _validation_score(logits: Tensor, labels: Tensor, metric: str) -> float:
-    """Accuracy in percent. Top-1 is rounded as in the searches that earlier versions recorded."""
-    if metric == "top1":
-        return 100 * (positions(logits, labels) == 0).double().mean().item()
-    return accuracies(logits, labels)[metric]
-
-
-# Linear probe of a classification dataset, on the features before and after the projection.
-
-
-@dataclass(frozen=True)
-class LinearProbe:
-    """Linear probes with these settings.
-
-    resize: shorter side in pixels before the central crop. validation_share: share of train held out where a dataset
-    has no validation split. seed: of the samples held out. keep_features: leave the features on disk.
-    """
-
-    resize: int
-    validation_share: float
-    seed: int
-    keep_features: bool
-
-    def run(
-        self, model: Model, dataset: ClassificationDataset, encoder: BatchEncoder, output: Path, key: str
-    ) -> dict[str, dict[str, float]]:
-        """Return metrics in percent "before" and "after" the projection. Collective.
-
-        output: folder of the evaluation; the search for C is written to linear_probe/<dataset>.search.json, labels and
-        predictions of the test samples to linear_probe/<dataset>.npz. key: digest of all that the features depend on.
-        """
-        world, folder = encoder.world, io.below(output, f"features/{dataset.name}")
-        for split, images in dataset.splits.items():
-            write_features(model, images, dataset.name, split, encoder, self.resize, folder, key)
-        # The solver is not distributed: ranks take projections in turn.
-        own: dict[str, Probe] = {}
-        for projection in PROJECTIONS[world.rank :: world.size]:
-            splits = {split: read_features(folder, split, projection).to(model.device) for split in dataset.splits}
-            name = f"{dataset.name}, {projection} projection"
-            own[projection] = probe(splits, dataset.class_names, dataset.metric, self.validation_share, self.seed, name)
-        # A large dataset keeps the solving ranks busy for longer than the timeout of collectives.
-        world.barrier()
-        probes = {projection: result for part in world.gather_object(own) for projection, result in part.items()}
-        for projection, result in probes.items():
-            if not result.converged:
-                say(
-                    f"evaluation: probe of {dataset.name}, {projection} projection: the final fit at C={result.c:.3g} "
-                    f"did not converge in {number_of(result.iterations, 'iteration')}; its accuracy is approximate"
-                )
-        if world.is_first:
-            content = {
-                projection: {
-                    "metrics": result.metrics, "C": result.c, "converged": result.converged, "search": result.search
-                }
-                for projection, result in probes.items()
-            }  # fmt: skip
-            write_json(io.below(output, f"linear_probe/{dataset.name}.search.json"), content)
-            answers = {f"all_{projection}": result.predictions.numpy() for projection, result in probes.items()}
-            labels = probes[PROJECTIONS[0]].labels.numpy()
-            write_arrays(io.below(output, f"linear_probe/{dataset.name}.npz"), all_labels=labels, **answers)
-            if not self.keep_features:
-                shutil.rmtree(folder)
-        return {projection: probes[projection].metrics for projection in PROJECTIONS}
+    """Accuracies in percent from logits [n, k] and labels [n], on this rank only."""
+    return scoring.accuracy(scoring.positions(logits, labels), labels, logits.shape[1], World())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +14,13 @@ from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, write_le
 from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
 from clipzoo.data.tar import IMAGE_EXTENSIONS
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.evaluation.datasets.dataset import SIGNATURES, Metric, catalogue
+from clipzoo.evaluation.datasets.dataset import SIGNATURES, Metric, catalogue, png
 from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
 from clipzoo.io import MB, folder_name, read_bytes, read_table
 
-# The user's own images for an evaluation dataset: folders by class, images with caption files, tables.
-
-
 SPLITS = ("train", "val", "test")
+CHUNK = 50
+"""Images that a process decodes at a time; fewer images are decoded in this process."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,29 @@ class Source:
     class_names: set[str] = field(default_factory=set)
     left_out: list[LeftOut] = field(default_factory=list)
 
+    def leave_out(self, path: Path, kind: str, reason: str) -> None:
+        self.left_out.append(LeftOut(path, kind, reason))
+
+    def accepts(self, path: Path) -> bool:
+        """Return True for the extension of an image; other files are left out."""
+        is_image = path.suffix[1:].lower() in IMAGE_EXTENSIONS
+        if not is_image:
+            self.leave_out(path, NO_IMAGE_FILE, f"files of type {path.suffix or 'none'} are not read")
+        return is_image
+
+    def add_captions(self, path: Path, texts: Collection[str]) -> None:
+        """Add an image with the captions that have a letter or digit."""
+        captions = tuple(" ".join(text.split()) for text in texts if has_text(text))
+        if captions:
+            self.images.append(OwnImage(path, captions=captions))
+        else:
+            self.leave_out(path, "empty_caption", "its caption has no letter or digit")
+
 
 def class_folders(folder: Path) -> Source:
     """Read <folder>/<class>/.../IMAGE as the split test, or <folder>/<split>/<class>/.../IMAGE.
 
-    A class is called like its folder, with spaces for underscores. Captions beside images (NAME.txt) are not used.
+    A class is called like its folder, with spaces for underscores. Captions next to images (NAME.txt) are not used.
 
     Raises:
         ConfigError: there is no folder in `folder`, or no split test.
@@ -73,24 +89,24 @@ def class_folders(folder: Path) -> Source:
                 if path.suffix.lower() == ".txt" and path.with_suffix("") in images:
                     continue  # the caption of an image
                 if path == entry:
-                    _leave_out(source, path, "no_class", "it is in no folder of a class")
-                elif _is_image(source, path):
+                    source.leave_out(path, "no_class", "it is in no folder of a class")
+                elif source.accepts(path):
                     source.images.append(OwnImage(path, split, class_name))
     return source
 
 
 def captioned_folder(folder: Path) -> Source:
-    """Read all images below the folder with the captions in NAME.txt beside them, one per line."""
+    """Read all images below the folder with the captions in NAME.txt next to them, one per line."""
     source = Source()
     for path in _files(folder):
         text = path.with_suffix(".txt")
-        if path.suffix.lower() == ".txt" or not _is_image(source, path):
+        if path.suffix.lower() == ".txt" or not source.accepts(path):
             continue
         if text.is_file():
             lines = read_bytes(text, MB).decode("utf-8-sig", errors="replace").splitlines()
-            _add_captions(source, path, lines)
+            source.add_captions(path, lines)
         else:
-            _leave_out(source, path, "no_caption_file", f"{text.name} is missing")
+            source.leave_out(path, "no_caption_file", f"{text.name} is missing")
     return source
 
 
@@ -103,7 +119,7 @@ def table_of_classes(table: Path, image: str, class_name: str, split: str | None
             source.class_names.add(name)
             source.images.append(OwnImage(path, part, name))
         else:
-            _leave_out(source, path, "no_class", f"its {class_name} is empty")
+            source.leave_out(path, "no_class", f"its {class_name} is empty")
     return source
 
 
@@ -115,7 +131,7 @@ def table_of_captions(table: Path, image: str, caption: str, split: str | None) 
             captions.setdefault(path, []).append(row[caption])
     source = Source()
     for path, texts in captions.items():
-        _add_captions(source, path, texts)
+        source.add_captions(path, texts)
     return source
 
 
@@ -130,35 +146,12 @@ def _rows(
         yield table.parent / row[image], part, row
 
 
-def _add_captions(source: Source, path: Path, texts: Collection[str]) -> None:
-    captions = tuple(" ".join(text.split()) for text in texts if has_text(text))
-    if captions:
-        source.images.append(OwnImage(path, captions=captions))
-    else:
-        _leave_out(source, path, "empty_caption", "its caption has no letter or digit")
-
-
 def _files(entry: Path) -> Iterator[Path]:
     """Yield the file `entry`, or all files below the folder `entry` in the order of their names; no hidden ones."""
     for path in [entry] if entry.is_file() else sorted(entry.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(entry.parent).parts)
         if path.is_file() and not hidden:
             yield path
-
-
-def _is_image(source: Source, path: Path) -> bool:
-    if path.suffix[1:].lower() in IMAGE_EXTENSIONS:
-        return True
-    _leave_out(source, path, NO_IMAGE_FILE, f"files of type {path.suffix or 'none'} are not read")
-    return False
-
-
-def _leave_out(source: Source, path: Path, kind: str, reason: str) -> None:
-    source.left_out.append(LeftOut(path, kind, reason))
-
-
-_CHUNK = 50
-"""Images that a process decodes at a time; fewer images are decoded in this process."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +222,12 @@ def make_classification(
         templates=templates,
         metric=metric,
         recipe=f"own images; {number_of(len(left_out), 'file')} left out",
-        splits={split: _labelled(part, labels) for split, part in splits.items()},
+        splits={
+            split: zip(
+                map(_encoded, [image.path for image in part]), [labels[image.class_name] for image in part], strict=True
+            )
+            for split, part in splits.items()
+        },
     )
     probed = {image.class_name for image in splits.get("train", ())} == set(names)
     samples = {split: len(part) for split, part in splits.items()}
@@ -265,8 +263,8 @@ def _usable(
 ) -> tuple[list[OwnImage], list[LeftOut]]:
     """Return the images that can be decoded, and all files that are left out."""
     paths = list(dict.fromkeys(image.path for image in source.images))
-    if processes > 1 and len(paths) > _CHUNK:
-        faults = map_in_children(fault, paths, min(processes, -(-len(paths) // _CHUNK)), _CHUNK)
+    if processes > 1 and len(paths) > CHUNK:
+        faults = map_in_children(fault, paths, min(processes, -(-len(paths) // CHUNK)), CHUNK)
     else:
         faults = map(fault, paths)
     faulty: dict[Path, LeftOut] = {}
@@ -286,19 +284,12 @@ def fault(path: Path) -> LeftOut | None:
     return None
 
 
-def _labelled(images: Sequence[OwnImage], labels: dict[str, int]) -> Iterator[tuple[bytes, int]]:
-    for image in images:
-        yield _encoded(image.path), labels[image.class_name]
-
-
 def _encoded(path: Path) -> bytes:
     """Return the bytes of the file, or a PNG of its pixels if the tar layout does not hold its format."""
     content = read_image_file(path)
     if content.startswith(tuple(SIGNATURES)):
         return content
-    stream = io.BytesIO()
-    Image.fromarray(read_header(content, MAX_PIXELS).decode(1)).save(stream, "PNG")
-    return stream.getvalue()
+    return png(Image.fromarray(read_header(content, MAX_PIXELS).decode(1)))
 
 
 def _summary(left_out: Sequence[LeftOut]) -> str:
@@ -308,7 +299,7 @@ def _summary(left_out: Sequence[LeftOut]) -> str:
 
 
 def _written(made: Made) -> Made:
-    """Open the dataset as an evaluation does, and name the files that are left out beside it."""
+    """Open the dataset as an evaluation does, and list the files that are left out in left_out.tsv."""
     open_tar_dataset(made.folder.parent, made.folder.name)
     write_left_out(made.left_out, made.folder)
     return made

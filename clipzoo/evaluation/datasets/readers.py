@@ -1,7 +1,6 @@
-"""Classification datasets read from the files that their authors distribute, by torchvision's classes where possible.
+"""Datasets read from the files that their authors distribute, by torchvision's classes where possible.
 
-Each reader takes the dataset's folder, returns the dataset's own class names, and raises FileNotFoundError for missing
-files.
+Each reader takes the dataset's folder and raises FileNotFoundError for missing files.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from clipzoo.evaluation.datasets.tar import MEMBER_EXTENSIONS, tar_samples
 from clipzoo.io import MB, below, read_lines
 
 FOLDER_EXTENSIONS = {".jpg", ".jpeg", ".png", ".ppm"}
+REMEDY = "download it again"
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,14 @@ class SourceClassification:
 
     class_names: Sequence[str]
     splits: Mapping[str, LabelledSplit]
+
+
+@dataclass(frozen=True)
+class SourceRetrieval:
+    """Images and the captions of each image."""
+
+    images: EncodedImages
+    captions: Sequence[Sequence[str]]
 
 
 def read_torchvision(
@@ -43,7 +51,19 @@ def read_torchvision(
             dataset = getattr(torchvision.datasets, kind)(str(folder), **arguments)
         except RuntimeError as error:
             raise FileNotFoundError(f"{folder}: {error}") from error
-        parts[split] = _split(dataset)
+        # torchvision keeps pixels in `data`, or paths and labels under one of four pairs of names.
+        samples = getattr(dataset, "_samples", None) or getattr(dataset, "samples", None)
+        if hasattr(dataset, "data"):
+            pixels = np.asarray(dataset.data)
+            # STL-10 has channels first.
+            pixels = pixels.transpose(0, 2, 3, 1) if pixels.shape[1] == 3 else pixels
+            labels = dataset.targets if hasattr(dataset, "targets") else dataset.labels
+            parts[split] = LabelledSplit(PixelArrays(pixels), labels)
+        elif samples is not None:
+            parts[split] = _files(*zip(*samples, strict=True))
+        else:
+            paths = dataset._images if hasattr(dataset, "_images") else dataset._image_files
+            parts[split] = _files(paths, dataset._labels)
         class_names = class_names or [str(name) for name in dataset.classes]
     return SourceClassification(class_names, parts)
 
@@ -53,10 +73,12 @@ def read_class_folders(splits: Mapping[str, str], folder: Path) -> SourceClassif
 
     splits: name -> folder. A folder for "train" may be absent: only linear probes need it.
     """
-    present = {
-        split: part for split, part in splits.items() if split != "train" or below(folder, part, links=True).exists()
+    places = {split: below(folder, part, links=True) for split, part in splits.items()}
+    paths = {
+        split: list(_image_paths(_existing(place)))
+        for split, place in places.items()
+        if split != "train" or place.exists()
     }
-    paths = {split: list(_image_paths(_existing(below(folder, part, links=True)))) for split, part in present.items()}
     names = sorted({path.parent.name for part in paths.values() for path in part})
     labels = {name: label for label, name in enumerate(names)}
     parts = {split: _files(part, [labels[path.parent.name] for path in part]) for split, part in paths.items()}
@@ -133,17 +155,51 @@ def ucf101(folder: Path) -> SourceClassification:
     return SourceClassification([re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names], {"test": test})
 
 
-def _split(dataset: Any) -> LabelledSplit:
-    """torchvision keeps pixels in `data`, or paths and labels under one of four pairs of names."""
-    if hasattr(dataset, "data"):
-        pixels = np.asarray(dataset.data)
-        # STL-10 has channels first.
-        pixels = pixels.transpose(0, 2, 3, 1) if pixels.shape[1] == 3 else pixels
-        return LabelledSplit(PixelArrays(pixels), dataset.targets if hasattr(dataset, "targets") else dataset.labels)
-    samples = getattr(dataset, "_samples", None) or getattr(dataset, "samples", None)
-    if samples is not None:
-        return _files(*zip(*samples, strict=True))
-    return _files(dataset._images if hasattr(dataset, "_images") else dataset._image_files, dataset._labels)
+def karpathy(folder: Path, split: str, captions: int) -> SourceRetrieval:
+    """Karpathy's dataset_*.json next to the images, with the first `captions` captions of each image, as in papers.
+
+    Raises DamagedFileError.
+    """
+    lists = sorted(folder.glob("dataset_*.json"))
+    if not lists:
+        raise FileNotFoundError(f"{folder} has no dataset_*.json")
+    content = io.read_json(lists[0], 160 * io.MB, REMEDY)
+    io.require_fields(lists[0], content, {"images": list}, REMEDY)
+    for entry in content["images"]:
+        values = entry if isinstance(entry, dict) else {}
+        io.require_fields(lists[0], values, {"split": str, "filename": str, "sentences": list}, REMEDY)
+        for sentence in values["sentences"]:
+            io.require_fields(lists[0], sentence if isinstance(sentence, dict) else {}, {"raw": str}, REMEDY)
+    entries = [entry for entry in content["images"] if entry["split"] == split]
+    # Flickr30k's entries name no folder.
+    paths = [
+        io.below(folder, f"{entry.get('filepath', 'flickr30k-images')}/{entry['filename']}", links=True)
+        for entry in entries
+    ]
+    missing = next((path for path in paths if not path.exists()), None)
+    if missing is not None:
+        raise FileNotFoundError(f"{missing} is missing")
+    texts = [[sentence["raw"].strip() for sentence in entry["sentences"][:captions]] for entry in entries]
+    return SourceRetrieval(ImageFiles([ImageFile(path) for path in paths]), texts)
+
+
+def pairs(folder: Path, split: str, captions: int) -> SourceRetrieval:
+    """Shards of image-caption pairs as img2dataset writes them; samples without image or caption are left out.
+
+    Raises:
+        ConfigError: a shard is damaged; skipping it would make the gallery smaller.
+    """
+    shards = sorted(folder.glob("*.tar"))
+    if not shards:
+        raise FileNotFoundError(f"{folder} has no *.tar")
+    samples = [
+        sample
+        for shard in shards
+        for sample in tar_samples(shard, REMEDY, unterminated=True)
+        if "txt" in sample.members and not sample.members.keys().isdisjoint(MEMBER_EXTENSIONS)
+    ]
+    texts = [[" ".join(sample.text("txt").split())] for sample in samples]
+    return SourceRetrieval(ImageFiles([sample.image for sample in samples]), texts)
 
 
 def _cut(whole: SourceClassification, ranges: Callable[[int], Mapping[str, range]]) -> SourceClassification:
@@ -156,10 +212,9 @@ def _cut(whole: SourceClassification, ranges: Callable[[int], Mapping[str, range
     parts: dict[str, tuple[list[Path], list[int]]] = {}
     for label, paths in by_class.items():
         for split, rows in ranges(len(paths)).items():
-            chosen = paths[rows.start : rows.stop]
             split_paths, split_labels = parts.setdefault(split, ([], []))
-            split_paths += chosen
-            split_labels += [label] * len(chosen)
+            split_paths += paths[rows.start : rows.stop]
+            split_labels += [label] * len(paths[rows.start : rows.stop])
     return SourceClassification(whole.class_names, {split: _files(*part) for split, part in parts.items()})
 
 
@@ -177,75 +232,10 @@ def _image_paths(folder: Path) -> Iterable[Path]:
 
 
 def _lines(path: Path) -> list[str]:
-    return [line for line in read_lines(_existing(path), 64 * MB, "download it again") if line.strip()]
+    return [line for line in read_lines(_existing(path), 64 * MB, REMEDY) if line.strip()]
 
 
 def _existing(path: Path) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing")
     return path
-
-
-# Retrieval datasets read from the files that their authors distribute.
-#
-# Each reader takes the dataset's folder and raises FileNotFoundError for missing files.
-
-
-REMEDY = "download it again"
-
-
-@dataclass(frozen=True)
-class SourceRetrieval:
-    """Images and the captions of each image."""
-
-    images: EncodedImages
-    captions: Sequence[Sequence[str]]
-
-
-def karpathy(folder: Path, split: str, captions: int) -> SourceRetrieval:
-    """Karpathy's dataset_*.json beside the images, with the first `captions` captions of each image, as in papers."""
-    lists = sorted(folder.glob("dataset_*.json"))
-    if not lists:
-        raise FileNotFoundError(f"{folder} has no dataset_*.json")
-    entries = [entry for entry in read_entries(lists[0]) if entry["split"] == split]
-    # Flickr30k's entries name no folder.
-    paths = [
-        io.below(folder, f"{entry.get('filepath', 'flickr30k-images')}/{entry['filename']}", links=True)
-        for entry in entries
-    ]
-    missing = next((path for path in paths if not path.exists()), None)
-    if missing is not None:
-        raise FileNotFoundError(f"{missing} is missing")
-    texts = [[sentence["raw"].strip() for sentence in entry["sentences"][:captions]] for entry in entries]
-    return SourceRetrieval(ImageFiles([ImageFile(path) for path in paths]), texts)
-
-
-def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Entries of Karpathy's dataset_*.json. Raises DamagedFileError."""
-    content = io.read_json(path, 160 * io.MB, REMEDY)
-    io.require_fields(path, content, {"images": list}, REMEDY)
-    for entry in content["images"]:
-        values = entry if isinstance(entry, dict) else {}
-        io.require_fields(path, values, {"split": str, "filename": str, "sentences": list}, REMEDY)
-        for sentence in values["sentences"]:
-            io.require_fields(path, sentence if isinstance(sentence, dict) else {}, {"raw": str}, REMEDY)
-    return content["images"]
-
-
-def pairs(folder: Path, split: str, captions: int) -> SourceRetrieval:
-    """Shards of image-caption pairs as img2dataset writes them; samples without image or caption are left out.
-
-    Raises:
-        ConfigError: a shard is damaged; skipping it would make the gallery smaller.
-    """
-    shards = sorted(folder.glob("*.tar"))
-    if not shards:
-        raise FileNotFoundError(f"{folder} has no *.tar")
-    samples = [
-        sample
-        for shard in shards
-        for sample in tar_samples(shard, "download it again", unterminated=True)
-        if "txt" in sample.members and not sample.members.keys().isdisjoint(MEMBER_EXTENSIONS)
-    ]
-    texts = [[" ".join(sample.text("txt").split())] for sample in samples]
-    return SourceRetrieval(ImageFiles([sample.image for sample in samples]), texts)

@@ -7,7 +7,7 @@
     <root>/<dataset>/<split>/{0..k-1}.tar                    images with .cls (label) or .txt (captions, one per line)
     <root>/<dataset>/meta.json                               optional, clipzoo's own: metric, recipe, counts, digests
 
-Datasets exported by CLIP_benchmark open unchanged, and CLIP_benchmark opens what `tar_writer` writes.
+Datasets exported by CLIP_benchmark open unchanged, and CLIP_benchmark opens the datasets written here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from clipzoo import io
 from clipzoo.data.tar import UNTERMINATED, Member, list_members
@@ -36,7 +34,6 @@ from clipzoo.evaluation.datasets.dataset import (
     RetrievalDataset,
     read_range,
 )
-from clipzoo.io import below, new_folder, write_json, write_whole
 
 MEMBER_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 REMEDY = "restore the file, or convert the dataset again"
@@ -82,16 +79,24 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
     folder = io.below(Path(root), name, links=True)
     splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
     if not splits:
-        raise ConfigError(_missing(Path(root), name))
-    meta = io.read_json(folder / "meta.json", io.MB, REMEDY) if (folder / "meta.json").exists() else {}
-    counts = _counts(folder / "meta.json", meta)
+        others = ", ".join(sorted({path.parent.parent.name for path in Path(root).glob("*/*/nshards.txt")}))
+        raise ConfigError(
+            f"no evaluation dataset {name} at {root}/{name} (eval.root={root} has {others or 'none'}); "
+            "`clipzoo world` generates the demo's in data/demo/downstream"
+        )
+    meta_file, type_file = folder / "meta.json", folder / "dataset_type.txt"
+    meta = io.read_json(meta_file, io.MB, REMEDY) if meta_file.exists() else {}
+    stated = meta.get("splits", {})
+    io.require_fields(meta_file, {"splits": stated}, {"splits": dict}, REMEDY)
+    io.require_fields(meta_file, stated, dict.fromkeys(stated, dict), REMEDY)
+    for facts in stated.values():
+        io.require_fields(meta_file, facts, {"samples": int}, REMEDY)
     samples = {split: _split_samples(io.below(folder, split, links=True)) for split in splits}
-    for split, expected in counts.items():
+    for split, facts in stated.items():
         count = len(samples.get(split, ()))
-        if count != expected:
+        if count != facts["samples"]:
             place = io.below(folder, split, links=True)
-            raise ConfigError(f"{place} has {number_of(count, 'sample')}, but its meta.json says {expected}")
-    type_file = folder / "dataset_type.txt"
+            raise ConfigError(f"{place} has {number_of(count, 'sample')}, but its meta.json says {facts['samples']}")
     kind = io.read_text(type_file, io.MB, REMEDY).strip().lower() if type_file.exists() else "classification"
     if kind == "retrieval":
         return _retrieval(name, folder, samples)
@@ -103,11 +108,12 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
 def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
     """Samples of one tar in its order. Member names are labels; none is ever used as a path on disk.
 
-    remedy: what to do about a damaged tar, for the message. unterminated: accept a tar without its closing blocks, as
+    remedy: for the message about a damaged tar. unterminated: accept a tar without its closing blocks, as
     img2dataset may leave it.
     """
     with io.readable(path, io.ANY_SIZE, remedy) as file:
-        contents = list_members(partial(_read_at, file.fileno()), os.fstat(file.fileno()).st_size)
+        descriptor = file.fileno()
+        contents = list_members(lambda size, offset: os.pread(descriptor, size, offset), os.fstat(descriptor).st_size)
     if contents.flaw is not None and not (unterminated and contents.flaw == UNTERMINATED):
         raise ConfigError(f"{path}: {contents.flaw}; {remedy}")
     samples: dict[str, dict[str, Member]] = {}
@@ -121,7 +127,7 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
 def _classification(
     name: str, folder: Path, meta: Mapping[str, Any], samples: Mapping[str, Sequence[TarSample]]
 ) -> ClassificationDataset:
-    # An empty line inside would be a class of its own; only those at the end are ignored.
+    # Only empty lines at the end are ignored; one inside is a class.
     class_names = io.read_lines(folder / NAMES_FILE, LINES, REMEDY)
     templates = io.read_lines(folder / TEMPLATES_FILE, LINES, REMEDY)
     for template in templates:
@@ -131,12 +137,18 @@ def _classification(
     metric = meta.get("metric", "top1")
     if not isinstance(metric, str) or metric not in METRICS:
         raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is not one of {', '.join(METRICS)}")
-    splits = {
-        split: LabelledSplit(
-            ImageFiles([sample.image for sample in part]), [_label(sample, len(class_names)) for sample in part]
-        )
-        for split, part in samples.items()
-    }
+    splits = {}
+    for split, part in samples.items():
+        images, labels = ImageFiles([sample.image for sample in part]), []
+        for sample in part:
+            label = sample.text("cls").strip()
+            if not label.isdecimal() or int(label) >= len(class_names):
+                raise ConfigError(
+                    f"{sample.path}: {sample.key} has the label {label!r}, but {NAMES_FILE} names "
+                    f"{number_of(len(class_names), 'class', 'es')}"
+                )
+            labels.append(int(label))
+        splits[split] = LabelledSplit(images, labels)
     return ClassificationDataset(name, class_names, templates, metric, splits)
 
 
@@ -166,48 +178,6 @@ def _split_samples(folder: Path) -> list[TarSample]:
     return [sample for path in paths for sample in tar_samples(path, "write the dataset again")]
 
 
-def _label(sample: TarSample, classes: int) -> int:
-    text = sample.text("cls").strip()
-    if not text.isdecimal() or int(text) >= classes:
-        raise ConfigError(
-            f"{sample.path}: {sample.key} has the label {text!r}, but {NAMES_FILE} names "
-            f"{number_of(classes, 'class', 'es')}"
-        )
-    return int(text)
-
-
-def _counts(path: Path, meta: Mapping[str, Any]) -> dict[str, int]:
-    """Number of samples of every split that meta.json states. Raises DamagedFileError."""
-    splits = meta.get("splits", {})
-    io.require_fields(path, {"splits": splits}, {"splits": dict}, REMEDY)
-    io.require_fields(path, splits, dict.fromkeys(splits, dict), REMEDY)
-    for facts in splits.values():
-        io.require_fields(path, facts, {"samples": int}, REMEDY)
-    return {split: facts["samples"] for split, facts in splits.items()}
-
-
-def _read_at(descriptor: int, length: int, offset: int) -> bytes:
-    return os.pread(descriptor, length, offset)
-
-
-def _missing(root: Path, name: str) -> str:
-    others = ", ".join(sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")}))
-    return (
-        f"no evaluation dataset {name} at {root}/{name} (eval.root={root} has {others or 'none'}); "
-        "`clipzoo world` generates the demo's in data/demo/downstream"
-    )
-
-
-# Write evaluation datasets in the tar layout of CLIP_benchmark (see `tar_dataset`).
-
-
-class SplitFacts(TypedDict):
-    """A split in meta.json: the number of samples and a digest of their bytes."""
-
-    samples: int
-    digest: str
-
-
 def write_classification(
     folder: Path,
     *,
@@ -223,65 +193,59 @@ def write_classification(
     folder: of the dataset; it appears only when it is complete. metric: "top1" or "mean_per_class". recipe: a sentence
     on how the splits were made, for meta.json. splits: (encoded image, label) pairs. shard_size: samples per tar.
     """
-    with _new_dataset(folder) as new:
-        write_whole(new / NAMES_FILE, _joined(class_names))
-        write_whole(new / TEMPLATES_FILE, _joined(templates))
-        facts = {
-            split: _write_split(
-                below(new, split), ((image, "cls", str(label)) for image, label in examples), shard_size
-            )
-            for split, examples in splits.items()
-        }
-        _describe(new, "classification", {"metric": metric, "recipe": recipe, "splits": facts})
+    lists = {NAMES_FILE: class_names, TEMPLATES_FILE: templates}
+    rows = {split: ((image, "cls", str(label)) for image, label in examples) for split, examples in splits.items()}
+    _write_dataset(folder, "classification", {"metric": metric, "recipe": recipe}, lists, rows, shard_size)
 
 
 def write_retrieval(
     folder: Path, *, recipe: str, examples: Iterable[tuple[bytes, Sequence[str]]], shard_size: int = 1000
 ) -> None:
     """Write a retrieval dataset with the split "test". examples: encoded images with their captions."""
-    with _new_dataset(folder) as new:
-        rows = ((image, "txt", _joined(captions)) for image, captions in examples)
-        facts = {"test": _write_split(new / "test", rows, shard_size)}
-        _describe(new, "retrieval", {"recipe": recipe, "splits": facts})
+    rows = ((image, "txt", _joined(captions)) for image, captions in examples)
+    _write_dataset(folder, "retrieval", {"recipe": recipe}, {}, {"test": rows}, shard_size)
 
 
-@contextmanager
-def _new_dataset(folder: Path) -> Iterator[Path]:
-    """A folder to write to that takes its name when all is written, and is removed after an error."""
-    if folder.exists():
-        raise ConfigError(f"{folder} exists already: remove it to write the dataset again")
-    with new_folder(folder) as new:
-        yield new
+def _write_dataset(
+    folder: Path,
+    kind: str,
+    meta: Mapping[str, str],
+    lists: Mapping[str, Sequence[str]],
+    splits: Mapping[str, Iterable[tuple[bytes, str, str]]],
+    shard_size: int,
+) -> None:
+    """Write a dataset whose folder takes its name when all is written, and is removed after an error.
 
-
-def _write_split(folder: Path, rows: Iterable[tuple[bytes, str, str]], shard_size: int) -> SplitFacts:
-    """Write (image, extension of the annotation, annotation) rows to tars of `shard_size` samples."""
+    lists: lines of text by file name. splits: (image, extension of the annotation, annotation) rows.
+    """
     from webdataset.writer import ShardWriter  # imports torch
 
-    folder.mkdir()
-    digest = hashlib.sha256()
-    count = 0
-    with ShardWriter(f"{folder}/%d.tar", maxcount=shard_size, verbose=0, mtime=0) as writer:
-        for image, extension, annotation in rows:
-            encoded = annotation.encode("utf-8")
-            digest.update(hashlib.sha256(image).digest() + hashlib.sha256(encoded).digest())
-            writer.write({"__key__": f"s{count:07d}", _image_extension(image): image, extension: encoded})
-            count += 1
-        shards = writer.shard
-    write_whole(folder / "nshards.txt", f"{shards}\n")
-    return {"samples": count, "digest": digest.hexdigest()}
-
-
-def _describe(folder: Path, kind: str, meta: Mapping[str, object]) -> None:
-    write_whole(folder / "dataset_type.txt", kind + "\n")
-    write_json(folder / "meta.json", meta)
-
-
-def _image_extension(image: bytes) -> str:
-    for signature, extension in SIGNATURES.items():
-        if image.startswith(signature):
-            return extension
-    raise ConfigError(f"the tar layout holds JPEG, PNG and WebP images, not one that begins with {image[:8]!r}")
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already: remove it to write the dataset again")
+    with io.new_folder(folder) as new:
+        for name, lines in lists.items():
+            io.write_whole(new / name, _joined(lines))
+        facts = {}
+        for split, rows in splits.items():
+            place = io.below(new, split)
+            place.mkdir()
+            digest, count = hashlib.sha256(), 0
+            with ShardWriter(f"{place}/%d.tar", maxcount=shard_size, verbose=0, mtime=0) as writer:
+                for image, extension, annotation in rows:
+                    encoding = next((name for start, name in SIGNATURES.items() if image.startswith(start)), None)
+                    if encoding is None:
+                        raise ConfigError(
+                            f"the tar layout holds JPEG, PNG and WebP images, not one that begins with {image[:8]!r}"
+                        )
+                    encoded = annotation.encode("utf-8")
+                    digest.update(hashlib.sha256(image).digest() + hashlib.sha256(encoded).digest())
+                    writer.write({"__key__": f"s{count:07d}", encoding: image, extension: encoded})
+                    count += 1
+                shards = writer.shard
+            io.write_whole(place / "nshards.txt", f"{shards}\n")
+            facts[split] = {"samples": count, "digest": digest.hexdigest()}
+        io.write_whole(new / "dataset_type.txt", kind + "\n")
+        io.write_json(new / "meta.json", {**meta, "splits": facts})
 
 
 def _joined(lines: Sequence[str]) -> str:
