@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(first_line(error)) from None
     if options.multirun:
-        from clipzoo.report.sweep_page import write_sweep
+        from clipzoo.report.pages import write_sweep
 
         print(write_sweep(lines), flush=True)
         sweep.require_results(lines)
@@ -95,7 +95,7 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
         for point in search[1].corner_lines() if search else overrides.covering_points(read):
             plain = compose(point, complete=not shows)
             if (row := plain["row"]) is not None:
-                from clipzoo.report.paper_tables.published import require_row
+                from clipzoo.report.published import require_row
 
                 require_row(row)
             folders = runs_of(plain).hydra_overrides() if options.multirun else []
@@ -279,7 +279,7 @@ def write_outputs(
     results.json comes last: a run directory that has it is finished and complete. Until then, the same command starts
     again after the last checkpoint, with the cached evaluation.
     """
-    from clipzoo.report.run_page.page import write_report
+    from clipzoo.report.pages import write_report
     from clipzoo.training.inspection import diagnostics
 
     folder = training.folder

@@ -23,8 +23,7 @@ from clipzoo.runs.dataset import (
     run_on_moved_dataset,
     unknown_fingerprint,
 )
-from clipzoo.runs.flat import flat
-from clipzoo.runs.identity import differing, identity
+from clipzoo.runs.identity import differing, flat, identity
 from clipzoo.runs.lock import RunLock
 from clipzoo.runs.names import run_folder
 from clipzoo.runs.places.place import runs_of

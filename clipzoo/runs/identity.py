@@ -10,7 +10,6 @@ from typing import Any
 from clipzoo.config.schema import is_open
 from clipzoo.errors import masked
 from clipzoo.runs import renamed
-from clipzoo.runs.flat import flat
 
 HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
@@ -37,6 +36,17 @@ DEFAULTS: dict[str, Any] = {
     "tune.text._target_": _FULL, "tune.text.rate": 1.0, "tune.text.layer_decay": 1.0,
 }  # fmt: skip
 """Keys that earlier versions did not have, with the values under which a run is what it was without them."""
+
+
+def flat(plain: Any, path: str = "") -> dict[str, Any]:
+    """Return nested mappings as one mapping of dotted keys."""
+    if not isinstance(plain, Mapping) or not plain:
+        return {path: plain}
+    return {
+        key: value
+        for name, inner in plain.items()
+        for key, value in flat(inner, f"{path}.{name}" if path else str(name)).items()
+    }
 
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:

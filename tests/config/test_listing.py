@@ -11,7 +11,7 @@ import pytest
 from clipzoo.cli.__main__ import main
 from clipzoo.config.compose import compose
 from clipzoo.config.listing import Section, argument_meanings, comments, sections
-from clipzoo.runs.flat import flat
+from clipzoo.runs.identity import flat
 from tests.support.paths import ROOT
 
 

@@ -13,10 +13,10 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.io.names import below, folder_name, require_no_links
 from clipzoo.io.reading import DamagedFileError
+from clipzoo.lab.studies.run import main as studies
 from clipzoo.runs.names import run_folder
 from clipzoo.runs.places.place import runs_of
 from clipzoo.runs.places.remote import local_copy
-from clipzoo.studies.__main__ import main as studies
 from tests.support.processes import run_script
 
 INVALID = [

@@ -78,8 +78,8 @@ class Checkout:
 
     def study(self, name: str, settings: str) -> dict[str, Any]:
         """The numbers of a study's result.json."""
-        overrides = [f"study={name}", f"folder=studies/{name}", *settings.split()]
-        program = processes.start(self.path, "clipzoo.studies", overrides, self.work, self.work / "logs/studies" / name)
+        arguments = ["studies", f"study={name}", f"folder=studies/{name}", *settings.split()]
+        program = processes.start(self.path, "clipzoo.cli", arguments, self.work, self.work / "logs/studies" / name)
         path = self.work / "studies" / name / name / "result.json"
         result: dict[str, Any] = {"exit": program.wait(), "numbers": results.numbers(path)}
         return result if path.exists() else {**result, "message": error_message(program.output)}

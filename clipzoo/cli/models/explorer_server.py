@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clipzoo.cli.models.explorer_site import Site
 from clipzoo.errors import ConfigError
-from clipzoo.report.explorer_page import explorer_page
+from clipzoo.report.pages import explorer_page
 
 ADDRESS = "127.0.0.1"
 CLIENT_TIMEOUT_SECONDS = 20

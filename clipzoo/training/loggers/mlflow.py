@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo import io
-from clipzoo.runs.flat import flat
+from clipzoo.runs.identity import flat
 from clipzoo.training.loggers.base import MetricLogger
 from clipzoo.training.loggers.extras import require_package
 
