@@ -23,8 +23,7 @@ from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.heads.kme import KmeHead
 from clipzoo.loading import LoadedModel
-from clipzoo.report.render import markdown
-from clipzoo.report.table import text_table
+from clipzoo.report.render import markdown, text_table
 
 IMAGES = 250
 

@@ -22,7 +22,7 @@ from clipzoo.build import build_part
 from clipzoo.cli.__main__ import main as clipzoo_command
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.errors import ConfigError
-from clipzoo.report.run_page.page import write_report
+from clipzoo.report.pages import write_report
 from clipzoo.runs.directory import check_configuration
 from clipzoo.training import checkpoint_files
 from clipzoo.types import Part
@@ -99,7 +99,7 @@ NODES: dict[str, Callable[[Path], Config]] = {
     "our revision of git": lambda canary: {
         "_target_": "clipzoo.runs.record.subprocess.run", "_args_": [["touch", str(canary)]],
     },
-    "an import of ours": lambda canary: {"_target_": "clipzoo.studies.__main__.subprocess.Popen", **touch(canary)},
+    "an import of ours": lambda canary: {"_target_": "clipzoo.lab.studies.run.subprocess.Popen", **touch(canary)},
     "our importer": lambda canary: {"_target_": "clipzoo.build.import_module", "name": "payload"},
     "our builder": lambda canary: {"_target_": "clipzoo.build.build_part", "node": touch(canary)},
     "a class of ours that is no part": lambda canary: {

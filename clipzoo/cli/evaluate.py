@@ -111,7 +111,7 @@ def _check(plain: Mapping[str, Any]) -> None:
     if plain["row"] is not None and plain["run"] is not None:
         raise ConfigError(f"row={plain['row']} goes with model=: a run has its own row")
     if plain["row"] is not None:
-        from clipzoo.report.paper_tables.published import require_row
+        from clipzoo.report.published import require_row
 
         require_row(plain["row"])
 
@@ -157,7 +157,7 @@ def _output_folder(plain: Mapping[str, Any]) -> Path:
 
 def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics: Mapping[str, float]) -> None:
     """Write the report, then results.json, but not in the directory of an unfinished run, which it would end."""
-    from clipzoo.report.run_page.page import write_report
+    from clipzoo.report.pages import write_report
 
     record = None
     if run.is_finished(folder):

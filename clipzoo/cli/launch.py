@@ -37,11 +37,10 @@ from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Machines, NonNegativeCount, Port, Restarts
 from clipzoo.errors import CHECKOUT, ConfigError, TrainingError
 from clipzoo.io import MB, read_bytes, write_whole
+from clipzoo.io.text import save_figure
 from clipzoo.runs import sweep
 from clipzoo.runs.directory import is_finished
-from clipzoo.runs.search.settings import Search
-from clipzoo.runs.search.space import Space
-from clipzoo.runs.search.study import Study, study_folder
+from clipzoo.runs.search import Search, Space, Study, study_folder
 
 SLURM = CONF.with_name("slurm")
 """The folder of the batch scripts, of the wheel or of the checkout."""
@@ -211,13 +210,14 @@ def submit(options: argparse.Namespace) -> None:
 
 def show(points: list[sweep.Point], options: argparse.Namespace) -> None:
     """Print the table of the points, and write it with its plot."""
-    from clipzoo.report.comparison.sweep import sweep_plot, sweep_rows, sweep_table
+    from clipzoo.report.figures import sweep_figure
     from clipzoo.report.render import markdown
+    from clipzoo.report.sections import best_row, sweep_rows, sweep_table
 
     rows = sweep_rows(points, options.table)
     text = markdown(sweep_table(rows, options.table, options.lowest))
     output = options.output or sweep.sweep_folder(points, options.overrides)
-    sweep_plot(rows, options.table, output / "sweep.png", options.lowest)
+    save_figure(sweep_figure(rows, options.table, best_row(rows, options.lowest)), output / "sweep.png")
     write_whole(output / "sweep.md", f"{text}\n\n![{options.table} over the sweep](sweep.png)\n")
     print(f"{text}\n\n{output / 'sweep.md'}")
 

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from clipzoo.distributed.world import World
     from clipzoo.initial import Rows
     from clipzoo.model import Model
-    from clipzoo.runs.search.settings import Search
-    from clipzoo.runs.search.space import Space
+    from clipzoo.runs.search import Search, Space
     from clipzoo.training.parts import Dataset, Parts
 
 
@@ -98,7 +97,7 @@ def main(arguments: list[str]) -> None:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(first_line(error)) from None
     if line.options.multirun:
-        print(by_name("clipzoo.report.sweep_page.write_sweep")(line.lines), flush=True)
+        print(by_name("clipzoo.report.pages.write_sweep")(line.lines), flush=True)
         sweep.require_results(line.lines)
 
 
@@ -319,7 +318,7 @@ def finish(
     def write() -> None:
         write_examples(samples, parts.dataset, folder / "evaluation" / "samples")
         results = record.results(folder, parts.config, experiment, lines, cost, metrics)
-        by_name("clipzoo.report.run_page.page.write_report")(folder, results)
+        by_name("clipzoo.report.pages.write_report")(folder, results)
         parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
         parts.logger.close()
         if any(name.endswith("lora_A") for name in model.state_dict()):

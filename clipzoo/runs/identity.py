@@ -38,6 +38,17 @@ DEFAULTS: dict[str, Any] = {
 """Keys that earlier versions did not have, with the values under which a run is what it was without them."""
 
 
+def flat(plain: Any, path: str = "") -> dict[str, Any]:
+    """Return nested mappings as one mapping of dotted keys."""
+    if not isinstance(plain, Mapping) or not plain:
+        return {path: plain}
+    return {
+        key: value
+        for name, inner in plain.items()
+        for key, value in flat(inner, f"{path}.{name}" if path else str(name)).items()
+    }
+
+
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flat configuration without harmless keys, later keys at their defaults, and passwords of URLs."""
     return {
@@ -74,14 +85,3 @@ def _same_but_open(before: Mapping[str, Any], now: Mapping[str, Any], key: str) 
     parts = key.split(".")
     prefixes = [".".join(parts[: length + 1]) for length in range(len(parts))]
     return any(is_open(config.get(prefix)) for config in (before, now) for prefix in prefixes)
-
-
-def flat(plain: Any, path: str = "") -> dict[str, Any]:
-    """Return nested mappings as one mapping of dotted keys."""
-    if not isinstance(plain, Mapping) or not plain:
-        return {path: plain}
-    return {
-        key: value
-        for name, inner in plain.items()
-        for key, value in flat(inner, f"{path}.{name}" if path else str(name)).items()
-    }

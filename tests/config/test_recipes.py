@@ -9,8 +9,7 @@ from itertools import product
 
 import pytest
 
-from clipzoo.report.paper_tables.experiments import experiments
-from clipzoo.report.paper_tables.published import read_numbers
+from clipzoo.report.published import experiments, read_numbers
 from clipzoo.runs.identity import flat
 from tests.support.experiments import EXPERIMENTS, composed
 

@@ -186,7 +186,7 @@ def _study(draw: random.Random, files: Mapping[str, Path]) -> Line:
     wrong = ([f"study={study}", f"{key}={_always_wrong(draw, key)}"], ["study=nosuch"], ["jobs=0"], ["jobs=x"],
              ["studies=[nosuch]"], ["studies=3"], [f"study={study}", "folder=/dev/null/x"], ["--nosuch"],
              [f"study={study}", f"{key}x=1"])  # fmt: skip
-    return Line("clipzoo/studies/__main__.py", tuple(draw.choice(wrong)), True)
+    return Line(COMMAND, ("studies", *draw.choice(wrong)), True)
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,9 @@ LONG = ("lab", "emoji", "datasets convert")
 def _programs() -> list[Program]:
     """Every command and script that has a parser of its own."""
     leaves = {name: parser for name, parser in _leaves(_parser()) if name not in OVERRIDE_COMMANDS}
-    leaves |= {name: _parser_of(import_module(OVERRIDE_COMMANDS[name][0]), []) for name in ("launch", "plan")}
+    leaves |= {
+        name: _parser_of(import_module(f"clipzoo.{OVERRIDE_COMMANDS[name][0]}"), []) for name in ("launch", "plan")
+    }
     programs = [
         Program(COMMAND, tuple(name.split()), parser, BASES[name], name not in LONG) for name, parser in leaves.items()
     ]

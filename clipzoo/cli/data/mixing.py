@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from clipzoo import io
 from clipzoo.distributed.launch import say
 from clipzoo.report import render
-from clipzoo.report.table import Cell, Table, text_table
+from clipzoo.report.render import Cell, Table, text_table
 from clipzoo.runs.metric_key import parsed
 
 if TYPE_CHECKING:

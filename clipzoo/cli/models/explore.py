@@ -90,7 +90,7 @@ def _site(options: argparse.Namespace, temporary: Path) -> Site:
     from clipzoo.cli.models.explorer_site import ExploredRun, Site
     from clipzoo.distributed.launch import say
     from clipzoo.loading import load
-    from clipzoo.report.run_page.curves import loss_unit
+    from clipzoo.report.figures import loss_unit
 
     steps = [_step(source) for source in options.models]
     models = [load(source, trust=options.trust) for source in options.models]

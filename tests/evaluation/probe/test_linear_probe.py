@@ -10,7 +10,7 @@ import pytest
 from clipzoo.build import build_part
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.logistic import LogisticRegression
-from clipzoo.report.run_page.page import write_report
+from clipzoo.report.pages import write_report
 from clipzoo.runs.record import RunRecord, results
 from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, write_sets
 
