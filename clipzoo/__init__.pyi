@@ -8,10 +8,10 @@ from clipzoo.encoders.base import Encoder as Encoder
 from clipzoo.errors import ConfigError as ConfigError
 from clipzoo.export.adapters import save_adapters as save_adapters
 from clipzoo.export.hub import export as export
+from clipzoo.export.open_clip import from_open_clip as from_open_clip
+from clipzoo.export.transformers import from_transformers as from_transformers
 from clipzoo.loading import (
     LoadedModel as LoadedModel,
-    from_open_clip as from_open_clip,
-    from_transformers as from_transformers,
     interpolate as interpolate,
     load as load,
 )

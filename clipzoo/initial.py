@@ -341,11 +341,11 @@ def _from_open_clip(rest: str, name: str, key: str) -> Source:
         model, _, tag = rest.partition("/")
         if not tag:
             raise ConfigError(f"{key}={name} names no weights: give open_clip:NAME/TAG or open_clip:local-dir:FOLDER")
-    ours, config = from_open_clip(model, tag)
-    state = ours.state_dict()
-    if PAIR in config:
-        state["logit_bias"] = torch.tensor(config[PAIR]["bias"])
-    return Source(state, config)
+    loaded = from_open_clip(model, tag)
+    state = loaded.state_dict()
+    if PAIR in loaded.config:
+        state["logit_bias"] = torch.tensor(loaded.config[PAIR]["bias"])
+    return Source(state, loaded.config)
 
 
 def _from_timm(name: str) -> Source:

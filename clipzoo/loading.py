@@ -283,22 +283,6 @@ def _with_pair(config: dict[str, Any], state: Mapping[str, Any]) -> dict[str, An
     return {**config, PAIR: {"log_scale": log_scale, "bias": bias}}
 
 
-def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
-    """Return an open_clip model by name and tag, a checkpoint file as tag, or an exported folder "local-dir:FOLDER"."""
-    from clipzoo.export import open_clip
-
-    model, config = open_clip.from_open_clip(name, pretrained)
-    return LoadedModel(model, config).to(device).eval()
-
-
-def from_transformers(folder: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
-    """Return the CLIPModel of transformers in a folder: config.json, model.safetensors and its preprocessing."""
-    from clipzoo.export import transformers
-
-    model, config = transformers.from_transformers(Path(folder))
-    return LoadedModel(model, config).to(device).eval()
-
-
 # WiSE-FT: the weights between two models, those before and after a fine-tuning (Wortsman et al. 2022).
 
 

@@ -131,7 +131,9 @@ def _load(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
 
     if plain["run"] is not None:
         return loading.load(plain["run"], trust=tuple(trust), average=plain["averaged"])
-    return loading.from_open_clip(plain["model"], plain["pretrained"])
+    from clipzoo.export.open_clip import from_open_clip
+
+    return from_open_clip(plain["model"], plain["pretrained"])
 
 
 def _mixed_with(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:

@@ -330,8 +330,8 @@ FACTS = {
 """Values of the encoder that are found in the model."""
 
 
-def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, Any]]:
-    """Return open_clip's model `name` (with tag or checkpoint file `pretrained`) and its configuration.
+def from_open_clip(name: str, pretrained: str | None = None, device: str | torch.device = "cpu") -> LoadedModel:
+    """Return an open_clip model by name and tag, a checkpoint file as tag, or an exported folder "local-dir:FOLDER".
 
     The weights must be on this machine, or open_clip downloads them.
 
@@ -353,7 +353,8 @@ def from_open_clip(name: str, pretrained: str | None) -> tuple[Model, dict[str, 
                 f"pretrained={pretrained} is neither a file nor a tag of open_clip's {name} "
                 f"(its tags: {', '.join(tags) or 'none'})"
             )
-    return as_ours(name, _peer(name, pretrained))
+    model, config = as_ours(name, _peer(name, pretrained))
+    return LoadedModel(model, config).to(device).eval()
 
 
 def _require_no_tag(name: str) -> None:

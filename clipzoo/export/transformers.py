@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clipzoo import io
@@ -21,7 +22,6 @@ from clipzoo.export.ties import layers_of, to_ours, to_theirs
 from clipzoo.io import MB, DamagedFileError, read_json, require_fields
 from clipzoo.io.weights import read_tensors
 from clipzoo.loading import PAIR, LoadedModel
-from clipzoo.model import Model
 
 KINDS: dict[str, Any] = {"CLIPModel": transformers_clip, "SiglipModel": transformers_siglip}
 
@@ -70,12 +70,13 @@ BICUBIC, BILINEAR = 3, 2
 """PIL's numbers of the interpolations."""
 
 
-def from_transformers(folder: Path) -> tuple[Model, dict[str, Any]]:
-    """Return the CLIPModel or SiglipModel in a folder and its configuration.
+def from_transformers(folder: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
+    """Return the CLIPModel or SiglipModel of transformers in a folder: config.json, model.safetensors, preprocessing.
 
     Raises:
         ConfigError: the folder holds another kind of model, or one that no encoder here can represent.
     """
+    folder = Path(folder)
     path = folder / _MODEL
     content = read_json(path, MB, REMEDY)
     require_fields(path, content, {"vision_config": dict, "text_config": dict}, REMEDY)
@@ -102,7 +103,8 @@ def from_transformers(folder: Path) -> tuple[Model, dict[str, Any]]:
         raise DamagedFileError(path, f"does not fit {_MODEL} ({cause(error)})", REMEDY) from None
     # transformers has no tensors for the projection that SigLIP's image tower lacks.
     fixed = ("head.image_projection", "head.image_bias")
-    return build_trained(config, state, path, REMEDY, dtype=state["head.log_scale"].dtype, fixed=fixed), config
+    model = build_trained(config, state, path, REMEDY, dtype=state["head.log_scale"].dtype, fixed=fixed)
+    return LoadedModel(model, config).to(device).eval()
 
 
 def _image_settings(folder: Path, size: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from clipzoo import io
 from clipzoo.data.captions import CaptionCounts, described
 from clipzoo.errors import ConfigError
+from clipzoo.io.text import save_figure
 from clipzoo.report import figures, scaling as laws, sections as parts
 from clipzoo.report.frame import (
     COSTS,
@@ -413,7 +414,7 @@ def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Pat
     """Return the sections of power laws along an axis; their table and figure are written to separate files too."""
     fits, drawn, title = laws.table(found), laws.figure(found, axis), f"Scaling with {axis}"
     io.write_whole(io.below(output, f"scaling_{axis}.csv"), csv(fits))
-    io.save_figure(drawn, io.below(output, f"scaling_{axis}.png"), dpi=figures.DPI)
+    save_figure(drawn, io.below(output, f"scaling_{axis}.png"), dpi=figures.DPI)
     text = (
         f"{laws.lead(axis, found)} The training loss is the mean of the losses logged in the last tenth "
         "of a training; it is that of new samples only if no sample is repeated. An error is 100 % less accuracy."

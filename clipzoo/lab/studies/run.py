@@ -32,7 +32,7 @@ from clipzoo.config.trust import trusted_names
 from clipzoo.distributed.launch import exit_on_error, say
 from clipzoo.errors import ConfigError
 from clipzoo.io import folder_name
-from clipzoo.io.text import markdown_text
+from clipzoo.io.text import draw, markdown_text
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def write_findings(
         io.write_whole(folder / f"{name}.csv", text.getvalue())
     for name, drawing in findings.drawings.items():
         drawn = BytesIO()
-        io.draw(drawing.figure, drawn, dpi=110)
+        draw(drawing.figure, drawn, dpi=110)
         # A palette reduces the file to a third. Without matplotlib's metadata equal figures are equal files.
         with Image.open(drawn) as image, io.whole(folder / f"{name}.png") as file:
             image.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
