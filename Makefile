@@ -60,7 +60,7 @@ emoji: $(STAMP)  ## fetch emoji of two vendors with npm, train CLIP, WPSE and KM
 
 reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45 minutes on two cores)
 	@$(PY) scripts/make_world.py
-	@$(PY) -m clipzoo.cli.reproduce_demo
+	@$(PY) -m clipzoo.lab.reproduce
 
 test: $(STAMP)  ## the test suite (seven to eight minutes on two cores)
 	@echo "== tests"
@@ -99,7 +99,7 @@ bench-gpu: $(STAMP)  ## prove the Triton kernels and measure on one GPU, without
 	@$(PY) scripts/benchmark_gpu.py
 
 studies: $(STAMP)  ## run the papers' small experiments (under forty minutes on two cores)
-	@$(PY) -m clipzoo.studies
+	@$(PY) -m clipzoo.cli studies
 
 # A warning, such as a dead link, is an error.
 docs: $(STAMP)  ## build the documentation into site/, to be opened as site/index.html

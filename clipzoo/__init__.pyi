@@ -1,20 +1,20 @@
 """The public names as type checkers and editors see them; `__init__.py` imports each at its first use."""
 
-from clipzoo.api.adapters import save_adapters as save_adapters
-from clipzoo.api.formats.export import export as export
-from clipzoo.api.interpolation import interpolate as interpolate
-from clipzoo.api.loading import (
-    LoadedModel as LoadedModel,
-    from_open_clip as from_open_clip,
-    from_transformers as from_transformers,
-    load as load,
-)
 from clipzoo.api.search.index import SearchIndex as SearchIndex, build_index as build_index
 from clipzoo.api.training import train as train
 from clipzoo.data.in_memory import InMemoryDataset as InMemoryDataset
 from clipzoo.distributed.world import World as World
 from clipzoo.encoders.base import Encoder as Encoder
 from clipzoo.errors import ConfigError as ConfigError
+from clipzoo.exports.adapters import save_adapters as save_adapters
+from clipzoo.exports.hub import export as export
+from clipzoo.exports.open_clip import from_open_clip as from_open_clip
+from clipzoo.exports.transformers import from_transformers as from_transformers
+from clipzoo.loading import (
+    LoadedModel as LoadedModel,
+    interpolate as interpolate,
+    load as load,
+)
 from clipzoo.model import Model as Model
 from clipzoo.types import (
     Batch as Batch,

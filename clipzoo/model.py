@@ -7,8 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from clipzoo.encoders.base import Encoder
-from clipzoo.encoders.caption_groups import encode_by_length
+from clipzoo.encoders.base import Encoder, encode_by_length
 from clipzoo.heads.base import Head
 from clipzoo.types import Batch, Embedding, Features, Similarity, World
 

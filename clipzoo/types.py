@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.config.arguments import checked as checked
+from clipzoo.config.schema import checked as checked
 from clipzoo.config.vocabulary import *  # noqa: F403 (all annotations)
 from clipzoo.distributed.world import World as World
 from clipzoo.errors import ConfigError

@@ -96,7 +96,7 @@ def _ours(grouped: bool) -> Callable[[Any], None]:
     import torch
 
     from clipzoo import Progress, World
-    from clipzoo.api.build import build_model, build_objective
+    from clipzoo.build import build_model, build_objective
     from clipzoo.config.compose import compose
     from clipzoo.data.tokenizer import trim_padding
     from clipzoo.training.gradients import GradientCache

@@ -57,7 +57,7 @@ def main() -> None:
 def agree(options: argparse.Namespace, name: str, scratch: Path) -> dict[str, Any]:
     """Every number of the three programs in percent, for the run's model in float64."""
     import clipzoo
-    from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
+    from clipzoo.evaluation.datasets.tar import open_tar_dataset
 
     model = clipzoo.load(options.run).double()
     folder = _without_shared_captions(options.root, name, scratch)
@@ -82,8 +82,7 @@ def _without_shared_captions(root: Path, name: str, scratch: Path) -> Path:
     and a tie is broken at random by the peers' sorting, by the order of the set in ours."""
     import io
 
-    from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
-    from clipzoo.evaluation.datasets.tar_writer import write_retrieval
+    from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_retrieval
 
     data: Any = open_tar_dataset(root, name)
     if not hasattr(data, "captions"):
@@ -110,9 +109,9 @@ def race(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     import open_clip
 
     import clipzoo
-    from clipzoo.api.build import build_model
+    from clipzoo.build import build_model
     from clipzoo.config.compose import compose
-    from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
+    from clipzoo.evaluation.datasets.tar import open_tar_dataset
 
     plain = compose(["data.shards=none.tar", f"encoder={options.encoder}", "head=clip"])
     model = clipzoo.LoadedModel(build_model(plain), plain).eval()

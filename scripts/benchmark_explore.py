@@ -65,12 +65,12 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     """Write and open an index of embeddings of random features."""
     import torch
 
-    from clipzoo.api.build import build_model
-    from clipzoo.api.formats.weights import save_weights
-    from clipzoo.api.loading import LoadedModel
     from clipzoo.api.search.index import FILE, NAMES, SearchIndex, _tensors
+    from clipzoo.build import build_model
     from clipzoo.config.compose import compose
-    from clipzoo.evaluation.cache import model_key
+    from clipzoo.evaluation.suite import model_key
+    from clipzoo.exports.files import save_weights
+    from clipzoo.loading import LoadedModel
     from clipzoo.types import Features
 
     config = compose(["experiment=demo/clip", f"head={head}", "head.embed_width=128"])

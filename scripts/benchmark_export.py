@@ -15,12 +15,12 @@ from pathlib import Path
 import onnxruntime
 import torch
 
-from clipzoo.api.build import build_model
-from clipzoo.api.formats.export import export
-from clipzoo.api.loading import LoadedModel
+from clipzoo.build import build_model
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
+from clipzoo.exports.hub import export
+from clipzoo.loading import LoadedModel
 
 BATCH = 32
 

@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import clipzoo
 from clipzoo import Batch, Model, Progress, World
-from clipzoo.api.build import build_model, build_objective, part
+from clipzoo.build import build_model, build_objective, build_part
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
@@ -128,7 +128,7 @@ def contender(name: str, options: argparse.Namespace, device: torch.device) -> C
     objective.to(device)
     if not model.head.needs_padding and options.caption_tokens:
         batch = Batch(batch.image, batch.text[:, : options.caption_tokens].contiguous(), batch.sample_id)
-    optimizer = part(plain["optim"]).build(model, objective)
+    optimizer = build_part(plain["optim"]).build(model, objective)
     autocast = Computation(options.precision).autocast_dtype
     gradients = GradientCache(
         model.train(), objective.train(), World(device=device), options.micro_batch, None, autocast, options.compile

@@ -72,7 +72,7 @@ def measure(contenders: dict[str, Contender], options: argparse.Namespace) -> di
 
 def wave_contenders(samples: int, points: int, width: int, count: int) -> dict[str, Contender]:
     """WPSE's random features, summed over the points of each sample."""
-    from clipzoo.ops import random_features, random_features_reference
+    from clipzoo.ops import features
 
     generator = seeded(0)
     vectors = functional.normalize(torch.randn(samples, points, width, generator=generator), dim=-1).requires_grad_()
@@ -85,8 +85,8 @@ def wave_contenders(samples: int, points: int, width: int, count: int) -> dict[s
             pooled_waves(vectors, weights, frequencies, phases), (vectors, weights), upstream
         )
 
-    naive = random_features_reference.pooled_waves
-    ours, compiled = random_features.pooled_waves, torch.compile(naive)
+    naive = features.pooled_waves_reference
+    ours, compiled = features.pooled_waves, torch.compile(naive)
     return {"clipzoo": contender(ours), "naive": contender(naive), "compiled": contender(compiled)}
 
 
@@ -95,7 +95,7 @@ def vector_contenders(samples: int, width: int, rank: int = 0, ranks: int = 1) -
     from open_clip.loss import ClipLoss
 
     from clipzoo import World
-    from clipzoo.heads.similarity.tiled import tiled_scores
+    from clipzoo.heads.scores import tiled_scores
     from clipzoo.objectives.infoloob import leave_one_out
     from clipzoo.objectives.infonce import cross_entropy
 
@@ -128,7 +128,7 @@ def siglip_contenders(samples: int, width: int) -> dict[str, Contender]:
     """SigLIP's loss of unit vectors with a learnable scale and bias, beside open_clip's."""
     from open_clip.loss import SigLipLoss
 
-    from clipzoo.heads.similarity.tiled import tiled_scores
+    from clipzoo.heads.scores import tiled_scores
 
     leaves = *_unit_vectors(samples, width), torch.tensor(10.0).requires_grad_(), torch.tensor(-10.0).requires_grad_()
     image, text, scale, bias = leaves
@@ -144,10 +144,9 @@ def siglip_contenders(samples: int, width: int) -> dict[str, Contender]:
 def objective_contenders(name: str, samples: int, width: int) -> dict[str, Contender]:
     """An objective of cosines in tiles, beside the same objective on the matrix."""
     from clipzoo import Batch, Progress, Similarity
-    from clipzoo.api.build import build_objective
+    from clipzoo.build import build_objective
     from clipzoo.config.compose import compose
-    from clipzoo.heads.similarity.dense import DenseScores
-    from clipzoo.heads.similarity.tiled import tiled_anchors, tiled_scores
+    from clipzoo.heads.scores import DenseScores, tiled_anchors, tiled_scores
 
     plain = compose(["data.shards=-", "encoder=tiny", "head=cosine", f"objective={name}"])
     objective = build_objective(plain)

@@ -108,7 +108,7 @@ def _parts(*overrides: str, length: int | None = None) -> tuple[Any, Any, Any]:
     import torch
 
     from clipzoo import Batch
-    from clipzoo.api.build import build_model, build_objective
+    from clipzoo.build import build_model, build_objective
     from clipzoo.config.compose import compose
 
     plain = compose(["encoder=bench_vit", "head=clip", "data.shards=none.tar", *overrides])

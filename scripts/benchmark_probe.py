@@ -26,9 +26,8 @@ from torch import Tensor
 
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.vocabulary import Count, Positive
-from clipzoo.evaluation.probe.features import LabelledFeatures
-from clipzoo.evaluation.probe.logistic import LogisticRegression, Solution
-from clipzoo.evaluation.probe.search import search
+from clipzoo.evaluation.logistic import LogisticRegression, Solution
+from clipzoo.evaluation.probe import LabelledFeatures, search
 
 
 def main() -> None:

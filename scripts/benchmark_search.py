@@ -21,9 +21,8 @@ from typing import Any
 
 from clipzoo.cli.arguments import Parser, run_main
 from clipzoo.cli.trials import search_of
-from clipzoo.report.comparison.trials import Trials
-from clipzoo.runs.search.study import Study, study_folder
-from clipzoo.runs.search.trial import Trial
+from clipzoo.report.trials import Trials
+from clipzoo.runs.search import Study, Trial, study_folder
 
 COMMON = [
     "experiment=demo/clip", "name=null", "data.workers=0", "head=wpse", "head.embed_width=32", "head.features=128",

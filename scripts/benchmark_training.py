@@ -101,7 +101,7 @@ def with_cc3m_lengths(shards: str, folder: Path) -> str:
 def write_initial_weights(options: argparse.Namespace, folder: Path) -> None:
     """The model that both train, as open_clip reads it."""
     import clipzoo
-    from clipzoo.api.build import build_model
+    from clipzoo.build import build_model
     from clipzoo.config.compose import compose
 
     plain = compose(our_overrides(options, Path("unused")))

@@ -13,12 +13,11 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from clipzoo.api import build
+from clipzoo import build
 from clipzoo.cli.arguments import Parser, run_main
 from clipzoo.config.groups import CONF
 from clipzoo.heads.base import Head
-from clipzoo.objectives.base import Objective
-from clipzoo.objectives.compatibility import Compatibility, check_pair
+from clipzoo.objectives.base import Compatibility, Objective, check_pair
 
 PAGE = CONF.parent / "docs" / "reference" / "compatibility.md"
 ENCODER = {"image_width": 8, "text_width": 8}

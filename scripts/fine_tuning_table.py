@@ -15,15 +15,12 @@ import torch
 from torch import Tensor
 
 import clipzoo
-from clipzoo.api.build import build_model
+from clipzoo.build import build_model
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
-from clipzoo.encoders.tuning.towers import Frozen, Full, LastLayers, Lora
-from clipzoo.encoders.tuning.tuning import Tuning
-from clipzoo.example_data.demo_world.caption import write_caption
-from clipzoo.example_data.demo_world.render import render
-from clipzoo.example_data.demo_world.scene import SHAPES, sample_scene
+from clipzoo.encoders.tuning import Frozen, Full, LastLayers, Lora, Tuning
+from clipzoo.lab.worlds.scenes import SHAPES, render, sample_scene, write_caption
 from clipzoo.objectives.infonce import InfoNCE
 
 SIZE, BATCH = 64, 64

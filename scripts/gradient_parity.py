@@ -34,14 +34,13 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clipzoo import Batch, Encoder, Features, Model, Progress, World
-from clipzoo.api import build
+from clipzoo import Batch, Encoder, Features, Model, Progress, World, build
 from clipzoo.api.training import adam
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Count
-from clipzoo.distributed.parallel.base import Parallel, Replicated
-from clipzoo.objectives.compatibility import check_pair
+from clipzoo.distributed.parallel import Parallel, Replicated
+from clipzoo.objectives.base import check_pair
 from clipzoo.training.gradients import GradientCache
 from clipzoo.training.parts import Optimizer
 
@@ -166,7 +165,7 @@ def gradients(pair: Pair, parts: int, world: World = World()) -> Gradients:
 def _parallel(model: Model, world: World, group: int | None) -> Parallel[Model]:
     if group is None or world.size == 1:
         return Replicated(model, world)
-    from clipzoo.distributed.parallel.sharded import Sharded
+    from clipzoo.distributed.sharded import Sharded
 
     return Sharded(model, world, [model.head], group)
 

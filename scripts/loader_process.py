@@ -78,7 +78,7 @@ def _own_memory(pid: int) -> int:
 
 
 def our_data(options: SimpleNamespace, tokenizer: Any) -> Any:
-    from clipzoo.data.shard_dataset import ShardDataset
+    from clipzoo.data.dataset import ShardDataset
 
     data = ShardDataset(
         options.shards,

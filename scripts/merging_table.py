@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 import clipzoo
-from clipzoo.api.build import part
-from clipzoo.api.loading import LoadedModel
+from clipzoo.build import build_part
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.vocabulary import Count
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
@@ -23,8 +22,8 @@ from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.heads.kme import KmeHead
-from clipzoo.report.render import markdown
-from clipzoo.report.table import text_table
+from clipzoo.loading import LoadedModel
+from clipzoo.report.render import markdown, text_table
 
 IMAGES = 250
 
@@ -62,7 +61,7 @@ def main() -> None:
 
 def _accuracy(model: LoadedModel, root: Path, scenes: RetrievalDataset) -> list[float]:
     size = model.config["encoder"]["image_size"]
-    encoder = BatchEncoder(part(model.config["eval"]["tokenizer"]), size, "bicubic", 256, 0, "float32")
+    encoder = BatchEncoder(build_part(model.config["eval"]["tokenizer"]), size, "bicubic", 256, 0, "float32")
     results = []
     for name in ("shapes", "colours"):
         dataset = open_benchmark(name, root, "slip")

@@ -13,9 +13,9 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from clipzoo.api.plan.heads import FLOAT, Cost, Shape, clip, cloob, kme, wpse
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.vocabulary import Count
+from clipzoo.plan.counts import FLOAT, Cost, Shape, clip, cloob, kme, wpse
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def towers(encoder: str) -> tuple[float, float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from clipzoo.api.build import build_model, parameters_of
+    from clipzoo.build import build_model, parameters_of
     from clipzoo.config.compose import compose
 
     overrides = [f"encoder={encoder}", "head=clip", "data.shards=none.tar"]

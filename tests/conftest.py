@@ -13,7 +13,7 @@ import pytest
 import torch
 import webdataset
 
-from clipzoo.distributed.stop_signals import SIGNALS
+from clipzoo.distributed.launch import SIGNALS
 from tests.support import runs
 from tests.support.processes import kill_running
 from tests.support.shards import picture

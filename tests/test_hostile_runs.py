@@ -18,11 +18,11 @@ import yaml
 from torch import nn
 
 import clipzoo
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.cli.__main__ import main as clipzoo_command
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.errors import ConfigError
-from clipzoo.report.run_page.page import write_report
+from clipzoo.report.pages import write_report
 from clipzoo.runs.directory import check_configuration
 from clipzoo.training import checkpoint_files
 from clipzoo.types import Part
@@ -90,7 +90,8 @@ NODES: dict[str, Callable[[Path], Config]] = {
     },
     "Hydra's own builder": lambda canary: {"_target_": "hydra.utils.instantiate", "config": touch(canary)},
     "our shard copier": lambda canary: {
-        "_target_": "clipzoo.data.shards.locations.copy", "location": f"pipe:touch {canary}", "target": written(canary),
+        "_target_": "clipzoo.data.locations.copy_location", "location": f"pipe:touch {canary}",
+        "target": written(canary),
     },
     "our file writer": lambda canary: {
         "_target_": "clipzoo.io.write_whole", "path": {"_target_": "pathlib.Path", "_args_": [str(canary)]}, "text": "",
@@ -98,9 +99,9 @@ NODES: dict[str, Callable[[Path], Config]] = {
     "our revision of git": lambda canary: {
         "_target_": "clipzoo.runs.record.subprocess.run", "_args_": [["touch", str(canary)]],
     },
-    "an import of ours": lambda canary: {"_target_": "clipzoo.studies.__main__.subprocess.Popen", **touch(canary)},
-    "our importer": lambda canary: {"_target_": "clipzoo.api.build.import_module", "name": "payload"},
-    "our builder": lambda canary: {"_target_": "clipzoo.api.build.part", "node": touch(canary)},
+    "an import of ours": lambda canary: {"_target_": "clipzoo.lab.studies.run.subprocess.Popen", **touch(canary)},
+    "our importer": lambda canary: {"_target_": "clipzoo.build.import_module", "name": "payload"},
+    "our builder": lambda canary: {"_target_": "clipzoo.build.build_part", "node": touch(canary)},
     "a class of ours that is no part": lambda canary: {
         "_target_": "clipzoo.data.faults.FaultLog", "samples": 1, "max_bad_fraction": written(canary),
     },
@@ -219,7 +220,7 @@ def test_every_class_of_the_shipped_configuration_is_a_part():
     for name in ("clip", "wpse", "kme", "cloob"):
         plain = config_of(name)
         for key in ("trainer", "head", "objective", "optim", "logger", "data", "eval", "encoder"):
-            assert isinstance(part(plain[key]), (Part, nn.Module)), key
+            assert isinstance(build_part(plain[key]), (Part, nn.Module)), key
 
 
 def test_a_users_own_class_needs_trust_when_its_run_is_loaded(run, tmp_path):

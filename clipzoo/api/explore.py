@@ -17,15 +17,15 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.nn.functional import pad
 
-from clipzoo.api.loading import LoadedModel
 from clipzoo.api.search.gallery import Gallery, read_gallery
 from clipzoo.api.search.index import SearchIndex, build_index
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.cache import dataset_key
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset
-from clipzoo.evaluation.ranking import exact_products
+from clipzoo.evaluation.scoring import exact_products
+from clipzoo.evaluation.suite import dataset_key
 from clipzoo.io import below
+from clipzoo.loading import LoadedModel
 from clipzoo.training.diagnostics import unit_vectors
 from clipzoo.types import Embedding
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from clipzoo.distributed.device import choose_device
-from clipzoo.distributed.environment import say
+from clipzoo.distributed.launch import say
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
-from clipzoo.distributed.world import World
-from clipzoo.encoders.tuning.tuning import Tuning
+from clipzoo.distributed.world import World, choose_device
+from clipzoo.encoders.tuning import Tuning
 from clipzoo.model import Model
-from clipzoo.objectives import compatibility
+from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
 from clipzoo.training.callbacks import CallbackEvaluator, HistoryLogger
 from clipzoo.training.loggers import Logger
@@ -80,7 +79,7 @@ def train(
         ConfigError: the parts cannot be trained together, or not in this length.
         TrainingError: the loss diverged.
     """
-    compatibility.require(model.head, objective)
+    base.require(model.head, objective)
     folder = None if folder is None else Path(folder)
     world = world or World(device=choose_device(device, "device"))
     groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}

@@ -1,4 +1,4 @@
-"""The `clipzoo` command. Every subcommand imports what it needs when it runs, so that help appears at once."""
+"""The `clipzoo` command. Only the module of the given subcommand is imported, so that help appears at once."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 
-from clipzoo.cli import compare, configuration, report
 from clipzoo.cli.arguments import Parser, own_errors, with_config_folder
 from clipzoo.cli.completion import complete_if_asked, override_completer
-from clipzoo.cli.data import datasets, emoji, shards, world
-from clipzoo.cli.experiments import lab
-from clipzoo.cli.models import explore, export, index, search
-from clipzoo.distributed import slurm
-from clipzoo.distributed.reporting import exit_on_error
-from clipzoo.distributed.stop_signals import handle_until_the_run_begins
+from clipzoo.distributed import launch
+from clipzoo.distributed.launch import exit_on_error, handle_until_the_run_begins
 
 OVERRIDE_COMMANDS = {
-    "train": ("clipzoo.cli.train", "train a model, or resume its run"),
-    "evaluate": ("clipzoo.cli.evaluate", "evaluate a run, a checkpoint or an open_clip model"),
-    "launch": ("clipzoo.cli.launch", "list, submit, run or tabulate the points of a sweep"),
-    "plan": ("clipzoo.cli.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
-    "studies": ("clipzoo.studies.__main__", "run the papers' small experiments"),
+    "train": ("cli.train", "train a model, or resume its run"),
+    "evaluate": ("cli.evaluate", "evaluate a run, a checkpoint or an open_clip model"),
+    "launch": ("cli.launch", "list, submit, run or tabulate the points of a sweep"),
+    "plan": ("plan.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
+    "studies": ("lab.studies.run", "run the papers' small experiments"),
 }
 """Commands that take Hydra overrides: the module whose `main(arguments)` parses them, and a summary."""
 RESUMABLE = ("train", "evaluate", "launch")
 """Commands that exit with code 75 when they are asked to stop, so that their job is requeued."""
 
 COMMANDS = {
-    "report": (report, "write the report of a run, or the papers' tables with the results of finished runs"),
-    "config": (configuration, "list the keys of a run: type, default, meaning, options"),
-    "compare": (compare, "compare runs: metrics, intervals and paired tests of their differences"),
-    "lab": (lab, "compare methods with equal search budgets and fresh seeds on generated scenes"),
-    "explore": (explore, "explore trained models in a browser: search, neighbours, maps, curves"),
-    "export": (export, "write a trained model for open_clip, transformers, torch.export or onnxruntime"),
-    "index": (index, "embed images once, to search them"),
-    "search": (search, "search an index of images by captions"),
-    "shards": (shards, "make, index or inspect WebDataset shards"),
-    "datasets": (datasets, "list or convert the benchmark datasets, or make your own"),
-    "world": (world, "generate the demo's dataset"),
-    "emoji": (emoji, "get emoji of two vendors as a dataset"),
+    "report": (
+        "cli.report",
+        "write the report of a run, or the papers' tables with the results of finished runs",
+    ),
+    "config": ("cli.configuration", "list the keys of a run: type, default, meaning, options"),
+    "compare": ("cli.compare", "compare runs: metrics, intervals and paired tests of their differences"),
+    "lab": ("lab.methods.lab", "compare methods with equal search budgets and fresh seeds on generated scenes"),
+    "explore": ("cli.models.explore", "explore trained models in a browser: search, neighbours, maps, curves"),
+    "export": (
+        "cli.models.export",
+        "write a trained model for open_clip, transformers, torch.export or onnxruntime",
+    ),
+    "index": ("cli.models.index", "embed images once, to search them"),
+    "search": ("cli.models.search", "search an index of images by captions"),
+    "shards": ("cli.data.shards", "make, index or inspect WebDataset shards"),
+    "datasets": ("cli.data.datasets", "list or convert the benchmark datasets, or make your own"),
+    "world": ("lab.worlds.world", "generate the demo's dataset"),
+    "emoji": ("lab.worlds.emoji", "get emoji of two vendors as a dataset"),
 }
-"""Commands with their own arguments: the module that defines them, and a summary."""
+"""Commands with their own arguments: the module whose `add_arguments` declares them, and a summary."""
 
 
 def main(*command: str) -> int:
@@ -51,7 +52,7 @@ def main(*command: str) -> int:
 
     command: words that precede the arguments of the command line; a script in scripts/ names its subcommand.
     """
-    slurm.set_environment()
+    launch.set_environment()
     arguments = [*command, *sys.argv[1:]]
     if arguments and arguments[0] in RESUMABLE:
         handle_until_the_run_begins()
@@ -61,8 +62,9 @@ def main(*command: str) -> int:
     with exit_on_error():
         if arguments and arguments[0] in OVERRIDE_COMMANDS:
             module, _ = OVERRIDE_COMMANDS[arguments[0]]
-            return import_module(module).main(with_config_folder(arguments[1:])) or 0
-        parser = _parser()
+            return import_module(f"clipzoo.{module}").main(with_config_folder(arguments[1:])) or 0
+        # A shell that asks for completions gives no arguments.
+        parser = _parser(None if "_ARGCOMPLETE" in os.environ else next(iter(arguments), ""))
         complete_if_asked(parser)
         options = parser.parse_args(arguments)
         with own_errors(options):
@@ -70,7 +72,8 @@ def main(*command: str) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all commands. chosen: the command whose arguments are declared; None for all."""
     parser = Parser(prog="clipzoo", description="Contrastive image-text pretraining.")
     parser.add_argument("--version", action="version", version=f"clipzoo {version('clipzoo')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -79,8 +82,11 @@ def _parser() -> argparse.ArgumentParser:
         config_name = {"evaluate": "eval", "studies": "studies"}.get(name, "train")
         overrides.completer = override_completer(config_name)  # type: ignore[attr-defined]
     for name, (module, summary) in COMMANDS.items():
-        description, form = module.__doc__, argparse.RawDescriptionHelpFormatter
-        module.add_arguments(commands.add_parser(name, help=summary, description=description, formatter_class=form))
+        command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if chosen in (None, name):
+            loaded = import_module(f"clipzoo.{module}")
+            command.description = loaded.__doc__
+            loaded.add_arguments(command)
     return parser
 
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clipzoo.config.annotations import kind_of_object
 from clipzoo.config.groups import VARIABLE
+from clipzoo.config.schema import kind_of_object
 from clipzoo.config.vocabulary import Samples
-from clipzoo.distributed.reporting import exit_on_error
+from clipzoo.distributed.launch import exit_on_error
 from clipzoo.errors import ConfigError
 from clipzoo.io import shortened
 from clipzoo.io.stores import is_url

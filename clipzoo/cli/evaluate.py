@@ -19,9 +19,7 @@ from clipzoo.cli.arguments import output_fault
 from clipzoo.cli.data.mixing import evaluate_mixes
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import trusted_names
-from clipzoo.distributed.environment import say
-from clipzoo.distributed.reporting import same_on_all_ranks
-from clipzoo.distributed.stop_signals import SIGNALS
+from clipzoo.distributed.launch import SIGNALS, same_on_all_ranks, say
 from clipzoo.errors import ConfigError
 from clipzoo.io import folder_name
 from clipzoo.io.weights import is_checkpoint, run_of
@@ -33,7 +31,7 @@ from clipzoo.runs.remote import local_copy, write_back
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
-    from clipzoo.api.loading import LoadedModel
+    from clipzoo.loading import LoadedModel
 
 PLACEHOLDERS = {
     "image_size": 224,
@@ -68,7 +66,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         folder = _output_folder(plain)
         if run.is_finished(folder):
             RunRecord.read(folder)  # damaged results are reported before the evaluation
-    from clipzoo.api.build import part
+    from clipzoo.build import build_part
     from clipzoo.distributed.preemption import Preemption
     from clipzoo.distributed.watchdog import Watchdog
     from clipzoo.distributed.world import World
@@ -80,7 +78,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
     with watchdog.guard(world, plain["timeout"], folder):
         model = _load(plain, trust)
         plain = _composed(overrides, model.config["encoder"]) | local
-        suite = part(plain["eval"], trust, Suite)
+        suite = build_part(plain["eval"], trust, Suite)
         suite.open()
         if plain["mix_with"] is not None:
             metrics = evaluate_mixes(_mixed_with(plain, trust), model, plain["mix"], suite, folder, world)
@@ -113,7 +111,7 @@ def _check(plain: Mapping[str, Any]) -> None:
     if plain["row"] is not None and plain["run"] is not None:
         raise ConfigError(f"row={plain['row']} goes with model=: a run has its own row")
     if plain["row"] is not None:
-        from clipzoo.report.paper_tables.published import require_row
+        from clipzoo.report.published import require_row
 
         require_row(plain["row"])
 
@@ -129,15 +127,17 @@ def _stored_config(path: str, key: str = "run") -> dict[str, Any]:
 
 
 def _load(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
-    from clipzoo.api import loading
+    from clipzoo import loading
 
     if plain["run"] is not None:
         return loading.load(plain["run"], trust=tuple(trust), average=plain["averaged"])
-    return loading.from_open_clip(plain["model"], plain["pretrained"])
+    from clipzoo.exports.open_clip import from_open_clip
+
+    return from_open_clip(plain["model"], plain["pretrained"])
 
 
 def _mixed_with(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
-    from clipzoo.api import loading
+    from clipzoo import loading
 
     return loading.load(plain["mix_with"], trust=tuple(trust))
 
@@ -159,7 +159,7 @@ def _output_folder(plain: Mapping[str, Any]) -> Path:
 
 def _write(folder: Path, plain: Mapping[str, Any], overrides: list[str], metrics: Mapping[str, float]) -> None:
     """Write the report, then results.json, but not in the directory of an unfinished run, which it would end."""
-    from clipzoo.report.run_page.page import write_report
+    from clipzoo.report.pages import write_report
 
     record = None
     if run.is_finished(folder):

@@ -19,6 +19,7 @@ point, and is written to <output> with its plot.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -26,26 +27,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
+
 from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser, number_in, output_fault, own_errors, word
 from clipzoo.cli.evaluate import PLACEHOLDERS
-from clipzoo.cli.recipes import RECIPES, recipe
 from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.vocabulary import Machines, NonNegativeCount, Port, Restarts
-from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.errors import CHECKOUT, ConfigError, TrainingError
 from clipzoo.io import MB, read_bytes, write_whole
+from clipzoo.io.text import save_figure
 from clipzoo.runs import sweep
 from clipzoo.runs.directory import is_finished
-from clipzoo.runs.search.settings import Search
-from clipzoo.runs.search.space import Space
-from clipzoo.runs.search.study import Study, study_folder
+from clipzoo.runs.search import Search, Space, Study, study_folder
 
 SLURM = CONF.with_name("slurm")
 """The folder of the batch scripts, of the wheel or of the checkout."""
 SCRIPTS = ("train", "sweep", "search", "eval")
 MEMORY = 32
 """GB that the batch scripts ask for per rank."""
+_IN_CHECKOUT = CHECKOUT / "docs" / "how_to" / "launch"
+TEMPLATES = _IN_CHECKOUT if _IN_CHECKOUT.is_dir() else CONF.with_name("launch")
+"""The folder of the files for schedulers other than SLURM."""
+RECIPES = ("torchrun", "kubernetes", "pytorchjob", "skypilot")
+NAME = re.compile("[a-z]([a-z0-9-]{0,51}[a-z0-9])?")
+"""Names that Kubernetes allows, with room for the index of a pod."""
 
 
 def main(arguments: list[str]) -> None:
@@ -121,6 +128,35 @@ def batch_script(options: argparse.Namespace) -> str:
     return text
 
 
+def recipe(options: argparse.Namespace) -> str:
+    """Return the file that starts the training of the overrides on several nodes, from its template.
+
+    Each node runs `torchrun -m clipzoo.cli train OVERRIDES`; the rendezvous on the first node assigns the ranks. All
+    recipes are elastic if the least number of nodes is below their number.
+    """
+    plain = compose(list(options.overrides))
+    nodes, gpus = options.nodes or 1, options.gpus or 8
+    least = options.min_nodes or nodes
+    if least > nodes:
+        raise ConfigError(f"--min-nodes {least} is more than --nodes {nodes}")
+    name = (plain["name"] or "clipzoo").lower()
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"name={plain['name']} is not a valid job name: use letters, digits and -, as in name=kme")
+    node_range = str(nodes) if least == nodes else f"{least}:{nodes}"
+    train = ["-m", "clipzoo.cli", "train", *options.overrides]
+    arguments = [
+        "--nnodes", node_range, "--nproc-per-node", str(gpus), "--max-restarts", str(options.max_restarts),
+        "--rdzv-backend", "c10d", "--rdzv-id", name, *train,
+    ]  # fmt: skip
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment.filters |= {"json": json.dumps, "shell": shlex.join}
+    template = environment.from_string(next(TEMPLATES.glob(f"{options.to}.*")).read_text())
+    return template.render(
+        vars(options), name=name, nodes=nodes, min_nodes=least, node_range=node_range, gpus=gpus, train=train,
+        arguments=arguments, on_cpu=plain["trainer"]["device"] == "cpu",
+    )  # fmt: skip
+
+
 def _checked_array(overrides: list[str], at_once: int | None) -> tuple[str, str, str]:
     """Check all points of a sweep, or the corners of a search.
 
@@ -174,13 +210,14 @@ def submit(options: argparse.Namespace) -> None:
 
 def show(points: list[sweep.Point], options: argparse.Namespace) -> None:
     """Print the table of the points, and write it with its plot."""
-    from clipzoo.report.comparison.sweep import sweep_plot, sweep_rows, sweep_table
+    from clipzoo.report.figures import sweep_figure
     from clipzoo.report.render import markdown
+    from clipzoo.report.sections import best_row, sweep_rows, sweep_table
 
     rows = sweep_rows(points, options.table)
     text = markdown(sweep_table(rows, options.table, options.lowest))
     output = options.output or sweep.sweep_folder(points, options.overrides)
-    sweep_plot(rows, options.table, output / "sweep.png", options.lowest)
+    save_figure(sweep_figure(rows, options.table, best_row(rows, options.lowest)), output / "sweep.png")
     write_whole(output / "sweep.md", f"{text}\n\n![{options.table} over the sweep](sweep.png)\n")
     print(f"{text}\n\n{output / 'sweep.md'}")
 

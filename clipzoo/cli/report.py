@@ -39,9 +39,8 @@ def run(options: argparse.Namespace) -> None:
         refuse(options, ("--table", "--output", "--note"), "has no effect with --list")
         if options.folders:
             raise ConfigError("--list names the tables of the papers: give no folder")
-        from clipzoo.report.paper_tables.published import table, table_names
-        from clipzoo.report.render import terminal
-        from clipzoo.report.table import text_table
+        from clipzoo.report.published import table, table_names
+        from clipzoo.report.render import terminal, text_table
 
         print(terminal(text_table(["", ""], [[name, table(name).heading] for name in table_names()], left=2)))
         return
@@ -50,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
     given = options.folders
     options.folders = [local_copy(place, "FOLDER", weights=False) for place in given]
     if len(given) == 1 and is_run(options.folders[0]) and not options.table:
-        from clipzoo.report.run_page.page import write_report
+        from clipzoo.report.pages import write_report
 
         refuse(
             options, ("--output", "--note"), f"is for several runs or --table: the page of {given[0]} is in its folder"
@@ -66,7 +65,7 @@ def write_comparison(
     folders: list[Path], tables: list[str], output: Path | None, note: str | None, scaling: Sequence[str] = ()
 ) -> None:
     """Write the papers' tables, or a comparison of several runs, and print the path of the page."""
-    from clipzoo.report.tables_page import write_pages
+    from clipzoo.report.pages import write_pages
 
     places = [folder.resolve() for folder in folders]
     for folder, place in zip(folders, places, strict=True):

@@ -22,14 +22,13 @@ from omegaconf.errors import OmegaConfBaseException
 from clipzoo import io
 from clipzoo.cli import trials
 from clipzoo.cli.arguments import Parser
-from clipzoo.config import overrides
+from clipzoo.config import trust as overrides
 from clipzoo.config.compose import checked, compose
-from clipzoo.config.from_model import filled
-from clipzoo.config.groups import CONF, hide_internal_options, own_folder
-from clipzoo.config.suggestions import FOREIGN_KEYS
+from clipzoo.config.groups import CONF, FOREIGN_KEYS, hide_internal_options, own_folder
+from clipzoo.config.schema import filled
 from clipzoo.config.trust import trusted_names
-from clipzoo.distributed import environment, slurm
-from clipzoo.distributed.reporting import exit_on_error, same_on_all_ranks
+from clipzoo.distributed import launch
+from clipzoo.distributed.launch import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked, number_of
 from clipzoo.runs import record, sweep
 from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished
@@ -40,11 +39,10 @@ from clipzoo.runs.remote import runs_of
 from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
-    from clipzoo.api.initial.start import Rows
     from clipzoo.distributed.world import World
+    from clipzoo.initial import Rows
     from clipzoo.model import Model
-    from clipzoo.runs.search.settings import Search
-    from clipzoo.runs.search.space import Space
+    from clipzoo.runs.search import Search, Space
     from clipzoo.training.parts import Dataset, Parts
 
 
@@ -99,7 +97,7 @@ def main(arguments: list[str]) -> None:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(first_line(error)) from None
     if line.options.multirun:
-        print(by_name("clipzoo.report.sweep_page.write_sweep")(line.lines), flush=True)
+        print(by_name("clipzoo.report.pages.write_sweep")(line.lines), flush=True)
         sweep.require_results(line.lines)
 
 
@@ -124,7 +122,7 @@ def read_command_line(arguments: list[str]) -> CommandLine:
         raise ConfigError(f"there is no option {unknown[0]}; values are given as {FOREIGN_KEYS.get(key, key)}=VALUE")
     lines = [str(overrides.read(text).input_line) for text in options.overrides]
     if options.multirun:
-        if environment.read().world_size > 1:
+        if launch.read().world_size > 1:
             raise ConfigError("-m starts one process for each point: run it without torchrun")
         if options.cfg:
             raise ConfigError("--cfg shows one configuration: leave out -m (--multirun)")
@@ -145,7 +143,7 @@ def read_command_line(arguments: list[str]) -> CommandLine:
     points = search[1].corner_lines() if search else overrides.covering_points(given)
     configurations = [compose(point, complete=not shows(options)) for point in points]
     for row in {plain["row"] for plain in configurations} - {None}:
-        by_name("clipzoo.report.paper_tables.published.require_row")(row)
+        by_name("clipzoo.report.published.require_row")(row)
     if options.multirun and not shows(options) and not search:
         sweep.points(lines)
     return CommandLine(arguments, options, lines, search, configurations)
@@ -181,7 +179,7 @@ def job(config: DictConfig) -> None:
     typed = [str(line) for line in lines]
     try:
         with exit_on_error():
-            slurm.set_environment()
+            launch.set_environment()
             train(checked(config, trusted_names(typed)), typed, HydraConfig.get().runtime.choices.get("experiment"))
     except SystemExit as end:
         # The other points of a sweep are still trained; `main` names this one at the end.
@@ -205,21 +203,19 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
     runs = runs_of(plain)
     folder = find_run(plain, lines, partial(fingerprint, values["data"]))
     if is_finished(folder):
-        if environment.read().is_first:
+        if launch.read().is_first:
             runs.complete(folder)
         result = record.summary(folder) + evaluation_hint(folder, plain)
-        environment.say(result)
+        launch.say(result)
         return
 
     # torch and the encoders' libraries are imported only now: everything above is reported at once.
-    from clipzoo.api.build import build_model, build_parts, found_in_model
-    from clipzoo.api.initial.start import initialise
-    from clipzoo.distributed.device import described, set_threads
-    from clipzoo.distributed.elastic import Spares
-    from clipzoo.distributed.preemption import Preemption
+    from clipzoo.build import build_model, build_parts, found_in_model
+    from clipzoo.distributed.preemption import Preemption, Spares
     from clipzoo.distributed.watchdog import Watchdog
-    from clipzoo.distributed.world import World
+    from clipzoo.distributed.world import World, described, set_threads
     from clipzoo.evaluation.suite import Suite
+    from clipzoo.initial import initialise
     from clipzoo.training.loggers import quiet_libraries
     from clipzoo.training.train import train as fit
 
@@ -254,7 +250,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
         hardware = f"{settings.precision} on {device}"
         world.run_on_first(lambda: begin(lock, plain, given, dataset, rows, hardware, world))
         if warning:
-            environment.say(f"clipzoo: warning: {warning}")
+            launch.say(f"clipzoo: warning: {warning}")
         parts = replace(parts, settings=settings)
         cost, metrics = fit(model, parts, world, preemption, trials.hooks(watchdog, world))
         finish(model, parts, world, lines, experiment, cost, metrics)
@@ -275,26 +271,26 @@ def begin(
 
     given: see `claim`. hardware: precision, device and loader processes, in words.
     """
-    from clipzoo.api.formats.open_clip import export_note
-    from clipzoo.api.initial.start import report_initial_weights
-    from clipzoo.data.shards.captions import described as described_captions
+    from clipzoo.data.captions import described as described_captions
+    from clipzoo.exports.open_clip import export_note
+    from clipzoo.initial import report_initial_weights
 
     claim(lock, plain, dataset.fingerprint, given)
     report_initial_weights(rows, lock.folder)
-    environment.say(
+    launch.say(
         f"{lock.folder}: {number_of(dataset.samples, 'sample')}, {plain['trainer']['global_batch']} per step, "
         f"{number_of(world.size, 'rank')}, {hardware}{export_note(plain)}"
     )
     if (captions := dataset.captions()).pairs:
         figures = captions.figures(plain["trainer"]["global_batch"])
         io.write_json(lock.folder / CAPTIONS, figures)
-        environment.say(f"data: {described_captions(figures)}")
+        launch.say(f"data: {described_captions(figures)}")
 
 
 def fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
     """Return the fingerprint of the dataset of a `data` node, None without an index; see `stored_fingerprint`."""
     # Imports numpy, and is only called if a run was trained on shards in another place.
-    from clipzoo.data.shards.fingerprint import stored_fingerprint
+    from clipzoo.data.index import stored_fingerprint
 
     return stored_fingerprint(data, run)
 
@@ -322,14 +318,14 @@ def finish(
     def write() -> None:
         write_examples(samples, parts.dataset, folder / "evaluation" / "samples")
         results = record.results(folder, parts.config, experiment, lines, cost, metrics)
-        by_name("clipzoo.report.run_page.page.write_report")(folder, results)
+        by_name("clipzoo.report.pages.write_report")(folder, results)
         parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
         parts.logger.close()
         if any(name.endswith("lora_A") for name in model.state_dict()):
-            from clipzoo.api.adapters import save_adapters
+            from clipzoo.exports.adapters import save_adapters
 
             save_adapters(folder, folder / "adapters")
         results.write(folder)
-        environment.say(record.summary(folder))
+        launch.say(record.summary(folder))
 
     world.run_on_first(write)

@@ -18,16 +18,23 @@ from typing import TYPE_CHECKING
 
 from clipzoo import io
 from clipzoo.config.compose import compose
-from clipzoo.distributed import slurm
-from clipzoo.distributed.environment import say
-from clipzoo.distributed.stop_signals import EXIT_CODE
+from clipzoo.distributed import launch
+from clipzoo.distributed.launch import EXIT_CODE, say
 from clipzoo.errors import ConfigError, TrainingError, number_of
 from clipzoo.runs.lock import RunLock
-from clipzoo.runs.search.objective import measured, require_metrics, results_of
-from clipzoo.runs.search.settings import Search, chosen_search
-from clipzoo.runs.search.space import Space, space_of
-from clipzoo.runs.search.study import Study, study_folder
-from clipzoo.runs.search.trial import Trial
+from clipzoo.runs.search import (
+    Search,
+    Space,
+    State,
+    Study,
+    Trial,
+    chosen_search,
+    measured,
+    require_metrics,
+    results_of,
+    space_of,
+    study_folder,
+)
 from clipzoo.runs.sweep import MOST_NAMES, of_search_option
 
 if TYPE_CHECKING:
@@ -73,7 +80,7 @@ def run(search: Search, space: Space) -> None:
         TrainingError: trials have failed; they cost only their rows.
     """
     _launcher(search)
-    slurm.hand_on_cores()
+    launch.hand_on_cores()
     study = Study(study_folder(search, space), search, space)
     try:
         while (trial := study.claim()) is not None:
@@ -84,7 +91,13 @@ def run(search: Search, space: Space) -> None:
     finally:
         study.release()
     show(study)
-    _require_results(study.trials())
+    trials = study.trials()
+    if failed := [f"{trial.folder.name} ({trial.reason})" for trial in trials if trial.state == "failed"]:
+        more = f" and {len(failed) - MOST_NAMES} more" if len(failed) > MOST_NAMES else ""
+        raise TrainingError(
+            f"{len(failed)} of {number_of(len(trials), 'trial')} of the search have failed, see their messages above: "
+            f"{', '.join(failed[:MOST_NAMES])}{more}"
+        )
 
 
 def show(study: Study) -> None:
@@ -126,33 +139,29 @@ def _finish(study: Study, trial: Trial) -> None:
         # The trial stays unfinished: neither a stop nor a full disk says anything about its point.
         say("clipzoo: the search is stopped; run the same command to resume")
         sys.exit(code)
+    state: State = "finished"
+    results: list[float] = []
+    reason = ""
     if code:
-        reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        study.finish(trial, "failed", reason=reason, run=trial.folder)
+        state, reason = "failed", f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     elif study.was_pruned(trial):
-        study.finish(trial, "pruned", run=trial.folder)
+        state = "pruned"
     else:
-        _record(study, trial)
-
-
-def _record(study: Study, trial: Trial) -> None:
-    """Record the results of a finished run."""
-    try:
-        found = results_of(trial.folder)
-    except io.DamagedFileError as error:
-        study.finish(trial, "failed", reason=str(error), run=trial.folder)
-        return
-    try:
-        results = measured(study.search.metrics, found)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{trial.folder} is finished, and {error}. Evaluate it (clipzoo evaluate run={trial.folder}), or give "
-            "another metric"
-        ) from None
-    if all(map(math.isfinite, results)):
-        study.finish(trial, "finished", results, run=trial.folder)
-    else:
-        study.finish(trial, "failed", reason=f"a metric is not finite: {results}", run=trial.folder)
+        try:
+            found = results_of(trial.folder)
+        except io.DamagedFileError as error:
+            state, reason = "failed", str(error)
+        else:
+            try:
+                results = measured(study.search.metrics, found)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{trial.folder} is finished, and {error}. Evaluate it (clipzoo evaluate run={trial.folder}), or "
+                    "give another metric"
+                ) from None
+            if not all(map(math.isfinite, results)):
+                state, results, reason = "failed", [], f"a metric is not finite: {results}"
+    study.finish(trial, state, results, reason, run=trial.folder)
 
 
 def _train(study: Study, trial: Trial) -> int:
@@ -201,13 +210,3 @@ def _launcher(search: Search) -> list[str]:
     if command is None:
         raise ConfigError(f"search.launcher: there is no command {words[0]}")
     return [command, *words[1:]]
-
-
-def _require_results(trials: Sequence[Trial]) -> None:
-    failed = [f"{trial.folder.name} ({trial.reason})" for trial in trials if trial.state == "failed"]
-    if failed:
-        more = f" and {len(failed) - MOST_NAMES} more" if len(failed) > MOST_NAMES else ""
-        raise TrainingError(
-            f"{len(failed)} of {number_of(len(trials), 'trial')} of the search have failed, see their messages above: "
-            f"{', '.join(failed[:MOST_NAMES])}{more}"
-        )

@@ -5,11 +5,100 @@ Trust comes from the command line (`trust=PACKAGE`, or `_target_=CLASS` itself) 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from clipzoo.config.overrides import read
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
+from hydra.errors import HydraException
+
+from clipzoo.config.groups import is_group, options, unknown_option
 from clipzoo.errors import ConfigError
+
+# Overrides of the command line, read by Hydra's own parser.
+
+
+MOST_VALUES = 10_000
+"""Largest number of values of a swept key."""
+_SHARD_RANGE = re.compile(r"""[^\s,=\[\]"']*\{\d+\.\.\d+\}[^\s,\[\]"']*""")
+"""A path with a brace range such as {0..9}.tar, which Hydra's grammar reads only in quotes."""
+
+
+def read(text: str) -> Override:
+    """Parse one override. `input_line` of the result is the text in Hydra's grammar: shard ranges in quotes.
+
+    Raises:
+        ConfigError: `text` is not an override, or names no option of a group.
+    """
+    override = _parsed(text)
+    group = override.key_or_group
+    if not group:
+        raise ConfigError(f"{text!r} names no key: write KEY=VALUE")
+    # An addition may be a node of its own (+encoder={...}); the values of a sweep are read one by one.
+    is_apart = override.is_delete() or override.is_add() or override.is_sweep_override()
+    if is_group(group) and not is_apart and not isinstance(override.value(), str | list):
+        raise ConfigError(unknown_option(group, text.partition("=")[2]))
+    return override
+
+
+def alternatives(override: Override) -> list[str] | None:
+    """Return one override for each swept value; None for a sweep that is not a list of values."""
+    if not override.is_sweep_override():
+        return [override.input_line or ""]
+    if not override.is_discrete_sweep():
+        return None
+    value = override.value()
+    names = (
+        value.filter(options(override.key_or_group)) if isinstance(value, Glob) else override.sweep_string_iterator()
+    )
+    values = list(islice(names, MOST_VALUES + 1))
+    if len(values) > MOST_VALUES:
+        raise ConfigError(f"{override.input_line} has more than {MOST_VALUES} values")
+    return [f"{override.get_key_element()}={value}" for value in values]
+
+
+def require_values(override: Override, is_sweep: bool) -> None:
+    """Raise ConfigError if an override has several values, but the command is no sweep, or has none."""
+    line, key = override.input_line, override.get_key_element()
+    if not is_sweep and key.startswith("search."):
+        raise ConfigError(f"{line} is for a sweep: add -m")
+    if not override.is_sweep_override():
+        return
+    if not is_sweep:
+        raise ConfigError(f"{line} has several values: add -m for one run each, or quote a value with commas twice")
+    values = alternatives(override)
+    if values is None:
+        raise ConfigError(
+            f"{line} is not a list of values: give {key}=a,b,c or {key}=range(1,5), or "
+            "draw from the range with search.sampler=tpe"
+        )
+    if values == []:
+        raise ConfigError(f"{line} has no value")
+
+
+def covering_points(overrides: Sequence[Override]) -> list[list[str]]:
+    """Return as few command lines as contain every value of every sweep; one if nothing is swept."""
+    choices = [values for override in overrides if (values := alternatives(override)) is not None]
+    count = max(map(len, choices), default=1)
+    return [[values[min(index, len(values) - 1)] for values in choices] for index in range(count)]
+
+
+def _parsed(text: str) -> Override:
+    parser = OverridesParser.create()
+    try:
+        return parser.parse_override(text)
+    except HydraException as error:
+        reason = error
+    try:
+        return parser.parse_override(_SHARD_RANGE.sub(r'"\g<0>"', text))
+    except HydraException:
+        lines = [line for line in str(reason).splitlines() if not line.startswith(("Error parsing", "See https"))]
+        fix = "quote brackets and commas once more: \"key='...'\"" if "=" in text else "write KEY=VALUE"
+        explanation = lines[0].strip() if lines else "no reason given"
+        raise ConfigError(f"{text!r} cannot be read ({explanation}): {fix}") from None
+
 
 OWN = __name__.partition(".")[0]
 KEY = "trust"

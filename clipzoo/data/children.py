@@ -1,4 +1,4 @@
-"""Child processes that end with the process that started them. Imports no torch."""
+"""Child processes that end with the process that started them. Imports no torch, so that they start fast."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from clipzoo.errors import TrainingError
 PR_SET_PDEATHSIG = 1
 SCHEDULER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 AHEAD = 3
+"""Chunks per process that are computed ahead of the results that are taken."""
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
@@ -63,7 +64,7 @@ def map_in_children(
             while pending:
                 yield from pending.popleft().result()
         except BaseException as error:
-            # The pool would wait for the arguments that they have begun, and they ignore its SIGTERM.
+            # The pool would wait for the arguments that its processes have begun, and they ignore SIGTERM.
             for child in set(multiprocessing.active_children()) - others:
                 child.kill()
             if isinstance(error, BrokenProcessPool):

@@ -1,15 +1,20 @@
-"""Unusable samples and damaged shards: counted, named in a file, and an error above a limit."""
+"""Unusable samples and damaged shards, and files left out of a new dataset: counted, and named in a file."""
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from io import StringIO
 from pathlib import Path
 
 from clipzoo import io
 from clipzoo.errors import ConfigError, masked, number_of
 
+FILE = "left_out.tsv"
+NO_IMAGE_FILE = "no_image_file"
+"""Kind of the files that are neither images in a format that is read nor the captions of one."""
 _NAMED_PER_KIND = 10_000
 _FIRST_SAMPLES = 1000
 _EXAMPLES = 3
@@ -75,21 +80,52 @@ class FaultLog:
                 self._bad += 1
                 if len(self._examples) < _EXAMPLES:
                     self._examples.append(f"{fault.shard} {fault.key}: {fault.reason}")
-            self._write(fault)
+            named, place = self._named.setdefault(fault.kind, set()), (fault.sample_id, masked(fault.shard))
+            if self._file is not None and place not in named and len(named) < _NAMED_PER_KIND:
+                named.add(place)
+                self._file.append(masked(asdict(fault)))
         if self._bad > self._limit * max(self._seen, self._floor):
             kinds = ", ".join(f"{kind} {count}" for kind, count in self.counts.most_common())
             all_faults = f" {self._path} lists all." if self._path else ""
             raise ConfigError(
                 f"{self._bad} of {number_of(self._seen, 'sample')} seen could not be used, more than "
-                "data.max_bad_fraction "
-                f"{self._limit} allows ({kinds}). First: {'; '.join(self._examples)}.{all_faults} Repair the shards, "
-                "or raise data.max_bad_fraction."
+                f"data.max_bad_fraction {self._limit} allows ({kinds}). First: {'; '.join(self._examples)}."
+                f"{all_faults} Repair the shards, or raise data.max_bad_fraction."
             )
 
-    def _write(self, fault: Fault) -> None:
-        named = self._named.setdefault(fault.kind, set())
-        place = fault.sample_id, masked(fault.shard)
-        if self._file is None or place in named or len(named) >= _NAMED_PER_KIND:
-            return
-        named.add(place)
-        self._file.append(masked(asdict(fault)))
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that is not in the dataset. kind: what is counted; reason: a sentence."""
+
+    path: Path
+    kind: str
+    reason: str
+
+
+def write_left_out(left_out: Sequence[LeftOut], folder: Path) -> None:
+    """Write `folder`/left_out.tsv with one line per file, or remove an earlier one if there is no file."""
+    table = StringIO()
+    rows = csv.writer(table, delimiter="\t", lineterminator="\n")
+    rows.writerow(["file", "kind", "reason"])
+    rows.writerows([entry.path, entry.kind, entry.reason] for entry in left_out)
+    if left_out:
+        io.write_whole(folder / FILE, table.getvalue())
+    else:
+        (folder / FILE).unlink(missing_ok=True)
+
+
+def summary(left_out: Sequence[LeftOut], folder: Path) -> list[str]:
+    """Return lines for the terminal: numbers by kind, other files by extension, and where they are named."""
+    kinds = Counter(entry.kind for entry in left_out if entry.kind != NO_IMAGE_FILE)
+    others = Counter(entry.path.suffix.lower() for entry in left_out if entry.kind == NO_IMAGE_FILE)
+    lines = [f"left out: {counted(kinds)}"] if kinds else []
+    if others:
+        shown = ", ".join(f"{count:,} {suffix or 'without extension'}" for suffix, count in others.most_common())
+        lines.append(f"other files, which are not read: {shown}")
+    return [*lines, f"{folder / FILE} names each of them"] if lines else []
+
+
+def counted(kinds: Counter[str]) -> str:
+    """{"empty_image": 2, "bad_json": 1} -> "2 empty image, 1 bad json", the most frequent first."""
+    return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds.most_common())

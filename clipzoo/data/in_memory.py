@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clipzoo.data.plan.plan import Plan
-from clipzoo.data.rank_batches import rank_rows
-from clipzoo.data.shards.captions import CaptionCounts
+from clipzoo.data.captions import CaptionCounts
+from clipzoo.data.dataset import rank_rows
+from clipzoo.data.plan import Plan
 from clipzoo.errors import ConfigError, number_of
 from clipzoo.types import Batch, World
 

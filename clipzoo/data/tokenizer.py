@@ -64,10 +64,16 @@ class ClipTokenizer(Part):
         if len(self._words) > _CACHED_WORDS:
             self._words.clear()
         source, pattern = self._loaded
+        # Repairing broken encodings and HTML entities costs more than all the rest, and leaves printable ASCII without
+        # "&" unchanged.
+        text = caption.lower() if _PLAIN.fullmatch(caption) else source.clean_fn(caption)
         tokens: list[int] = []
-        for word in pattern.findall(_clean(source, caption)):
+        for word in pattern.findall(text):
             if word not in self._words:
-                self._words[word] = _encode_word(source, word)
+                symbols = "".join(source.byte_encoder[byte] for byte in word.encode("utf-8"))
+                self._words[word] = [source.encoder[piece] for piece in source.bpe(symbols).split(" ")]
+                # open_clip's cache grows without limit; this one suffices.
+                source.cache.clear()
             tokens += self._words[word]
         return tokens
 
@@ -107,17 +113,3 @@ def _load() -> tuple[SimpleTokenizer, Pattern[str]]:
     control, pattern = "<start_of_text>|<end_of_text>|", source.pat.pattern
     assert pattern.startswith(control), pattern
     return source, regex.compile(pattern.removeprefix(control), regex.IGNORECASE)
-
-
-def _clean(source: SimpleTokenizer, caption: str) -> str:
-    # Repairing broken encodings and HTML entities costs more than all the rest, and leaves printable ASCII without
-    # "&" unchanged.
-    return caption.lower() if _PLAIN.fullmatch(caption) else source.clean_fn(caption)
-
-
-def _encode_word(source: SimpleTokenizer, word: str) -> list[int]:
-    symbols = "".join(source.byte_encoder[byte] for byte in word.encode("utf-8"))
-    pieces = source.bpe(symbols)
-    # open_clip's cache grows without limit; the one of ClipTokenizer suffices.
-    source.cache.clear()
-    return [source.encoder[piece] for piece in pieces.split(" ")]

@@ -1,28 +1,48 @@
-"""Preemption: on SIGTERM, SIGUSR1 or SIGINT a run saves a checkpoint and exits, ready to be requeued and resumed."""
+"""Preemption and elastic runs.
+
+On SIGTERM, SIGUSR1 or SIGINT a run saves a checkpoint and exits, ready to be requeued and resumed. Under `torchrun
+--nnodes 1:4 --max-restarts N` torchrun starts the remaining ranks again after a lost node, and the run resumes from its
+newest checkpoint; ranks that the global batch cannot be divided among wait as spares.
+"""
 
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from clipzoo.distributed.heartbeats import REPORT_WAIT
-from clipzoo.distributed.stop_signals import EXIT_CODE, SIGNALS, exit_before_the_run
-from clipzoo.distributed.watchdog import Watchdog
+from clipzoo.distributed import launch
+from clipzoo.distributed.watchdog import REPORT_WAIT, Watchdog
 from clipzoo.errors import TrainingError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+WITHOUT_OWN_STORE = (
+    "clipzoo: torchrun --max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of every torchrun: "
+    "without it restarted ranks read messages of the earlier attempt, and fail to connect"
+)
+FINISHED, LEFT = "clipzoo/finished", "clipzoo/spares that have left"
+"""Keys in the store of the ranks."""
+PERIOD = 0.5
+"""Seconds between two questions of a spare to the store."""
+SHUTDOWN_TIMEOUT_SECONDS = 30.0
+"""Seconds that the first rank waits for the spares to read that the run has finished."""
 
 
 class Preemption:
     """Signal handlers for requests to stop. A request ends the process at once, or, while `deferred`, is only noted.
 
-    SLURM may send its signal more than once. Where a launcher has handlers of its own (submitit requeues in its
-    handler of SIGUSR2), they are called once the checkpoint is saved.
+    SLURM may send its signal more than once. A launcher's own handlers (submitit requeues in its handler of SIGUSR2)
+    are called once the checkpoint is saved.
     """
 
-    def __init__(self, watchdog: Watchdog, signals: Sequence[int] = SIGNALS) -> None:
+    def __init__(self, watchdog: Watchdog, signals: Sequence[int] = launch.SIGNALS) -> None:
         self.watchdog = watchdog
         self._signal: int | None = None
         self._error: TrainingError | None = None
@@ -30,7 +50,7 @@ class Preemption:
         self._launcher_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         for number in signals:
             previous = signal.getsignal(number)
-            own = previous is exit_before_the_run or getattr(previous, "__self__", None).__class__ is Preemption
+            own = previous is launch.exit_before_the_run or getattr(previous, "__self__", None).__class__ is Preemption
             if callable(previous) and previous is not signal.default_int_handler and not own:
                 self._launcher_handlers[number] = previous
             elif number == signal.SIGUSR2:
@@ -48,7 +68,7 @@ class Preemption:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """In the block a request is only noted; one that no step has acted on ends the process behind the block."""
+        """In the block a request is only noted; one that no step has acted on ends the process after the block."""
         self._deferred = True
         yield
         self._deferred = False
@@ -77,7 +97,7 @@ class Preemption:
                 handler(number, None)
         elif handler is not None:
             time.sleep(REPORT_WAIT)  # the first rank's launcher requeues the job, and ends this rank with it
-        self.watchdog.exit_all(EXIT_CODE, f"clipzoo: stopped on request{saved}; run the same command to resume")
+        self.watchdog.exit_all(launch.EXIT_CODE, f"clipzoo: stopped on request{saved}; run the same command to resume")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._signal == number == signal.SIGINT:
@@ -85,3 +105,66 @@ class Preemption:
         self._signal = number
         if not self._deferred:
             self.exit("")
+
+
+class Spares:
+    """Ranks beyond the largest number that divides the global batch, in an elastic run. count: 0 in other runs.
+
+    They wait for the end of the run or for torchrun's next restart.
+    """
+
+    def __init__(self, global_batch: int) -> None:
+        """Reduce the environment's world size to the largest one that divides the global batch."""
+        environment = launch.read()
+        self.count = 0
+        self._store: Store | None = None
+        if not environment.is_elastic:
+            return
+        if environment.shares_agent_store:
+            launch.say(WITHOUT_OWN_STORE)
+        size = max(size for size in range(1, environment.world_size + 1) if global_batch % size == 0)
+        self.count = environment.world_size - size
+        if self.count:
+            launch.say(
+                f"clipzoo: {environment.world_size} ranks cannot share trainer.global_batch={global_batch}: "
+                f"{size} train, {self.count} wait as spares"
+            )
+            launch.set_world_size(size)
+
+    def wait_if_spare(self, timeout: float) -> None:
+        """On a spare rank, wait until the run has finished and exit; return at once on the others.
+
+        timeout: seconds to wait for the ranks' store. The exit code is 1 if the store is gone before the run has ended.
+        """
+        environment = launch.read()
+        if not self.count or 0 < environment.rank < environment.world_size:
+            return
+        from torch.distributed import DistError, TCPStore
+
+        host, port = environment.address.rsplit(":", 1)
+        try:
+            self._store = TCPStore(
+                host,
+                int(port),
+                is_master=environment.is_first and not environment.shares_agent_store,
+                wait_for_workers=False,
+                multi_tenant=True,
+                timeout=timedelta(seconds=timeout),
+            )
+            if environment.is_first:
+                return
+            while not self._store.check([FINISHED]):
+                time.sleep(PERIOD)
+            self._store.add(LEFT, 1)
+        except DistError:
+            sys.exit(1)
+        sys.exit(0)
+
+    def release(self) -> None:
+        """On the first rank, after the end of the run: let the spares exit."""
+        if self._store is None:
+            return
+        self._store.set(FINISHED, "")
+        end = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
+        while self._store.add(LEFT, 0) < self.count and time.monotonic() < end:
+            time.sleep(PERIOD)

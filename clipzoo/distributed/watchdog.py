@@ -9,6 +9,7 @@ on NCCL, and on gloo an error that names a port.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -16,16 +17,18 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from clipzoo.distributed import environment
-from clipzoo.distributed.collectives import STORE_ERRORS, is_collective_error
-from clipzoo.distributed.heartbeats import PERIOD, MessageBoard
-from clipzoo.distributed.reporting import repeats_first_rank
-from clipzoo.distributed.world import World
+from clipzoo.distributed import launch
+from clipzoo.distributed.world import STORE_ERRORS, World, is_collective_error
 from clipzoo.errors import ConfigError, TrainingError, tracebacks_in, unexpected
 
+PERIOD = 1.0
+"""Seconds between two heartbeats of a rank."""
+REPORT_WAIT = 30.0
+"""Seconds that ranks wait for a report, and the first rank for the others to read it."""
 MISSED_HEARTBEATS = 30
 """Periods without a heartbeat after which a neighbour counts as lost."""
 MISSED_IN_DIAGNOSIS = 6
@@ -34,7 +37,7 @@ SILENT_PERIODS = 20
 """Periods without an answer to a call after which the store counts as lost."""
 LOST_RANK_MESSAGE = "is gone: killed (out of memory?), or its machine is lost"
 FAILED = 1
-"""Exit codes."""
+"""Exit code."""
 
 
 class Watchdog:
@@ -94,7 +97,7 @@ class Watchdog:
         self._status = (step, activity, bounded)
 
     def before_exit(self, action: Callable[[], None]) -> None:
-        """Add what to do when this process ends early, such as finishing to write a checkpoint; the last is first."""
+        """Add an action for an early end of this process, such as finishing a checkpoint; the last one runs first."""
         self._before_exit.append(action)
 
     def exit_all(self, code: int, text: str) -> NoReturn:
@@ -113,9 +116,9 @@ class Watchdog:
         try:
             if is_collective_error(error):
                 self._diagnose(board, f"a collective broke ({str(error).strip().splitlines()[0]})")
-            elif isinstance(error, ConfigError | TrainingError) and not repeats_first_rank(error):
+            elif isinstance(error, ConfigError | TrainingError) and not launch.repeats_first_rank(error):
                 board.report(error.exit_code, f"clipzoo: {error}")
-            elif not repeats_first_rank(error):
+            elif not launch.repeats_first_rank(error):
                 board.report(FAILED, f"clipzoo: {unexpected(error, self._folder)}")
             self._exit_with_failure(board)
         except STORE_ERRORS:
@@ -127,9 +130,9 @@ class Watchdog:
         while not self._stopped.wait(PERIOD):
             idle = idle + 1 if self._status is last_status else 0
             last_status = self._status
-            if self._hangs(idle):
+            if symptom := self._hanging(idle):
                 step, activity, _ = self._status
-                text = f"{self._symptom}: at step {step}, {activity}; raise trainer.timeout if steps take that long"
+                text = f"{symptom}: at step {step}, {activity}; raise trainer.timeout if steps take that long"
                 _print(f"clipzoo: {text}")
                 self._exit(FAILED)
 
@@ -152,8 +155,8 @@ class Watchdog:
                 if missed > MISSED_HEARTBEATS - MISSED_IN_DIAGNOSIS and (lost := self._lost_ranks(board)):
                     # All of them: a lost machine takes several ranks, and the first rank waits for the living ones.
                     _report_lost(board, lost)
-                if self._hangs(idle):
-                    self._diagnose(board, self._symptom)
+                if symptom := self._hanging(idle):
+                    self._diagnose(board, symptom)
         except STORE_ERRORS:
             # The rank that serves the store may have finished a moment before this one.
             if not self._stopped.wait(3 * PERIOD):
@@ -174,20 +177,18 @@ class Watchdog:
                         "is gone"
                     )
 
-    def _hangs(self, idle: int) -> bool:
+    def _hanging(self, idle: int) -> str:
+        """Return the symptom of a rank without a new status for `idle` periods; "" while it may take that long."""
         # Two periods more than the loader processes have, whose own message is more exact.
-        return self._status[2] and (idle - 2) * PERIOD > self._timeout
-
-    @property
-    def _symptom(self) -> str:
+        if not self._status[2] or (idle - 2) * PERIOD <= self._timeout:
+            return ""
         return f"no step was finished within trainer.timeout={self._timeout:g} seconds"
 
     def _diagnose(self, board: MessageBoard, symptom: str) -> None:
         """Report the cause: ranks without a heartbeat, or those that the others wait for."""
         if not board.claim_diagnosis():
             return
-        lost = self._lost_ranks(board)
-        if lost:
+        if lost := self._lost_ranks(board):
             _report_lost(board, lost)
             return
         heartbeats = board.heartbeats()
@@ -238,7 +239,7 @@ class Watchdog:
     def _exit_without_store(self, state: str) -> NoReturn:
         if not self._leaving.acquire(blocking=False):
             threading.Event().wait()  # another thread is about to end the process
-        server = environment.read().store_server
+        server = launch.read().store_server
         _print(f"clipzoo: rank {self.world.rank} ends: {server}, which serves the ranks' store, {state}")
         self._exit(FAILED)
 
@@ -257,6 +258,99 @@ class Watchdog:
                 action()
             except Exception:
                 traceback.print_exc()
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """State of one rank. activity: "waiting for data". clock: makes two heartbeats differ."""
+
+    step: int
+    activity: str
+    collectives: int
+    clock: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Reason for which all ranks end. rank: the reporting rank. code: exit code. lost: ranks that no longer answer."""
+
+    rank: int
+    code: int
+    text: str
+    lost: list[int] = field(default_factory=list)
+
+
+class MessageBoard:
+    """Heartbeats of all ranks and the first reported failure, over a separate connection to the store.
+
+    call: number of the call that waits for the store's answer, None between calls. Calls themselves have no deadline.
+    """
+
+    call: int | None = None
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._store = world.store("watchdog")
+        self._calls = 0
+
+    def beat(self, step: int, activity: str) -> None:
+        """Write this rank's heartbeat."""
+        heartbeat = Heartbeat(step, activity, self._world.collectives_entered, time.monotonic())
+        self._ask("set", f"heartbeat{self._world.rank}", json.dumps(asdict(heartbeat)))
+
+    def heartbeat(self, rank: int) -> Heartbeat | None:
+        """Return the last heartbeat of a rank; None before its first."""
+        text = self._read(f"heartbeat{rank}")
+        return None if text is None else Heartbeat(**json.loads(text))
+
+    def heartbeats(self) -> dict[int, Heartbeat]:
+        """Return the last heartbeat of every rank that has written one."""
+        heartbeats = ((rank, self.heartbeat(rank)) for rank in range(self._world.size))
+        return {rank: heartbeat for rank, heartbeat in heartbeats if heartbeat is not None}
+
+    def claim_diagnosis(self) -> bool:
+        """Return True on the one rank that finds the cause on behalf of all."""
+        return self.failure() is None and self._ask("add", "diagnosis", 1) == 1
+
+    def report(self, code: int, text: str, lost: list[int] | None = None) -> None:
+        """Report a failure of the run; only the first report counts."""
+        failure = Failure(self._world.rank, code, text, lost or [])
+        self._ask("compare_set", "failure", "", json.dumps(asdict(failure)))
+
+    def failure(self) -> Failure | None:
+        """Return the first reported failure."""
+        text = self._read("failure")
+        return None if text is None else Failure(**json.loads(text))
+
+    def wait_for_failure(self, code: int, otherwise: str) -> Failure:
+        """Return the failure once it is reported; if no rank reports one in time, report `otherwise`."""
+        begin = time.monotonic()
+        while (failure := self.failure()) is None:
+            if time.monotonic() - begin > REPORT_WAIT:
+                self.report(code, otherwise)
+            time.sleep(PERIOD / 10)
+        return failure
+
+    def wait_for_readers(self, failure: Failure) -> None:
+        """On the first rank, which may serve the store: wait until all living ranks have read the report."""
+        readers = self._ask("add", "readers", 1)
+        living = self._world.size - len(failure.lost)
+        begin = time.monotonic()
+        while self._world.is_first and readers < living and time.monotonic() - begin < REPORT_WAIT:
+            readers = self._ask("add", "readers", 0)
+            time.sleep(PERIOD / 10)
+
+    def _read(self, key: str) -> bytes | None:
+        return self._ask("get", key) if self._ask("check", [key]) else None
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the store."""
+        self._calls += 1
+        self.call = self._calls
+        try:
+            return getattr(self._store, method)(*arguments)
+        finally:
+            self.call = None
 
 
 def _report_lost(board: MessageBoard, ranks: list[int]) -> None:

@@ -1,31 +1,55 @@
-"""The ranks of a run: which of them this process is, and how they exchange tensors and objects."""
+"""The ranks of a run: the device of this one, and how they exchange tensors and objects."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
+import torch.autograd.profiler
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
-from clipzoo.distributed import environment
-from clipzoo.distributed.collectives import STORE_ERRORS, CollectiveCounter, Exchange, Gather, gather_objects
-from clipzoo.distributed.device import choose_device
-from clipzoo.distributed.rendezvous import Rendezvous
+from clipzoo.distributed import launch
 from clipzoo.errors import ConfigError, number_of
 
-T = TypeVar("T")
+STORE_ERRORS: tuple[type[Exception], ...] = (dist.DistError,)
+"""Errors that the store raises when the process that serves it is gone."""
 JOIN_GRACE = 10.0
 """Seconds for torch to report by itself that ranks are missing."""
-
 BACKGROUND_TIMEOUT = timedelta(days=1)
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Environment variables by which a user or a launcher sets the number of threads."""
+T = TypeVar("T")
+_NOTHING = nullcontext()
+
+
+class CollectiveCounter:
+    """Number of collectives that this rank has entered: the watchdog finds the rank that the others wait for."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+
+    def entering(self) -> AbstractContextManager[object]:
+        """Return the context of one collective."""
+        self.entered += 1
+        return step_part("communication")
+
+
+def step_part(name: str) -> AbstractContextManager[object]:
+    """Return a context whose time a running profile assigns to the part `name` of a step, without the parts inside.
+
+    Without a profile it costs less than a microsecond; `record_function` alone costs ten.
+    """
+    return record_function(name) if torch.autograd.profiler._is_profiler_enabled else _NOTHING
 
 
 @dataclass(frozen=True)
@@ -58,13 +82,30 @@ class World:
         Raises ConfigError if there is no such device, or if not all ranks join in time.
         """
         chosen = choose_device(device, key)
-        launch = environment.read()
-        if launch.world_size == 1:
-            return cls(local_rank=launch.local_rank, device=chosen, timeout=timeout)
-        with _deadline(timeout, launch):
+        environment = launch.read()
+        if environment.world_size == 1:
+            return cls(local_rank=environment.local_rank, device=chosen, timeout=timeout)
+        failure = (
+            f"rank {environment.rank} did not meet all of {number_of(environment.world_size, 'rank')} at "
+            f"{environment.address} within trainer.timeout={timeout:g} seconds"
+        )
+        # torch's own limits leave out a store that accepts calls in silence.
+        timer = threading.Timer(min(timeout + JOIN_GRACE, threading.TIMEOUT_MAX), _give_up, [failure])
+        timer.daemon = True
+        timer.start()
+        on_gpu = chosen.type == "cuda"
+        # NCCL's own watchdog aborts the process without an explanation: ours must come before it.
+        limit = timedelta(seconds=timeout + (60 if on_gpu else 0))
+        try:
             if not dist.is_initialized():
-                _initialise(chosen, timeout, launch)
+                backend, device_id = ("nccl", chosen) if on_gpu else ("gloo", None)
+                try:
+                    dist.init_process_group(backend, timeout=limit, device_id=device_id)
+                except STORE_ERRORS as error:
+                    raise ConfigError(f"{failure}: {error}") from None
             return replace(cls.from_process_group(chosen), timeout=timeout)
+        finally:
+            timer.cancel()
 
     @classmethod
     def from_process_group(cls, device: torch.device | None = None) -> World:
@@ -73,8 +114,7 @@ class World:
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls(device=device)
         rank, size = dist.get_rank(), dist.get_world_size()
-        rendezvous = Rendezvous(rank, size)
-        return cls(rank, size, environment.read().local_rank, device, _rendezvous=rendezvous)
+        return cls(rank, size, launch.read().local_rank, device, _rendezvous=Rendezvous(rank))
 
     def leave(self) -> None:
         """Leave the process group."""
@@ -144,7 +184,7 @@ class World:
                 dist.broadcast(tensor, src=0)
 
     def run_on_first(self, action: Callable[[], T]) -> T:
-        """Run `action` on rank 0 alone and return its picklable result on all ranks; its error is raised on all.
+        """Run `action` only on rank 0 and return its picklable result on all ranks; its error is raised on all.
 
         The other ranks wait without a time limit.
         """
@@ -156,7 +196,7 @@ class World:
                 outcome[0] = action()
             except Exception as error:
                 outcome[1] = error
-        self._rendezvous.wait_for_first(self.is_first)
+        self._rendezvous.wait(arrives=self.is_first, needed=1)
         with self._counter.entering():
             dist.broadcast_object_list(outcome, src=0)
         result, raised = outcome
@@ -170,8 +210,8 @@ class World:
         error: Exception | None = None
         try:
             action()
-        except Exception as own:
-            error = own
+        except Exception as raised_here:
+            error = raised_here
         raised = next((other for other in self.gather_object(error) if other is not None), None)
         if error is None and raised is not None:
             raised.repeats_first_rank = True  # type: ignore[attr-defined]
@@ -179,12 +219,12 @@ class World:
             raise error or raised  # type: ignore[misc]
 
     def share(self, count: int) -> tuple[int, int]:
-        """Return the first and the end of this rank's part of `count` things: consecutive ones, as DTensor has them."""
+        """Return the first and the end of this rank's part of `count` consecutive items, as DTensor divides them."""
         each = -(-count // self.size)
         return min(self.rank * each, count), min((self.rank + 1) * each, count)
 
     def background_group(self) -> dist.ProcessGroup | None:
-        """Return a new process group of all ranks on the CPU, for a thread beside training; None for one process.
+        """Return a new process group of all ranks on the CPU, for a background thread; None for one process.
 
         Its collectives wait for as long as a rank needs to write a file. Collective.
         """
@@ -197,10 +237,10 @@ class World:
     def barrier(self) -> None:
         """Wait until every rank has reached this call, without a time limit."""
         if self._rendezvous is not None:
-            self._rendezvous.wait_for_all()
+            self._rendezvous.wait(arrives=True, needed=self.size)
 
     def store(self, prefix: str) -> dist.Store:
-        """Return a connection of its own to the store of the process group; `prefix` is put before its keys."""
+        """Return a new connection to the store of the process group; `prefix` is put before its keys."""
         return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store().clone())
 
     def _reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
@@ -211,36 +251,159 @@ class World:
         return copy
 
 
-def _initialise(device: torch.device, timeout: float, launch: environment.Environment) -> None:
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    # NCCL's own watchdog aborts the process without an explanation: ours must come before it.
-    seconds = timeout + (60 if backend == "nccl" else 0)
-    device_id = device if device.type == "cuda" else None
-    try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=seconds), device_id=device_id)
-    except STORE_ERRORS as error:
-        raise ConfigError(f"{_not_joined(launch, timeout)}: {error}") from None
+def _give_up(failure: str) -> None:
+    """End a process that has not joined the others in time."""
+    print(f"clipzoo: {failure}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
-@contextmanager
-def _deadline(timeout: float, launch: environment.Environment) -> Iterator[None]:
-    """End the process if the block lasts longer: torch's own limits leave out a store that accepts calls in silence."""
+class Rendezvous:
+    """Waits for other ranks without a time limit; the process group's timeout is for collectives.
 
-    def give_up() -> None:
-        print(f"clipzoo: {_not_joined(launch, timeout)}", file=sys.stderr, flush=True)
-        os._exit(2)
+    All ranks must create and use their rendezvous in the same order.
+    """
 
-    timer = threading.Timer(min(timeout + JOIN_GRACE, threading.TIMEOUT_MAX), give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    def __init__(self, rank: int) -> None:
+        self._events = 0
+        store = dist.distributed_c10d._get_default_store()
+        # A process may join twice, in tests: keys of the first time must not serve the second.
+        self._store = dist.PrefixStore(f"rendezvous{store.add(f'rendezvous of rank {rank}', 1)}", store)
+
+    def wait(self, arrives: bool, needed: int) -> None:
+        """Return once `needed` ranks have arrived. arrives: whether this rank counts."""
+        self._events += 1
+        key, pause = str(self._events), 0.001
+        arrived = self._store.add(key, int(arrives))
+        while arrived < needed:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.25)
+            arrived = self._store.add(key, 0)
 
 
-def _not_joined(launch: environment.Environment, timeout: float) -> str:
-    return (
-        f"rank {launch.rank} did not meet all of {number_of(launch.world_size, 'rank')} at {launch.address} within "
-        f"trainer.timeout={timeout:g} seconds"
-    )
+class Gather(torch.autograd.Function):
+    """All-gather along the first dimension, with the full gradient.
+
+    The gradient of a rank's slice is the sum of the gradients that all ranks return for it. Averaged over ranks (as
+    DDP does), the parameters' gradient is then that of the mean of the ranks' losses. torch's own differentiable
+    all_gather gave wrong gradients on gloo for upstream gradients that were not contiguous, hence the copies.
+    """
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, dtype: torch.dtype | None, counter: CollectiveCounter) -> Tensor:
+        context.rows, context.counter = len(tensor), counter
+        source = tensor.to(dtype or tensor.dtype).detach().contiguous()
+        gathered = source.new_empty((dist.get_world_size() * len(source), *source.shape[1:]))
+        with counter.entering():
+            dist.all_gather_into_tensor(gathered, source)
+        return gathered.to(tensor.dtype)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        local = gradient.new_empty((context.rows, *gradient.shape[1:]))
+        with context.counter.entering():
+            dist.reduce_scatter_tensor(local, gradient.contiguous())
+        return local, None, None
+
+
+class Exchange(torch.autograd.Function):
+    """All-to-all of equal parts: a permutation of all ranks' numbers, its own inverse and so its own gradient."""
+
+    @staticmethod
+    def forward(context: Any, parts: Tensor, counter: CollectiveCounter) -> Tensor:
+        context.counter = counter
+        source = parts.detach().contiguous()
+        received = torch.empty_like(source)
+        with counter.entering():
+            dist.all_to_all_single(received, source)
+        return received
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return Exchange.forward(context, gradient, context.counter), None
+
+
+def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Return every rank's picklable value in rank order. Collective. group: None for the default process group."""
+    values: list[T] = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def is_collective_error(error: BaseException) -> bool:
+    """Return True if `error` says that another rank is lost. gloo raises a bare RuntimeError with its own file name."""
+    return isinstance(error, STORE_ERRORS) or (type(error) is RuntimeError and "/gloo/" in str(error))
+
+
+# The device of this rank.
+
+
+def choose_device(name: str, key: str) -> torch.device:
+    """Return the GPU of the local rank or the CPU, and make the GPU the current device.
+
+    name: "auto", "cpu" or "cuda". key: the configuration key that holds `name`, for messages.
+
+    Raises ConfigError if there is no GPU for "cuda", or none for this local rank.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{key}=cuda, but torch sees no CUDA device: use {key}=auto")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank, count = launch.read().local_rank, torch.cuda.device_count()
+    if local_rank >= count:
+        raise ConfigError(
+            f"LOCAL_RANK={local_rank}, but torch sees {number_of(count, 'CUDA device')}; there must be one for each "
+            f"process of a node: start fewer (torchrun --nproc-per-node {count}), or use {key}=cpu"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def set_threads(device: torch.device) -> None:
+    """Let a computation on the CPU use the cores of its rank, unless the environment sets the number of threads.
+
+    torch alone takes all cores of the machine, also for each of several ranks and in a container with fewer.
+    """
+    if device.type == "cpu" and not any(name in os.environ for name in THREADS):
+        torch.set_num_threads(launch.cores_of_rank())
+
+
+def described(world: World, workers: Literal["auto"] | int | None) -> tuple[str, str]:
+    """Return device, cores and loader processes in words, for the first line of a training, and a warning or "".
+
+    workers: `data.workers`; None for a dataset without this key. The warning: see `cores_per_rank`. Collective.
+    """
+    on_gpu = world.device.type == "cuda"
+    loaders = 0 if workers is None else launch.loader_workers(on_gpu, workers)
+    cores, warning = launch.cores_per_rank(world, loaders)
+    name = f"the CPU with {number_of(torch.get_num_threads(), 'thread')}"
+    parts = [torch.cuda.get_device_name(world.device) if on_gpu else name, f"{cores} core{'s' if cores != '1' else ''}"]
+    if workers is not None:
+        parts.append(number_of(loaders, "loader process", "es"))
+    return f"{', '.join(parts)} per rank", warning
+
+
+def is_fast_in_bf16(device: torch.device) -> bool:
+    """Return True if the device computes bf16 in hardware."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # Older versions of torch tell no capabilities.
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    if capabilities and not any(value is True for name, value in capabilities.items() if "bf16" in name):
+        return False
+    # Instructions may be there and switched off, as ONEDNN_MAX_CPU_ISA does, so a product is timed too.
+    return bf16_slowdown() < 1
+
+
+def bf16_slowdown() -> float:
+    """Return the time of a bf16 matrix product on this CPU as a multiple of the time in float32."""
+    seconds = []
+    for dtype in (torch.bfloat16, torch.float32):
+        left, right = (torch.ones(256, 256, dtype=dtype) for _ in range(2))
+        times = []
+        for _ in range(6):
+            begin = time.perf_counter()
+            left @ right
+            times.append(time.perf_counter() - begin)
+        seconds.append(min(times))
+    return seconds[0] / max(seconds[1], 1e-9)

@@ -1,9 +1,10 @@
-"""Interfaces of encoders and of their towers."""
+"""Base classes of encoders and towers, and encoding of captions in groups of similar length."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -12,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.checkpoint import checkpoint
 
 from clipzoo.errors import ConfigError
 from clipzoo.io import DamagedFileError
@@ -20,6 +23,11 @@ from clipzoo.types import Features
 
 COMPUTED_BYTES = 2**27
 """Size of the buffers that a model of any size may compute."""
+QUANTUM = 4
+"""Rows and width of a group of captions are multiples of it, apart from the longest group: few shapes for
+torch.compile."""
+CPU_OVERHEAD, GPU_OVERHEAD = 128, 8192
+"""Tokens whose encoding takes as long as starting one more group: kernel launches dominate on a GPU."""
 
 
 class Encoder(nn.Module):
@@ -41,11 +49,11 @@ class Encoder(nn.Module):
         """[b, L] token ids -> Features of width `text_width`; L may be any length up to the context."""
 
     def pooled_image(self, image: Tensor) -> Tensor:
-        """Return the pooled features of `image` alone, [b, w]; encoders whose tokens cost more override this."""
+        """Return only the pooled features, [b, w]; encoders whose tokens cost more override this."""
         return self.image(image).pooled
 
     def pooled_text(self, text: Tensor) -> Tensor:
-        """Return the pooled features of `text` alone, [b, w]; encoders whose tokens cost more override this."""
+        """Return only the pooled features, [b, w]; encoders whose tokens cost more override this."""
         return self.text(text).pooled
 
     def facts(self) -> Mapping[str, Any]:
@@ -78,7 +86,7 @@ class Tower(nn.Module):
         return type(self).__name__
 
     def pooled(self, inputs: Tensor) -> Tensor:
-        """Return the pooled features alone, [b, w]; towers whose tokens cost more override this."""
+        """Return only the pooled features, [b, w]; towers whose tokens cost more override this."""
         return self(inputs).pooled
 
     def gives_tokens(self) -> bool:
@@ -98,7 +106,7 @@ class ImageTower(Tower):
     """Base class of image towers: float images [b, 3, H, W] -> Features.
 
     input_size: H and W of the images. mean, std: normalisation of [0, 1] images that the model is made for.
-    interpolation, resize_mode: resizing of images in evaluations, see `clipzoo.evaluation.transform.Transform`.
+    interpolation, resize_mode: resizing of images in evaluations, see `clipzoo.evaluation.encoder.Transform`.
     """
 
     input_size: int
@@ -111,7 +119,7 @@ class ImageTower(Tower):
 class TextTower(Tower):
     """Base class of text towers: token ids [b, L] -> Features.
 
-    context_length: largest L. end_token: id of the first token behind which all are padding, None if the tower needs
+    context_length: largest L. end_token: id of the first token after which all are padding, None if the tower needs
     none. needs_padding: True if features depend on padding. tokenizer: node of its tokenizer in a configuration.
     """
 
@@ -125,18 +133,25 @@ class TextTower(Tower):
         return self.end_token
 
 
-def longest_list(tower: nn.Module) -> list[nn.Module]:
-    """Return the longest list of modules of one class in a tower, in most models its blocks; empty if there is none."""
-    lists = [list(module) for module in tower.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+def longest_list(tower: nn.Module, kinds: Any = nn.ModuleList | nn.Sequential) -> list[nn.Module]:
+    """Return the longest list of modules of one class in a tower, in most models its blocks; empty if there is none.
+
+    kinds: classes of lists.
+    """
+    lists = [list(module) for module in tower.modules() if isinstance(module, kinds)]
     alike = [modules for modules in lists if len({type(module) for module in modules}) == 1]
     return max(alike, key=len, default=[])
 
 
-def call_as_forward(module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def call_as_forward(
+    module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor, recompute: bool = False
+) -> Tensor:
     """Return `function(module, *inputs)`, called as the module's forward pass if the module has hooks.
 
-    A hook may gather the module's weights, for one.
+    Such a hook may gather weights. recompute: activations in the backward pass instead of keeping them.
     """
+    if recompute:
+        return checkpoint(call_as_forward, module, function, *inputs, use_reentrant=False)
     if not (module._forward_pre_hooks or module._forward_hooks):
         return function(module, *inputs)
     module.forward = partial(function, module)
@@ -177,3 +192,66 @@ def require_as_large(model: nn.Module, stored: Iterable[Tensor], path: Path, rem
     if needed > 4 * given + COMPUTED_BYTES:
         fault = f"has {given:,} bytes of weights, the model of its configuration needs {needed:,} bytes"
         raise DamagedFileError(path, fault, remedy)
+
+
+def encode_by_length(
+    encode: Callable[[Tensor], Features], text: Tensor, lengths: Tensor | None, tokens: bool
+) -> Features:
+    """Token ids [b, L] -> features in the order of the batch, encoded in groups of similar length.
+
+    Equal to `encode(text)` up to rounding for towers whose features do not depend on padding. The tokens of padding
+    are zeros where their group has fewer than L positions, and False in the mask.
+
+    lengths: [b] on the CPU, tokens of each caption up to its end token; None for one group, as for a batch whose
+        padding counts. tokens: return tokens and mask too, if the tower has them.
+    """
+    groups = caption_groups(text, lengths)
+    if lengths is None or len(groups) == 1:
+        return encode(text)
+    order = lengths.argsort(stable=True)
+    sorted_text = text[order.to(text.device, non_blocking=True)]
+    rows = [count for count, _ in groups]
+    parts = [
+        encode(part[:, :width].contiguous()) for part, (_, width) in zip(sorted_text.split(rows), groups, strict=True)
+    ]
+    inverse = order.argsort().to(text.device, non_blocking=True)
+    pooled = torch.cat([part.pooled for part in parts]).index_select(0, inverse)
+    if not tokens or parts[0].tokens is None:
+        return Features(pooled)
+    padded, masks = [], []
+    for part in parts:
+        assert part.tokens is not None
+        mask = part.mask
+        if mask is None:
+            mask = torch.ones(part.tokens.shape[:2], dtype=torch.bool, device=part.tokens.device)
+        missing = text.shape[1] - part.tokens.shape[1]
+        padded.append(functional.pad(part.tokens, (0, 0, 0, missing)))
+        masks.append(functional.pad(mask, (0, missing)))
+    all_tokens, all_masks = (torch.cat(tensors).index_select(0, inverse) for tensors in (padded, masks))
+    return Features(pooled, all_tokens, all_masks)
+
+
+def caption_groups(text: Tensor, lengths: Tensor | None) -> list[tuple[int, int]]:
+    """Return rows and width of the groups in which `encode_by_length` encodes these captions, or any other view."""
+    if lengths is None:
+        return [(len(text), text.shape[-1])]
+    overhead = CPU_OVERHEAD if text.device.type == "cpu" else GPU_OVERHEAD
+    return group_shapes(sorted(lengths.tolist()), text.shape[1], overhead)
+
+
+def group_shapes(lengths: Sequence[int], limit: int, overhead: int) -> list[tuple[int, int]]:
+    """Return rows and width of the groups of captions, given their lengths in ascending order.
+
+    The sum over the groups of rows times width plus `overhead` is the smallest possible. limit: largest width.
+    """
+    # The first `end` captions have at most `width` tokens; the rest of a quantum of rows joins the next group.
+    widths = [*range(QUANTUM, limit, QUANTUM), limit]
+    counts = [bisect_right(lengths, width) for width in widths]
+    ends = [count if count == len(lengths) else count // QUANTUM * QUANTUM for count in counts]
+    best: dict[int, tuple[int, list[tuple[int, int]]]] = {0: (0, [])}
+    for end, width in zip(ends, widths, strict=True):
+        if end not in best:
+            costs = ((cost + (end - start) * width + overhead, start) for start, (cost, _) in best.items())
+            cost, start = min(costs)
+            best[end] = cost, [*best[start][1], (end - start, width)]
+    return best[len(lengths)][1]

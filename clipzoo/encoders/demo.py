@@ -41,7 +41,16 @@ class DemoImageTower(Tower):
             width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
         self.norm = nn.LayerNorm(width)
-        self._initialise()
+
+        # Residual branches are scaled by 1/2; the colour path keeps its smaller default and does not dominate shapes.
+        for module in self.convolutions.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+        residuals = [module.path[-1] for module in self.convolutions if isinstance(module, Residual)]
+        with torch.no_grad():
+            for layer in (*residuals, self.block.self_attn.out_proj, self.block.linear2):
+                layer.weight.mul_(0.5)  # type: ignore[operator, union-attr]
 
     def forward(self, image: Tensor) -> Features:
         image = image.contiguous(memory_format=torch.channels_last)
@@ -51,17 +60,6 @@ class DemoImageTower(Tower):
 
     def layers(self) -> list[nn.Module]:
         return [*self.convolutions, self.block]
-
-    def _initialise(self) -> None:
-        """Scale residual branches by 1/2; the colour path keeps its smaller default and does not dominate shapes."""
-        for module in self.convolutions.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-        residuals = [module.path[-1] for module in self.convolutions if isinstance(module, Residual)]
-        with torch.no_grad():
-            for layer in (*residuals, self.block.self_attn.out_proj, self.block.linear2):
-                layer.weight.mul_(0.5)  # type: ignore[operator, union-attr]
 
 
 class Residual(nn.Module):

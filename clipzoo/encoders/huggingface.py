@@ -1,26 +1,28 @@
-"""Any text model of transformers as a text tower. Needs the extra `hf`."""
+"""Text models of transformers as text towers, DistilBERT as in NUCLR, and their tokenizers. Needs the extra `hf`."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from clipzoo.config.trust import values_of
-from clipzoo.encoders.base import TextTower, on_meta, require_as_large
-from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer, require_transformers
+from clipzoo.encoders.base import TextTower, Tower, longest_list, on_meta, require_as_large
 from clipzoo.encoders.text import end_positions
-from clipzoo.errors import ConfigError, nearest, number_of, one_message
+from clipzoo.errors import ConfigError, installation, nearest, number_of, one_message
 from clipzoo.io import MB, read_json
 from clipzoo.io.weights import from_hub, read_tensors
-from clipzoo.types import Count, Features, NonNegativeCount, checked
+from clipzoo.types import Count, Features, NonNegativeCount, Part, Range, as_captions, checked
 
 LONGEST = 512
 """Tokens of a caption where a model takes more: captions are short, and every row is stored at full length."""
-CLIP_TOKENIZER = {"_target_": "clipzoo.data.tokenizer.ClipTokenizer"}
+CLIP_TOKENIZER = "clipzoo.data.tokenizer.ClipTokenizer"
+NOWHERE = "is not a folder, and cannot be loaded from the Hugging Face hub"
+Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
 Pooling = Literal["auto", "first", "mean", "end"]
 
 
@@ -55,20 +57,41 @@ class HuggingFaceText(TextTower):
     ) -> None:
         super().__init__()
         require_transformers("a text tower of transformers")
+        from transformers import CONFIG_MAPPING
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
         with one_message(f"encoder.text.name={name}, options={options}: transformers cannot build this model"):
             config = _configuration(name, options)
             self.trunk = _model(config)
         if checkpoint:
             self.trunk.gradient_checkpointing_enable()
         self.name, self.width, self.vocabulary = name, config.hidden_size, config.vocab_size
-        limit = _positions(self.trunk)
+
+        # RoBERTa and its kin count positions from the padding's id + 1.
+        limit = getattr(self.trunk.config, "max_position_embeddings", None)
+        table = getattr(getattr(self.trunk, "embeddings", None), "position_embeddings", None)
+        padding = getattr(table, "padding_idx", None)
+        if limit is not None and padding is not None:
+            limit -= padding + 1
         if context_length is not None and limit is not None and context_length > limit:
             raise ConfigError(
                 f"encoder.context_length={context_length}: {name} has positions for {number_of(limit, 'token')}"
             )
         self.context_length = context_length or min(limit or LONGEST, LONGEST)
-        self.pooling = _pooling(config) if pooling == "auto" else pooling
-        self.tokenizer = _tokenizer(name, tokenizer, self.context_length)
+        if pooling == "auto" and (config.is_encoder_decoder or config.model_type in ("t5", "mt5", "umt5")):
+            pooling = "mean"
+        elif pooling == "auto":
+            pooling = "first" if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES else "end"
+        self.pooling = pooling
+        if tokenizer is None and name in CONFIG_MAPPING and not Path(name).exists():
+            raise ConfigError(
+                f"encoder.text.name={name} is a kind of model without a tokenizer: give encoder.text.tokenizer=FOLDER, "
+                "the name of one on the Hugging Face hub, or clip"
+            )
+        self.tokenizer = {"_target_": CLIP_TOKENIZER, "context_length": self.context_length}
+        if tokenizer != "clip":
+            target = f"{HuggingFaceTokenizer.__module__}.{HuggingFaceTokenizer.__name__}"
+            self.tokenizer = {"_target_": target, "name": tokenizer or name, "context_length": self.context_length}
         self.end_token = end_token
         self._padding: int = getattr(config, "pad_token_id", None) or 0
 
@@ -77,7 +100,9 @@ class HuggingFaceText(TextTower):
         return f"transformers' {self.name}"
 
     def forward(self, text: Tensor) -> Features:
-        ends = end_positions(text, self._end())
+        if self.end_token is None:
+            self.end_token = self.find_end_token(None)
+        ends = end_positions(text, self.end_token)
         mask = torch.arange(text.shape[1], device=text.device) <= ends[:, None]  # [b, L]
         output = self.trunk(input_ids=text.where(mask, self._padding), attention_mask=mask.long())
         tokens = output.last_hidden_state
@@ -89,10 +114,10 @@ class HuggingFaceText(TextTower):
         return Features((tokens * weights).sum(dim=1) / weights.sum(dim=1), tokens, mask)
 
     def layers(self) -> list[nn.Module]:
-        return transformer_blocks(self.trunk)
+        return longest_list(self.trunk, nn.ModuleList)
 
     def find_end_token(self, tokenizer: Any) -> int:
-        if tokenizer is None and self.tokenizer["_target_"] != CLIP_TOKENIZER["_target_"]:
+        if tokenizer is None and self.tokenizer["_target_"] != CLIP_TOKENIZER:
             tokenizer = HuggingFaceTokenizer(self.tokenizer["name"], self.context_length)
         end, ids = (49407, 49408) if tokenizer is None else (tokenizer.end_token, getattr(tokenizer, "vocabulary", 0))
         if ids > self.vocabulary:
@@ -102,17 +127,182 @@ class HuggingFaceText(TextTower):
             )
         return end
 
-    def _end(self) -> int:
-        if self.end_token is None:
-            self.end_token = self.find_end_token(None)
-        return self.end_token
+
+class HuggingFaceTokenizer(Part):
+    """Captions -> int64 [n, context_length]; a caption that is too long keeps its first tokens and its end token.
+
+    Control tokens in a caption, such as "[SEP]", are plain text. The tokenizer is loaded on first use.
+
+    name: on the hub, or a folder. clean: how open_clip prepares text for some models; none leaves captions unchanged.
+    strip_end: replace the end token by 0, as CLIPA's models are trained.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        context_length: Annotated[int, Range(at_least=3)],
+        clean: Cleaning = "none",
+        strip_end: bool = False,
+    ) -> None:
+        self.context_length = context_length
+        self.name, self.clean, self.strip_end = name, clean, strip_end
+        self._tokenizer: Any = None
+        self._clean_caption: Callable[[str], str] | None = None
+        self._ends_itself = True
+        self._end = self._pad = 0
+
+    @property
+    def source(self) -> Any:
+        """The tokenizer of transformers."""
+        self._load()
+        return self._tokenizer
+
+    @property
+    def ends_itself(self) -> bool:
+        """True if the tokenizer of transformers adds the end token."""
+        self._load()
+        return self._ends_itself
+
+    @property
+    def pad_token(self) -> int:
+        """Id of the padding."""
+        self._load()
+        return self._pad
+
+    @property
+    def end_token(self) -> int:
+        """Id that ends a caption; all positions after its first occurrence are padding."""
+        self._load()
+        return 0 if self.strip_end else self._end
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids."""
+        self._load()
+        return len(self._tokenizer)
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        """Return the text of each token."""
+        return [self.source.decode([token]) for token in ids]
+
+    def __call__(self, captions: str | Sequence[str]) -> Tensor:
+        captions = as_captions(captions)
+        self._load()
+        if self._clean_caption is not None:
+            captions = [self._clean_caption(caption) for caption in captions]
+        length = self.context_length - (not self._ends_itself)
+        rows = self._tokenizer(captions, truncation=True, max_length=length)["input_ids"]
+        ids = torch.full((len(rows), self.context_length), self._pad, dtype=torch.int64)
+        for target, row in zip(ids, rows, strict=True):
+            whole = row if self._ends_itself else [*row, self._end]
+            target[: len(whole)] = torch.tensor(whole)
+        return torch.where(ids == self._end, 0, ids) if self.strip_end else ids
+
+    def _load(self) -> None:
+        if self._tokenizer is not None:
+            return
+        transformers = require_transformers("encoder.tokenizer")
+        with from_hub(
+            self.name,
+            f"encoder.tokenizer.name={self.name} is not a folder with a tokenizer, and cannot be loaded from the "
+            "Hugging Face hub",
+        ):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                self.name, split_special_tokens=True, trust_remote_code=False
+            )
+        if self.clean != "none":
+            from open_clip.tokenizer import get_clean_fn
+
+            self._clean_caption = get_clean_fn(self.clean)
+        empty = tokenizer("")["input_ids"]
+        ends = [end for end in (tokenizer.sep_token_id, tokenizer.eos_token_id) if end is not None]
+        if not ends:
+            raise ConfigError(f"the tokenizer {self.name} has no token that ends a text: choose another")
+        self._ends_itself = bool(empty) and empty[-1] in ends
+        self._end = empty[-1] if self._ends_itself else tokenizer.eos_token_id or ends[0]
+        self._pad = self._end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self._tokenizer = tokenizer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.context_length, self.clean, self.strip_end)
 
 
-def transformer_blocks(trunk: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model of transformers: its longest list of modules of one class."""
-    lists = [list(module) for module in trunk.modules() if isinstance(module, nn.ModuleList)]
-    alike = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1]
-    return max(alike, key=len, default=[])
+class DistilBertTower(Tower):
+    """Token ids [b, L] -> Features: pooled at the first token ([CLS]); padding is not attended to.
+
+    pretrained: a name on the Hugging Face hub or a folder; null for random weights of the base model's shape.
+    end_token: id of the separator; positions after its first occurrence are padding.
+    """
+
+    trunk: Any
+
+    def __init__(self, pretrained: str | None, end_token: NonNegativeCount) -> None:
+        super().__init__()
+        transformers = require_transformers("encoder.text_tower is DistilBERT, which")
+        if pretrained is None:
+            self.trunk = transformers.DistilBertModel(transformers.DistilBertConfig())
+        else:
+            with from_hub(pretrained, f"encoder.text_tower.pretrained={pretrained} {NOWHERE}"):
+                self.trunk, _ = pretrained_model("DistilBertModel", pretrained)
+        self.width = self.trunk.config.dim
+        self.end_token = end_token
+
+    def forward(self, text: Tensor) -> Features:
+        positions = torch.arange(text.shape[1], device=text.device)
+        mask = positions <= end_positions(text, self.end_token)[:, None]  # [b, L]
+        tokens = self.trunk(input_ids=text.where(mask, 0), attention_mask=mask.long()).last_hidden_state
+        return Features(tokens[:, 0], tokens, mask)
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.trunk.transformer.layer)
+
+
+class DistilBertTokenizer(Part):
+    """Captions -> [n, context_length] int64, [CLS] words [SEP], padded with 0; truncated captions keep their [SEP].
+
+    Control tokens in a caption, such as "[SEP]", are plain text.
+    name: a name on the hub, or a folder; loaded on first use.
+    context_length: maximum number of tokens L of a caption.
+    """
+
+    end_token = 102
+
+    def __init__(self, name: str, context_length: Annotated[int, Range(at_least=3, at_most=512)]) -> None:
+        self.context_length = context_length
+        self._name = name
+        self._tokenizer: Any = None
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        """Return the text of each token."""
+        return [self._source().decode([token]) for token in ids]
+
+    def __call__(self, captions: str | Sequence[str]) -> Tensor:
+        captions = as_captions(captions)
+        length = self.context_length
+        tokens = self._source()(captions, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+        return tokens["input_ids"]
+
+    def _source(self) -> Any:
+        if self._tokenizer is None:
+            kind = require_transformers("encoder.tokenizer is DistilBERT, which").AutoTokenizer
+            with from_hub(self._name, f"encoder.tokenizer.name={self._name} {NOWHERE}"):
+                self._tokenizer = kind.from_pretrained(self._name, split_special_tokens=True, trust_remote_code=False)
+        return self._tokenizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self._name, "context_length": self.context_length}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def require_transformers(what: str) -> Any:
+    """Return the package transformers. what: needs it, for the message. Raises ConfigError if it is not installed."""
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError(f"{what} needs transformers: {installation('hf')}") from None
+    return transformers
 
 
 def _configuration(name: str, options: dict[str, Any]) -> Any:
@@ -147,7 +337,7 @@ def stored_configuration(folder: Path) -> Any:
     Settings of all models are left out: kernels of attention, quantization and code that transformers would fetch.
 
     Raises:
-        ConfigError: config.json is missing or damaged, or its model_type is none of transformers'.
+        ConfigError: config.json is missing or damaged, or transformers lacks its model_type.
     """
     from transformers import CONFIG_MAPPING
 
@@ -235,34 +425,3 @@ def _model(config: Any) -> nn.Module:
     # Encoders of an encoder-decoder, as of BART.
     has_decoder = config.is_encoder_decoder and hasattr(model, "decoder")
     return model.get_encoder() if has_decoder else model
-
-
-def _positions(trunk: Any) -> int | None:
-    """Return the number of tokens that a model has positions for; None without a limit."""
-    limit = getattr(trunk.config, "max_position_embeddings", None)
-    table = getattr(getattr(trunk, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)
-    # RoBERTa and its kin count positions from the padding's id + 1.
-    return limit if limit is None or padding is None else limit - padding - 1
-
-
-def _pooling(config: Any) -> Pooling:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    if config.is_encoder_decoder or config.model_type in ("t5", "mt5", "umt5"):
-        return "mean"
-    return "first" if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES else "end"
-
-
-def _tokenizer(name: str, tokenizer: str | None, context_length: int) -> dict[str, Any]:
-    from transformers import CONFIG_MAPPING
-
-    if tokenizer == "clip":
-        return {**CLIP_TOKENIZER, "context_length": context_length}
-    if tokenizer is None and name in CONFIG_MAPPING and not Path(name).exists():
-        raise ConfigError(
-            f"encoder.text.name={name} is a kind of model without a tokenizer: give encoder.text.tokenizer=FOLDER, the "
-            "name of one on the Hugging Face hub, or clip"
-        )
-    target = f"{HuggingFaceTokenizer.__module__}.{HuggingFaceTokenizer.__name__}"
-    return {"_target_": target, "name": tokenizer or name, "context_length": context_length}

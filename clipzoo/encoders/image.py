@@ -1,11 +1,14 @@
 """Image towers over timm's and open_clip's trunks, without their projections.
 
-A tower maps float images [b, 3, H, W] to Features and has a `width`. timm and open_clip are imported when a
-tower is built, because each import takes a second.
+timm and open_clip are imported when a tower is built, because each import takes a second. For heads that read no tokens
+the last block of a vision transformer runs at the pooled position; the other positions are only its keys and values.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +16,29 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from clipzoo.encoders.base import ImageTower, Tower
-from clipzoo.encoders.last_block import (
-    open_clip_vit_at_first,
-    pools_first_of_timm,
-    timm_vit_at_first,
-)
-from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, timm_trunk, tokens_of
-from clipzoo.errors import ConfigError
-from clipzoo.io.weights import import_alone
+from clipzoo.encoders.base import ImageTower, Tower, call_as_forward
+from clipzoo.errors import ConfigError, nearest, one_message
+from clipzoo.io import MB, read_json
+from clipzoo.io.weights import from_hub, import_alone, require_bounded
 from clipzoo.types import Count, Features, Layers, Side, checked
+
+LISTS = nn.Sequential | nn.ModuleList
+STAGES = ("blocks", "stages", "layers", "levels", "features", "network", "s")
+"""Names that timm's trunks give to their sequence of blocks, or of stages of blocks."""
+NUMBERED = re.compile(r"(layer|stage|network)_?\d")
+"""Stages that are attributes of the trunk."""
+BLOCKS = ("blocks", "layers")
+"""Names of the sequence of blocks inside a stage."""
+OPTIONS = (
+    "drop_rate", "drop_path_rate", "drop_block_rate", "attn_drop_rate", "proj_drop_rate", "pos_drop_rate",
+    "patch_drop_rate", "img_size", "patch_size", "embed_dim", "embed_dims", "depth", "depths", "dims", "layers",
+    "num_heads", "mlp_ratio", "window_size", "kernel_size", "strides", "qkv_bias", "qk_norm", "init_values",
+    "ls_init_value", "class_token", "reg_tokens", "no_embed_class", "pre_norm", "fc_norm", "final_norm", "pos_embed",
+    "use_rot_pos_emb", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "global_pool", "act_layer",
+    "norm_layer", "num_classes", "in_chans",
+)  # fmt: skip
+"""Arguments of timm's models that a configuration may set: sizes, rates and names of layers. Others, such as
+checkpoint_path and pretrained_cfg, name files and addresses."""
 
 
 @checked
@@ -34,7 +50,7 @@ class TimmTower(ImageTower):
     their kernels.
 
     name: timm's model name. image_size: H = W; None for the size that the model is made for.
-    pretrained: load timm's weights. options: arguments of timm's model (drop_path_rate, ...), of `timm_trunks.OPTIONS`.
+    pretrained: load timm's weights. options: arguments of timm's model (drop_path_rate, ...), of OPTIONS.
     checkpoint: recompute activations in the backward pass instead of keeping them.
     """
 
@@ -179,29 +195,194 @@ class ClipResNet(Tower):
         return resnet_blocks(self.trunk)
 
 
+def timm_trunk(name: str, image_size: int | None, pretrained: bool, options: dict[str, Any]) -> Any:
+    """Return timm's model without its classifier; see `TimmTower`. Name: of timm's registry, "hf-hub:OWNER/MODEL" or
+    "local-dir:FOLDER".
+
+    Raises:
+        ConfigError: timm has no such model, refuses the size, or cannot download the weights; an option, or an argument
+            in the model's config.json, is not in OPTIONS.
+    """
+    import timm
+
+    source, _, place = name.rpartition(":")
+    if not timm.is_model(name) and not source:
+        raise ConfigError(f"name={name}: timm has no such model{nearest(name, timm.list_models(), most=3)}")
+    _require_listed(options, "options.", name)
+    given = f"name={name}, image_size={image_size}, pretrained={pretrained}, options={options}"
+    remedy = "Without a network, give pretrained=false" if pretrained else ""
+    message = f"timm cannot build the image tower {given}", remedy
+    with from_hub(name, *message) if pretrained or source else one_message(*message):
+        if source:
+            if Path(place).is_dir():
+                for file in sorted(Path(place).iterdir()):
+                    if file.suffix in (".safetensors", ".bin", ".pth", ".pt"):
+                        require_bounded(file)
+                described = Path(place) / "config.json"
+            else:
+                from huggingface_hub import hf_hub_download
+
+                described = Path(hf_hub_download(place, "config.json"))
+            arguments = read_json(described, MB).get("model_args", {})
+            _require_listed(arguments, f"{place}/config.json: model_args.", name)
+        known = None if source else timm.get_pretrained_cfg(name)
+        settings = known.to_dict() if known else {}
+        size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
+        if settings and not settings.get("fixed_input_size"):
+            size = {}
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **size, **options)
+
+
+def _require_listed(options: Mapping[str, Any], place: str, name: str) -> None:
+    """Raise ConfigError if an option is not in OPTIONS, which read no file and import no code."""
+    for option in options:
+        if option not in OPTIONS:
+            raise ConfigError(
+                f"{place}{option} is not an option of timm's {name} that a configuration may set"
+                f"{nearest(option, OPTIONS, most=3)}; the options are {', '.join(OPTIONS)}"
+            )
+
+
+def memory_layout(trunk: Any) -> torch.memory_format:
+    """Return channels-last for convolutional trunks, of which timm declares the size of the last feature map."""
+    return torch.contiguous_format if trunk.pretrained_cfg.get("pool_size") is None else torch.channels_last
+
+
+def tokens_of(trunk: Any, features: Any, width: int) -> Tensor | None:
+    """Result of `forward_features` -> tokens [b, M, w]; None if there are none, or of another width than `width`."""
+    if not isinstance(features, Tensor) or features.dim() not in (3, 4):
+        return None
+    if features.dim() == 4:
+        # [b, h', w', w] in trunks such as Swin, [b, w, h', w'] in all others.
+        last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
+        features = features.flatten(1, 2) if last else features.flatten(2).mT
+    return features if features.shape[-1] == width else None
+
+
+@torch.no_grad()
+def gives_tokens(tower: ImageTower) -> bool:
+    """Run the tower on one black image and return True if it gives tokens."""
+    was_training = tower.training
+    some = next(tower.parameters())
+    image = torch.zeros(1, 3, tower.input_size, tower.input_size, dtype=some.dtype, device=some.device)
+    try:
+        return tower.eval()(image).tokens is not None
+    finally:
+        tower.train(was_training)
+
+
+def timm_blocks(trunk: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a trunk in order; the stages where these hold no list of blocks."""
+    stages = [module for name, module in trunk.named_children() if NUMBERED.fullmatch(name)]
+    if len(stages) < 2:
+        parts = [module for module in trunk.children() if any(True for _ in module.parameters())]
+        stages = next((list(part) for name in STAGES if isinstance(part := getattr(trunk, name, None), LISTS)), parts)
+    blocks: list[nn.Module] = []
+    for stage in stages:
+        inside = [stage, *(getattr(stage, name, ()) for name in BLOCKS)]
+        lists = [part for part in inside if isinstance(part, LISTS) and (part is stage or len(part))]
+        blocks += lists[0] if lists else [stage]
+    return blocks
+
+
+def open_clip_block_at(block: Any, states: Tensor, state: Tensor, visible: Tensor | None) -> Tensor:
+    """Return open_clip's residual attention block at one position of each row, [b, w].
+
+    states: [b, L, w]. state: [b, w], that position of `states`. visible: [b, L], the positions that it attends to;
+    None for all.
+    """
+    attention, width = block.attn, states.shape[-1]
+    weight, bias = attention.in_proj_weight, attention.in_proj_bias
+    query = functional.linear(block.ln_1(state), weight[:width], bias[:width]).unflatten(-1, (attention.num_heads, -1))
+    projected = functional.linear(block.ln_1(states), weight[width:], bias[width:])
+    key, value = projected.unflatten(-1, (2, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    mask = None if visible is None else visible[:, None, None, :]
+    # [b, heads, 1, w / heads]
+    attended = functional.scaled_dot_product_attention(query.unsqueeze(2), key, value, mask)
+    state = state + block.ls_1(attention.out_proj(attended.flatten(1)))
+    return state + block.ls_2(block.mlp(block.ln_2(state)))
+
+
+def _open_clip_block_at_first(block: Any, states: Tensor) -> Tensor:
+    return open_clip_block_at(block, states, states[:, 0], None)
+
+
+def _timm_block_at_first(block: Any, states: Tensor) -> Tensor:
+    """Return timm's block at the first position, [b, 1, w]. states: [b, L, w]."""
+    attention, state = block.attn, states[:, :1]
+    weight, bias, width = attention.qkv.weight, attention.qkv.bias, attention.num_heads * attention.head_dim
+    own, other = (None, None) if bias is None else (bias[:width], bias[width:])
+    query = functional.linear(block.norm1(state), weight[:width], own)
+    projected = functional.linear(block.norm1(states), weight[width:], other)
+    key, value = projected.unflatten(-1, (2, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    query = query.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+    query, key = attention.q_norm(query), attention.k_norm(key)
+    attended = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+    attended = attention.proj_drop(attention.proj(attention.norm(attended)))
+    state = state + block.drop_path1(block.ls1(attended))
+    return state + block.drop_path2(block.ls2(block.mlp(block.norm2(state))))
+
+
+def open_clip_vit_at_first(trunk: Any, image: Tensor) -> Tensor:
+    """[b, 3, H, W] -> [b, w], the first position after the last block of open_clip's vision transformer."""
+    recompute = trunk.transformer.grad_checkpointing
+    *blocks, last = trunk.transformer.resblocks
+    states = trunk._embeds(image)
+    for block in blocks:
+        states = checkpoint(block, states, use_reentrant=False) if recompute else block(states)
+    return call_as_forward(last, _open_clip_block_at_first, states, recompute=recompute)
+
+
+def pools_first_of_open_clip(trunk: Any) -> bool:
+    """Return True if `open_clip_vit_at_first` can take the place of this vision transformer of open_clip."""
+    from open_clip.transformer import ResidualAttentionBlock
+
+    blocks = trunk.transformer.resblocks
+    return trunk.attn_pool is None and trunk.pool_type == "tok" and type(blocks[-1]) is ResidualAttentionBlock
+
+
+def timm_vit_at_first(trunk: Any, image: Tensor) -> Tensor:
+    """[b, 3, H, W] -> [b, 1, w], the first position after the last block of timm's vision transformer and its norm."""
+    recompute = trunk.grad_checkpointing
+    *blocks, last = trunk.blocks
+    states = trunk.norm_pre(trunk.patch_drop(trunk._pos_embed(trunk.patch_embed(image))))
+    for block in blocks:
+        states = checkpoint(block, states, use_reentrant=False) if recompute else block(states)
+    return trunk.norm(call_as_forward(last, _timm_block_at_first, states, recompute=recompute))
+
+
+def pools_first_of_timm(trunk: Any) -> bool:
+    """Return True if `timm_vit_at_first` can take the place of `forward_features` of this trunk of timm."""
+    from timm.models.vision_transformer import Attention, Block, VisionTransformer
+
+    if type(trunk) is not VisionTransformer or trunk.global_pool != "token" or trunk.attn_pool is not None:
+        return False
+    block = trunk.blocks[-1]
+    if type(block) is not Block or type(block.attn) is not Attention:
+        return False
+    # Dropout would draw other numbers than timm's own forward pass.
+    return getattr(block.attn, "gate", None) is None and not any(
+        isinstance(module, nn.Dropout) and module.p > 0 for module in block.modules()
+    )
+
+
 def resnet_features(trunk: Any, image: Tensor, recompute: bool) -> Features:
     """Features of open_clip's modified ResNet without its output projection. recompute: activations of the stages."""
     features = trunk.stem(image.contiguous(memory_format=torch.channels_last))
     for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4):
         features = checkpoint(stage, features, use_reentrant=False) if recompute else stage(features)
     tokens = features.flatten(2).mT  # [b, w, h', w'] -> [b, M, w]
-    return Features(_attention_pool(trunk.attnpool, tokens), tokens)
+
+    # One query, the mean of the tokens, attends to itself and to all tokens.
+    pool = trunk.attnpool
+    keys = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
+    keys = keys + pool.positional_embedding.to(keys.dtype)
+    projected = pool.q_proj(keys[:, :1]), pool.k_proj(keys), pool.v_proj(keys)
+    query, key, value = (part.unflatten(-1, (pool.num_heads, -1)).transpose(1, 2) for part in projected)
+    attended = functional.scaled_dot_product_attention(query, key, value)
+    return Features(attended.transpose(1, 2).flatten(1), tokens)
 
 
 def resnet_blocks(trunk: Any) -> list[nn.Module]:
     """Return the residual blocks of open_clip's modified ResNet."""
     return [block for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4) for block in stage]
-
-
-def _attention_pool(pool: Any, tokens: Tensor) -> Tensor:
-    """[b, M, w] -> [b, w]: one query, the mean of the tokens, attends to itself and to all tokens."""
-    keys = torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
-    keys = keys + pool.positional_embedding.to(keys.dtype)
-
-    def by_head(projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (pool.num_heads, -1)).transpose(1, 2)
-
-    attended = functional.scaled_dot_product_attention(
-        by_head(pool.q_proj(keys[:, :1])), by_head(pool.k_proj(keys)), by_head(pool.v_proj(keys))
-    )
-    return attended.transpose(1, 2).flatten(1)

@@ -7,26 +7,53 @@ Tensors keep open_clip's names after `trunk.`; in towers over timm and transform
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from clipzoo.encoders.base import ImageTower, TextTower
-from clipzoo.encoders.huggingface_tokenizer import require_transformers
-from clipzoo.encoders.image import resnet_blocks, resnet_features
-from clipzoo.encoders.last_block import (
+from clipzoo.encoders.base import ImageTower, TextTower, longest_list
+from clipzoo.encoders.huggingface import require_transformers
+from clipzoo.encoders.image import (
+    gives_tokens,
+    memory_layout,
     open_clip_vit_at_first,
     pools_first_of_open_clip,
     pools_first_of_timm,
+    resnet_blocks,
+    resnet_features,
+    timm_blocks,
     timm_vit_at_first,
+    tokens_of,
 )
-from clipzoo.encoders.open_clip_projection import remove_projection
-from clipzoo.encoders.open_clip_registry import describe, settings_of, tokenizer_of
 from clipzoo.encoders.text import causal_state, causal_states
-from clipzoo.encoders.timm_trunks import gives_tokens, memory_layout, timm_blocks, tokens_of
-from clipzoo.errors import one_message
+from clipzoo.errors import ConfigError, nearest, one_message
+from clipzoo.io import MB, read_json, require_fields
+from clipzoo.io.files import shortened
+from clipzoo.io.weights import from_hub
 from clipzoo.types import Count, Features, Side, checked
+
+FOLDER, HUB = "local-dir:", "hf-hub:"
+FILE = "open_clip_config.json"
+REMEDY = "export the model again"
+OPTIONS = (
+    "width", "layers", "heads", "head_width", "mlp_ratio", "patch_size", "image_size", "context_length", "vocab_size",
+    "patch_dropout", "ls_init_value", "attentional_pool", "attn_pooler_queries", "attn_pooler_heads", "no_ln_pre",
+    "pos_embed_type", "final_ln_after_pool", "pool_type", "embed_cls", "pad_id", "eos_id", "no_causal_mask",
+    "proj_bias", "proj_type", "output_tokens", "act_kwargs", "norm_kwargs", "block_type", "qk_norm",
+    "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc", "timm_pool", "timm_proj",
+    "timm_proj_bias", "timm_drop", "timm_drop_path", "hf_proj_type", "hf_pooler_type",
+)  # fmt: skip
+"""Settings of open_clip's towers that the options of a configuration may set. Others name models of other libraries,
+their weights and tokenizers."""
+MODEL_FIELDS = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
+Triple = tuple[float, float, float]
+T = TypeVar("T")
+TIMM_HEADS = {"proj": "head.proj", "mlp": "head.mlp.fc2"}
+"""Part of the head after a timm trunk -> its last linear map."""
 
 
 @checked
@@ -88,7 +115,14 @@ class OpenClipImage(ImageTower):
             features = self.trunk.forward_features(image.contiguous(memory_format=self._layout))
             pooled = self.head(self.trunk.forward_head(features))
             return Features(pooled, tokens_of(self.trunk, features, self.width))
-        return _vit_features(self.trunk, image)
+        states = self.trunk.transformer(self.trunk._embeds(image))
+        if self.trunk.attn_pool is not None:
+            return Features(*self.trunk._pool(states))
+        if self.trunk.final_ln_after_pool:
+            pooled, tokens = self.trunk._pool(states)
+            return Features(pooled, self.trunk.ln_post(tokens))
+        tokens = self.trunk.ln_post(states)
+        return Features(self.trunk._global_pool(tokens)[0], tokens)
 
     def pooled(self, image: Tensor) -> Tensor:
         if not self._pools_first:
@@ -104,19 +138,6 @@ class OpenClipImage(ImageTower):
         if self.is_resnet:
             return resnet_blocks(self.trunk)
         return timm_blocks(self.trunk) if self.is_timm else list(self.trunk.transformer.resblocks)
-
-
-def _vit_features(trunk: Any, image: Tensor) -> Features:
-    states = trunk.transformer(trunk._embeds(image))
-    if trunk.attn_pool is not None:
-        pooled, tokens = trunk._pool(states)
-    elif trunk.final_ln_after_pool:
-        pooled, tokens = trunk._pool(states)
-        tokens = trunk.ln_post(tokens)
-    else:
-        tokens = trunk.ln_post(states)
-        pooled, _ = trunk._global_pool(tokens)
-    return Features(pooled, tokens)
 
 
 @checked
@@ -142,6 +163,7 @@ class OpenClipText(TextTower):
     ) -> None:
         super().__init__()
         from open_clip.model import CLIPTextCfg, _build_text_tower
+        from open_clip.transformer import ResidualAttentionBlock
 
         described = describe(name)
         settings = settings_of(CLIPTextCfg, described.model["text_cfg"], options, "encoder.text")
@@ -167,7 +189,14 @@ class OpenClipText(TextTower):
         self.trunk = built
         built.set_grad_checkpointing(checkpoint)
         causal, self._appended = built.attn_mask is not None, built.cls_emb is not None
-        self._uses_causal_states = causal and not self._appended and all(map(_is_plain, built.transformer.resblocks))
+        # open_clip's residual attention blocks without layer scale.
+        plain = all(
+            isinstance(block, ResidualAttentionBlock)
+            and isinstance(getattr(block, "ls_1", None), nn.Identity)
+            and isinstance(getattr(block, "ls_2", None), nn.Identity)
+            for block in built.transformer.resblocks
+        )
+        self._uses_causal_states = causal and not self._appended and plain
         self.needs_padding = not causal or self._appended or built.pool_type == "last"
         if not self.needs_padding:
             self.end_token = built.eos_id if built.pool_type == "eos" else 49407
@@ -178,9 +207,19 @@ class OpenClipText(TextTower):
 
     def forward(self, text: Tensor) -> Features:
         if self.is_transformers:
-            return self._transformers_features(text)
+            mask = text != self._padding
+            output = self.trunk(input_ids=text, attention_mask=mask.long())
+            pooled = self.proj(self.pooler(output, mask.long()))
+            tokens = output.last_hidden_state
+            return Features(pooled, tokens if tokens.shape[-1] == self.width else None, mask)
         trunk = self.trunk
-        states = self._states(text)
+        if self._uses_causal_states:
+            states = causal_states(trunk, text, self.checkpoint and self.training)
+        else:
+            embedded, mask = trunk._embeds(text)
+            if mask is not None and mask.dim() == 2:
+                mask = mask[: text.shape[1], : text.shape[1]]
+            states = trunk.transformer(embedded, attn_mask=mask)
         if self._appended:
             return Features(trunk.ln_final(states[:, -1]), trunk.ln_final(states[:, :-1]))
         tokens = trunk.ln_final(states)
@@ -193,17 +232,15 @@ class OpenClipText(TextTower):
     def pooled(self, text: Tensor) -> Tensor:
         if not self._uses_causal_states or self.trunk.pool_type in ("first", "last"):
             return self(text).pooled
-        behind = torch.arange(text.shape[1], device=text.device) - self._ends(text)[:, None]
-        return self.trunk.ln_final(causal_state(self.trunk, text, behind, self.checkpoint and self.training))
+        offset = torch.arange(text.shape[1], device=text.device) - self._ends(text)[:, None]
+        return self.trunk.ln_final(causal_state(self.trunk, text, offset, self.checkpoint and self.training))
 
     def gives_tokens(self) -> bool:
         return not self.is_transformers or isinstance(self.proj, nn.Identity)
 
     def layers(self) -> list[nn.Module]:
         if self.is_transformers:
-            from clipzoo.encoders.huggingface import transformer_blocks
-
-            return transformer_blocks(self.trunk)
+            return longest_list(self.trunk, nn.ModuleList)
         return list(self.trunk.transformer.resblocks)
 
     def _ends(self, text: Tensor) -> Tensor:
@@ -211,27 +248,175 @@ class OpenClipText(TextTower):
         trunk = self.trunk
         return text.argmax(dim=1) if trunk.pool_type == "argmax" else (text == trunk.eos_id).int().argmax(dim=1)
 
-    def _states(self, text: Tensor) -> Tensor:
-        """Ids [b, L] -> [b, L, w] after the last block; CoCa's with one more position."""
-        trunk = self.trunk
-        if self._uses_causal_states:
-            return causal_states(trunk, text, self.checkpoint and self.training)
-        embedded, mask = trunk._embeds(text)
-        if mask is not None and mask.dim() == 2:
-            mask = mask[: text.shape[1], : text.shape[1]]
-        return trunk.transformer(embedded, attn_mask=mask)
 
-    def _transformers_features(self, text: Tensor) -> Features:
-        mask = text != self._padding
-        output = self.trunk(input_ids=text, attention_mask=mask.long())
-        pooled = self.proj(self.pooler(output, mask.long()))
-        tokens = output.last_hidden_state
-        return Features(pooled, tokens if tokens.shape[-1] == self.width else None, mask)
+@dataclass(frozen=True)
+class Description:
+    """A model of open_clip: its configuration (embed_dim, vision_cfg, text_cfg, ...), its pixel normalization, and how
+    it resizes images in evaluations."""
+
+    model: Mapping[str, Any]
+    mean: Triple
+    std: Triple
+    interpolation: str
+    resize_mode: str
 
 
-def _is_plain(block: Any) -> bool:
-    """Return True for open_clip's residual attention block without layer scale."""
-    from open_clip.transformer import ResidualAttentionBlock
+def describe(name: str) -> Description:
+    """Return open_clip's model `name`, "hf-hub:OWNER/MODEL" or "local-dir:FOLDER".
 
-    scales = (getattr(block, "ls_1", None), getattr(block, "ls_2", None))
-    return isinstance(block, ResidualAttentionBlock) and all(isinstance(scale, nn.Identity) for scale in scales)
+    Models of the registry have the preprocessing of their weights; where tags differ, CLIP's.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    import open_clip
+    from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+    from open_clip.factory import _get_hf_config
+    from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
+
+    if name.startswith(FOLDER):
+        path = Path(name.removeprefix(FOLDER)) / FILE
+        content = read_json(path, MB, REMEDY)
+        require_fields(path, content, {"model_cfg": dict}, REMEDY)
+        require_fields(path, content["model_cfg"], MODEL_FIELDS, REMEDY)
+        _require_plain_towers(name, content["model_cfg"])
+    elif name.startswith(HUB):
+        with from_hub(name, f"{name} cannot be read from the Hugging Face hub"):
+            content = _get_hf_config(name.removeprefix(HUB))
+        if not isinstance(model := content.get("model_cfg"), Mapping) or not model.keys() >= MODEL_FIELDS.keys():
+            raise ConfigError(f"{name} is not a model of open_clip: its {FILE} has no model_cfg of two towers")
+        _require_plain_towers(name, content["model_cfg"])
+    else:
+        registered = name.replace("/", "-")
+        described = open_clip.get_model_config(registered)
+        if described is None:
+            raise ConfigError(f"open_clip has no model {name}{nearest(name, open_clip.list_models(), most=3)}")
+        tags = [get_pretrained_cfg(registered, tag) for tag in list_pretrained_tags_by_model(registered)]
+        agreed = {
+            key: tags[0].get(key)
+            for key in ("mean", "std", "interpolation", "resize_mode")
+            if tags and all(tag.get(key) == tags[0].get(key) for tag in tags)
+        }
+        content = {"model_cfg": described, "preprocess_cfg": agreed}
+    preprocessing = content.get("preprocess_cfg") or {}
+    if not isinstance(preprocessing, dict):
+        raise ConfigError(f"{name}: its preprocess_cfg is {shortened(preprocessing)}, not a mapping")
+    interpolation, mode = resizing(preprocessing, name)
+    pixels = [preprocessing.get("mean") or OPENAI_DATASET_MEAN, preprocessing.get("std") or OPENAI_DATASET_STD]
+    triples: list[Triple] = []
+    for values in pixels:
+        with one_message(f"{name} has {values} as mean or std of the pixels, not three numbers"):
+            red, green, blue = (float(value) for value in values)
+        triples.append((red, green, blue))
+    mean, std = triples
+    return Description(content["model_cfg"], mean, std, interpolation, mode)
+
+
+def _require_plain_towers(name: str, model: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a tower of a folder or of the hub is not one that timm or transformers has code for."""
+    import timm
+
+    image, text = model["vision_cfg"].get("timm_model_name"), model["text_cfg"].get("hf_model_name")
+    if image is not None and not timm.is_model(str(image)):
+        raise ConfigError(f"{name}: vision_cfg.timm_model_name={image} is not a model of timm")
+    if text is not None:
+        from clipzoo.encoders.huggingface import require_own_code
+
+        with from_hub(str(text), f"{name}: text_cfg.hf_model_name={text} cannot be read from a folder or the hub"):
+            require_own_code(str(text))
+
+
+def resizing(preprocessing: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Return interpolation and `resize_mode` of open_clip's preprocessing; bicubic and the shortest side by default.
+
+    Raises:
+        ConfigError: they are none of open_clip's, or borders have another color than black.
+    """
+    interpolation = preprocessing.get("interpolation") or "bicubic"
+    resize = preprocessing.get("resize_mode") or "shortest"
+    if interpolation not in ("bicubic", "bilinear") or resize not in ("shortest", "squash", "longest"):
+        raise ConfigError(f"{name}: its preprocess_cfg has interpolation={interpolation}, resize_mode={resize}; "
+                          "supported are bicubic and bilinear, and shortest, squash and longest")  # fmt: skip
+    if resize == "longest" and preprocessing.get("fill_color"):
+        raise ConfigError(f"{name}: its preprocess_cfg has fill_color={preprocessing['fill_color']}, supported is 0")
+    return interpolation, resize
+
+
+def settings_of(kind: type[T], described: Mapping[str, Any], options: Mapping[str, Any], key: str) -> T:
+    """Return the settings of a tower, `CLIPVisionCfg` or `CLIPTextCfg`, with the user's options in place of its own.
+
+    Raises:
+        ConfigError: open_clip has no such option.
+    """
+    known = [field.name for field in fields(kind) if field.name in OPTIONS]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{key}.options.{option}: open_clip's {kind.__name__} has no such option"
+                              f"{nearest(option, known, most=3)}")  # fmt: skip
+    with one_message(f"{key}: the settings of this model are none of open_clip's {kind.__name__}"):
+        return kind(**{**described, **options})
+
+
+def tokenizer_of(name: str, described: Mapping[str, Any], context_length: int) -> dict[str, Any]:
+    """Return the node of the tokenizer of a `text_cfg`. name: of the model."""
+    source, settings = described.get("hf_tokenizer_name"), dict(described.get("tokenizer_kwargs") or {})
+    if not source:
+        return {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": context_length}
+    if described.get("tokenizer_mode"):
+        raise ConfigError(f"{name}: there is no tokenizer with mode {described['tokenizer_mode']}")
+    return {
+        "_target_": "clipzoo.encoders.huggingface.HuggingFaceTokenizer",
+        "name": name.removeprefix(FOLDER) if name.startswith(FOLDER) else source,
+        "context_length": context_length,
+        "clean": settings.get("clean", "whitespace"),
+        "strip_end": settings.get("strip_sep_token", False),
+    }
+
+
+def projection_path(tower: Any) -> str | None:
+    """Return the name of a tower's last linear map, a module or a matrix [w, d]; None if it ends without one."""
+    from open_clip.hf_model import HFTextEncoder
+    from open_clip.modified_resnet import ModifiedResNet
+    from open_clip.timm_model import TimmModel
+
+    if isinstance(tower, ModifiedResNet):
+        return "attnpool.c_proj"
+    if isinstance(tower, HFTextEncoder):
+        return {nn.Linear: "proj", nn.Sequential: "proj.2"}.get(type(tower.proj))
+    if isinstance(tower, TimmModel):
+        if paths := [path for name, path in TIMM_HEADS.items() if hasattr(tower.head, name)]:
+            return paths[0]
+        path = f"trunk.{tower.trunk.pretrained_cfg['classifier']}"
+        return path if isinstance(tower.get_submodule(path), nn.Linear) else None
+    path = "proj" if hasattr(tower, "proj") else "text_projection"
+    return None if getattr(tower, path) is None else path
+
+
+def remove_projection(tower: Any) -> int:
+    """Remove the last linear map of a tower and return the width of the features before it."""
+    path = projection_path(tower)
+    if path is None:
+        trunk = getattr(tower, "trunk", None)
+        if trunk is not None:
+            return getattr(trunk, "head_hidden_size", None) or trunk.num_features
+        return getattr(tower, "width", 0) or tower.output_dim
+    parent, _, name = path.rpartition(".")
+    owner = tower.get_submodule(parent)
+    projection = getattr(owner, name)
+    if isinstance(projection, nn.Linear):
+        setattr(owner, name, nn.Identity())
+        return projection.in_features
+    setattr(owner, name, None)
+    return projection.shape[0]
+
+
+def taken_projection(state: Mapping[str, Tensor], path: str | None, width: int) -> tuple[Tensor, Tensor | None]:
+    """Return the matrix [w, d] and the bias [d], or None, of the last linear map in a tower's state.
+
+    width: of the features, for the identity of a tower that ends without one.
+    """
+    if path is None:
+        return torch.eye(width), None
+    if path in state:
+        return state[path], None
+    return state[f"{path}.weight"].mT, state.get(f"{path}.bias")

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from clipzoo.encoders.base import Tower, call_as_forward
-from clipzoo.encoders.last_block import at_one_position, open_clip_block_at
+from clipzoo.encoders.image import open_clip_block_at
 from clipzoo.io.weights import import_alone
 from clipzoo.types import Count, Features, Layers, NonNegativeCount, Range, checked
 
@@ -72,22 +71,22 @@ class ClipTextTower(Tower):
         self.trunk.attn_mask = None
 
     def forward(self, text: Tensor) -> Features:
-        ids, behind = self._with_pads(text)
+        ids, offset = self._with_pads(text)
         tokens = self.trunk.ln_final(causal_states(self.trunk, ids, self.checkpoint and self.training))
-        return Features(_at(tokens, behind == 0), tokens, behind <= 0)
+        return Features(_at(tokens, offset == 0), tokens, offset <= 0)
 
     def pooled(self, text: Tensor) -> Tensor:
-        ids, behind = self._with_pads(text)
-        return self.trunk.ln_final(causal_state(self.trunk, ids, behind, self.checkpoint and self.training))
+        ids, offset = self._with_pads(text)
+        return self.trunk.ln_final(causal_state(self.trunk, ids, offset, self.checkpoint and self.training))
 
     def layers(self) -> list[nn.Module]:
         return list(self.trunk.transformer.resblocks)
 
     def _with_pads(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ids with the pads that the tower has, and how far each position is behind the end, both [b, L]."""
-        behind = torch.arange(text.shape[1], device=text.device) - end_positions(text, self.end_token)[:, None]
-        pads = torch.zeros_like(text) if self.first_pad is None else self.first_pad - 1 + behind
-        return torch.where(behind <= 0, text, pads), behind
+        """Return the ids with the pads of the tower, and the offset of each position from the end token, [b, L]."""
+        offset = torch.arange(text.shape[1], device=text.device) - end_positions(text, self.end_token)[:, None]
+        pads = torch.zeros_like(text) if self.first_pad is None else self.first_pad - 1 + offset
+        return torch.where(offset <= 0, text, pads), offset
 
 
 def end_positions(text: Tensor, end_token: int) -> Tensor:
@@ -104,24 +103,21 @@ def causal_states(trunk: Any, text: Tensor, recompute: bool) -> Tensor:
     return _states_after(trunk, trunk.transformer.resblocks, text, recompute)
 
 
-def causal_state(trunk: Any, text: Tensor, behind: Tensor, recompute: bool) -> Tensor:
-    """Return `causal_states` where `behind` is 0, one position of each row, [b, w]. behind: [b, L], increasing by 1.
+def causal_state(trunk: Any, text: Tensor, offset: Tensor, recompute: bool) -> Tensor:
+    """Return `causal_states` where `offset` is 0, one position of each row, [b, w]. offset: [b, L], increasing by 1.
 
-    The last block computes the query, the attention and the multilayer perceptron of this position alone.
+    The last block computes the query, the attention and the multilayer perceptron of this position only.
     """
     *blocks, last = trunk.transformer.resblocks
     states = _states_after(trunk, blocks, text, recompute)
-    return at_one_position(recompute, last, _causal_block_at, states, behind)
+    return call_as_forward(last, _causal_block_at, states, offset, recompute=recompute)
 
 
 def _states_after(trunk: Any, blocks: Iterable[nn.Module], text: Tensor, recompute: bool) -> Tensor:
     """Ids [b, L] -> [b, L, w] after some blocks."""
     states = trunk.token_embedding(text) + trunk.positional_embedding[: text.shape[1]]
     for block in blocks:
-        if recompute:
-            states = checkpoint(call_as_forward, block, _causal_block, states, use_reentrant=False)
-        else:
-            states = call_as_forward(block, _causal_block, states)
+        states = call_as_forward(block, _causal_block, states, recompute=recompute)
     return states
 
 
@@ -135,11 +131,11 @@ def _causal_block(block: Any, states: Tensor) -> Tensor:
     return states + block.mlp(block.ln_2(states))
 
 
-def _causal_block_at(block: Any, states: Tensor, behind: Tensor) -> Tensor:
-    """`_causal_block` at the position of each row where `behind` is 0. [b, L, w], [b, L] -> [b, w]."""
-    return open_clip_block_at(block, states, _at(states, behind == 0), behind <= 0)
+def _causal_block_at(block: Any, states: Tensor, offset: Tensor) -> Tensor:
+    """`_causal_block` at the position of each row where `offset` is 0. [b, L, w], [b, L] -> [b, w]."""
+    return open_clip_block_at(block, states, _at(states, offset == 0), offset <= 0)
 
 
-def _at(states: Tensor, here: Tensor) -> Tensor:
+def _at(states: Tensor, chosen: Tensor) -> Tensor:
     """[b, L, w], [b, L] with one True in each row -> [b, w]."""
-    return (states * here.unsqueeze(-1)).sum(dim=1)
+    return (states * chosen.unsqueeze(-1)).sum(dim=1)

@@ -5,33 +5,38 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from PIL.Image import Image, open as open_image
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from clipzoo.data.images import LARGEST_FILE, to_rgb
+from clipzoo.data.loader import iterate
 from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
-from clipzoo.data.workers import iterate
-from clipzoo.distributed.environment import say
+from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
-from clipzoo.errors import number_of
+from clipzoo.errors import ConfigError, number_of, one_message
 from clipzoo.evaluation.datasets.dataset import LabelledImages
-from clipzoo.evaluation.draws import embed_draws
-from clipzoo.evaluation.ranking import exact_products
-from clipzoo.evaluation.transform import Interpolation, ResizeMode, Transform
+from clipzoo.evaluation.scoring import embed_draws, exact_products
+from clipzoo.io import readable
 from clipzoo.model import Model
-from clipzoo.types import Embedding, Features, PointSet, concatenate, gather_embedding, map_embedding
+from clipzoo.types import Embedding, Features, concatenate, gather_embedding, map_embedding
 
-SECONDS_BETWEEN_LINES = 10
-PREFETCH = 2
-"""Batches that each worker prepares ahead."""
+Interpolation = Literal["bicubic", "bilinear"]
+ResizeMode = Literal["shortest", "squash", "longest"]
 Precision = Literal["bf16", "fp16", "float32"]
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
+PREFETCH = 2
+"""Batches that each worker prepares ahead."""
+SECONDS_BETWEEN_LINES = 10
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,8 @@ class BatchEncoder:
         size: side in pixels to which images are resized before the central crop. compute: returns tensors or point
         sets with one row per image. name: of the work, for progress messages.
         """
-        batches = _own_batches(len(images), self.batch_size, self.world)
+        total = len(images)
+        batches = _own_batches(total, self.batch_size, self.world)
         dataset = _ImageBatches(images, Transform(self.image_size, size, self.interpolation, self.resize_mode), batches)
         workers = min(self.workers, len(batches))
         loaded = iterate(dataset, range(len(batches)), workers, PREFETCH, self.world.timeout, "eval.workers")
@@ -74,14 +80,25 @@ class BatchEncoder:
             pixels, labels = next(loaded)
             with self._autocast(model):
                 features = model.image_features(pixels.to(model.device, non_blocking=True))
-            return _in_full_precision(model, lambda: compute(features, labels.to(model.device)))
+            with _full_precision(model):
+                return compute(features, labels.to(model.device))
 
-        gathered = gathered_batches(len(images), self.batch_size, encode, self.world)
+        begin = printed = time.perf_counter()
+        done = 0
         with closing(loaded):
-            yield from _with_progress(gathered, len(images), name)
+            for batch in gathered_batches(total, self.batch_size, encode, self.world):
+                done += len(batch[0])
+                now = time.perf_counter()
+                if now - printed > SECONDS_BETWEEN_LINES:
+                    printed, rate = now, done / (now - begin)
+                    say(
+                        f"evaluation: {name}, {done} of {number_of(total, 'image')}, {rate:.0f} images/s, "
+                        f"{(total - done) / rate:.0f} s remaining"
+                    )
+                yield batch
 
     def embed_captions(self, model: Model, captions: Sequence[str], draws: int) -> list[Embedding]:
-        """Embed captions on this rank alone: for each draw of random features one row per caption."""
+        """Embed captions on this rank only: for each draw of random features one row per caption."""
         parts = []
         for start in range(0, len(captions), self.batch_size):
             tokens = self.tokenizer(list(captions[start : start + self.batch_size]))
@@ -91,12 +108,20 @@ class BatchEncoder:
                 tokens = trim_padding(tokens, self.tokenizer.end_token)
             with self._autocast(model):
                 features = model.text_features(tokens, lengths)
-            parts.append(_in_full_precision(model, partial(embed_draws, model, draws, model.head.embed_text, features)))
+            with _full_precision(model):
+                parts.append(embed_draws(model, draws, model.head.embed_text, features))
         return joined(parts)
 
     def _autocast(self, model: Model) -> torch.autocast:
         precision = PRECISIONS[self.precision]
         return torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
+
+
+@contextmanager
+def _full_precision(model: Model) -> Iterator[None]:
+    """Compute outside autocast and without TF32, as heads do."""
+    with torch.autocast(model.device.type, enabled=False), exact_products():
+        yield
 
 
 def gathered_batches(
@@ -109,8 +134,15 @@ def gathered_batches(
     done = 0
     for batch in _own_batches(count, size, world):
         rows = min(size * world.size, count - done)
-        yield [_gathered(result, size - len(batch), rows, world) for result in compute(batch)]
+        padded = [map_embedding(partial(_padded, size=size), result) for result in compute(batch)]
+        gathered = [gather_embedding(result, world) for result in padded]  # type: ignore[type-var]
+        yield [map_embedding(itemgetter(slice(rows)), result) for result in gathered]
         done += rows
+
+
+def _padded(tensor: Tensor, size: int) -> Tensor:
+    missing = size - len(tensor)
+    return functional.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, missing)) if missing else tensor
 
 
 def joined(batches: Sequence[list[Embedding]]) -> list[Embedding]:
@@ -118,47 +150,11 @@ def joined(batches: Sequence[list[Embedding]]) -> list[Embedding]:
     return [concatenate(parts) for parts in zip(*batches, strict=True)]
 
 
-def _gathered(own: Embedding, missing: int, rows: int, world: World) -> Embedding:
-    """Results of all ranks for batches of equal size, of which this rank's lacks `missing` rows; the first `rows`."""
-    padded = map_embedding(lambda tensor: _padded(tensor, missing), own)
-    # One call per kind: the type variable accepts no union.
-    if isinstance(padded, PointSet):
-        return gather_embedding(padded, world).map(lambda tensor: tensor[:rows])
-    return gather_embedding(padded, world)[:rows]
-
-
 def _own_batches(count: int, size: int, world: World) -> list[list[int]]:
     """This rank's batches. Ranks with one batch less repeat the last one; its results come after all others."""
     batches = math.ceil(count / size)
     own = [min(turn * world.size + world.rank, batches - 1) for turn in range(math.ceil(batches / world.size))]
     return [list(range(index * size, min((index + 1) * size, count))) for index in own]
-
-
-def _padded(tensor: Tensor, missing: int) -> Tensor:
-    return functional.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, missing)) if missing else tensor
-
-
-def _in_full_precision(model: Model, compute: Callable[[], list[Embedding]]) -> list[Embedding]:
-    """Compute outside autocast and without TF32, as heads do."""
-    with torch.autocast(model.device.type, enabled=False), exact_products():
-        return compute()
-
-
-def _with_progress(batches: Iterator[list[Embedding]], total: int, name: str) -> Iterator[list[Embedding]]:
-    """Yield the batches, and print progress every SECONDS_BETWEEN_LINES."""
-    begin = printed = time.perf_counter()
-    done = 0
-    for batch in batches:
-        done += len(batch[0])
-        now = time.perf_counter()
-        if now - printed > SECONDS_BETWEEN_LINES:
-            printed, rate = now, done / (now - begin)
-            remaining = (total - done) / rate
-            say(
-                f"evaluation: {name}, {done} of {number_of(total, 'image')}, {rate:.0f} images/s, {remaining:.0f} s "
-                "remaining"
-            )
-        yield batch
 
 
 class _ImageBatches(Dataset[tuple[Tensor, Tensor]]):
@@ -171,3 +167,39 @@ class _ImageBatches(Dataset[tuple[Tensor, Tensor]]):
         samples = [self._images[index] for index in self._batches[number]]
         labels = torch.tensor([label for _, label in samples])
         return torch.stack([self._transform(image) for image, _ in samples]), labels
+
+
+class Transform:
+    """PIL image of any mode, or the path of one -> uint8 [3, S, S]: convert to RGB as training does, resize to `size`,
+    then crop the central square of side S. The encoder normalises.
+
+    resize_mode: as in open_clip. "shortest" resizes the shorter side to `size`; "squash" both sides, which changes
+    the aspect ratio; "longest" the longer side, with black borders.
+    """
+
+    def __init__(
+        self, image_size: int, size: int, interpolation: Interpolation, resize_mode: ResizeMode = "shortest"
+    ) -> None:
+        from torchvision.transforms import InterpolationMode, v2  # takes a second to import
+
+        self.interpolation, self.resize_mode = interpolation, resize_mode
+        mode = InterpolationMode(interpolation)
+        if resize_mode == "longest":
+            from open_clip.transform import CenterCropOrPad, ResizeKeepRatio
+
+            steps: list[Any] = [ResizeKeepRatio(size, longest=1, interpolation=mode), CenterCropOrPad(image_size)]
+        else:
+            steps = [v2.Resize(size if resize_mode == "shortest" else (size, size), mode), v2.CenterCrop(image_size)]
+        self._steps = v2.Compose([*steps, v2.PILToTensor()])
+
+    def __call__(self, image: Image | str | Path) -> Tensor:
+        if isinstance(image, str | Path):
+            with (
+                readable(Path(image), LARGEST_FILE) as file,
+                one_message(f"{image} cannot be decoded as an image"),
+                open_image(file) as opened,
+            ):
+                return self(opened)
+        if not isinstance(image, Image):
+            raise ConfigError(f"transform takes a PIL image or the path of one, not {type(image).__name__}")
+        return self._steps(to_rgb(image))

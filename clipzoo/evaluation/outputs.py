@@ -20,14 +20,13 @@ CAPTIONS, RETRIEVED, MISTAKES = 6, 5, 12
 
 def write_zero_shot(path: Path, dataset: ClassificationDataset, split: str, result: ZeroShot) -> None:
     """Write the confusion matrix [K, K] (rows: labels, columns: predictions), predictions, and the worst mistakes."""
-    from torchmetrics.functional.classification import multiclass_confusion_matrix  # takes seconds to import
-
     wrong = (result.labels != result.predictions).nonzero().flatten()
     worst = wrong[result.margins[wrong].argsort(descending=True, stable=True)][:MISTAKES]
     classes = len(dataset.class_names)
+    cells = torch.bincount(result.labels * classes + result.predictions, minlength=classes**2)
     write_arrays(
         path,
-        confusion=multiclass_confusion_matrix(result.predictions, result.labels, classes).numpy(),
+        confusion=cells.view(classes, classes).numpy(),
         class_names=np.array(dataset.class_names),
         images=_thumbnails([dataset.splits[split][int(index)][0] for index in worst]),
         labels=result.labels[worst].numpy(),

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
 from clipzoo.distributed.world import World
-from clipzoo.evaluation.checks import check_captions, check_paired
+from clipzoo.evaluation import scoring
 from clipzoo.evaluation.datasets.dataset import Images, RetrievalDataset
-from clipzoo.evaluation.draws import embed_draws, mean_over_draws
 from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
-from clipzoo.evaluation.ranking import positions, score_blocks
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
-from clipzoo.types import Embedding, map_embedding
+from clipzoo.types import Embedding, Features, map_embedding
 
 CUTOFFS = (1, 5, 10)
 RETRIEVED = 10
@@ -61,40 +59,45 @@ def retrieval(
     """
     draws = draws if model.head.stochastic else 1
     caption_image = torch.as_tensor(dataset.caption_image)
-    check_captions(caption_image, len(dataset.images), len(dataset.captions), dataset.name)
+    scoring.check_captions(caption_image, len(dataset.images), len(dataset.captions), dataset.name)
     if paired:
-        check_paired(caption_image, dataset.name)
-    images = _embed_images(model, dataset, encoder, draws)
-    captions = _embed_captions(model, dataset, encoder, draws)
-    results = [
-        _one_draw(model, image, text, caption_image.to(model.device), paired, encoder.world)
-        for image, text in zip(images, captions, strict=True)
-    ]
-    protocols = results[0].metrics
-    metrics = {protocol: mean_over_draws([result.metrics[protocol] for result in results]) for protocol in protocols}
-    loss = {}
-    if held_out is not None:
-        pairs = zip(images, captions, strict=True)
-        loss = mean_over_draws([{"loss": held_out(model, image, text, encoder.world)} for image, text in pairs])
-    return Retrieval(metrics, results[0].positions, results[0].retrieved, results[0].image_positions, loss)
+        scoring.check_paired(caption_image, dataset.name)
 
+    def embed_images(features: Features, _: Tensor) -> list[Embedding]:
+        return scoring.embed_draws(model, draws, model.head.embed_image, features)
 
-def _embed_images(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int) -> list[Embedding]:
-    batches = encoder.images(
-        model,
-        _Unlabelled(dataset.images),
-        encoder.image_size,
-        lambda features, _: embed_draws(model, draws, model.head.embed_image, features),
-        f"retrieval {dataset.name}",
-    )
-    return joined(list(batches))
-
-
-def _embed_captions(model: Model, dataset: RetrievalDataset, encoder: BatchEncoder, draws: int) -> list[Embedding]:
-    def embed(rows: Sequence[int]) -> list[Embedding]:
+    def embed_captions(rows: Sequence[int]) -> list[Embedding]:
         return encoder.embed_captions(model, [dataset.captions[row] for row in rows], draws)
 
-    return joined(list(gathered_batches(len(dataset.captions), encoder.batch_size, embed, encoder.world)))
+    split = _Unlabelled(dataset.images)
+    images = joined(list(encoder.images(model, split, encoder.image_size, embed_images, f"retrieval {dataset.name}")))
+    world, count = encoder.world, len(dataset.captions)
+    captions = joined(list(gathered_batches(count, encoder.batch_size, embed_captions, world)))
+    caption_image = caption_image.to(model.device)
+    results, losses = [], []
+    for image, text in zip(images, captions, strict=True):
+        results.append(_one_draw(model, image, text, caption_image, paired, world))
+        if held_out is not None:
+            losses.append({"loss": held_out(model, image, text, world)})
+    metrics = {
+        protocol: scoring.mean_over_draws([result.metrics[protocol] for result in results])
+        for protocol in results[0].metrics
+    }
+    return replace(results[0], metrics=metrics, loss=scoring.mean_over_draws(losses) if losses else {})
+
+
+class _Unlabelled:
+    """Images with the label 0."""
+
+    def __init__(self, images: Images) -> None:
+        self._images = images
+        self.labels = [0] * len(images)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[Image, int]:
+        return self._images[index], 0
 
 
 def _one_draw(
@@ -104,19 +107,19 @@ def _one_draw(
     size = math.ceil(len(image) / world.size)
     first = world.rank * size
     own = map_embedding(lambda tensor: tensor[first : first + size], image)
-    blocks = [block for _, block in score_blocks(model, own, text)]
+    blocks = [block for _, block in scoring.score_blocks(model, own, text)]
     scores = torch.cat(blocks) if blocks else caption_image.new_empty(0, len(caption_image), dtype=model.dtype)
     rows = ScoreRows(scores, caption_image, first, world)
     of_captions, of_own_images = rows.text_to_image(), rows.image_to_text()
     of_images = of_own_images.new_zeros(len(image))
     of_images[first : first + size] = of_own_images
     metrics = {
-        "image_to_text": _recalls([of_own_images], world),
+        "image_to_text": scoring.recall(of_own_images, CUTOFFS, world),
         # Every rank has the positions of all captions and counts a share of them.
-        "text_to_image": _recalls([of_captions[world.rank :: world.size]], world),
+        "text_to_image": scoring.recall(of_captions[world.rank :: world.size], CUTOFFS, world),
     }
     if paired:
-        metrics["paired_image_to_text"] = _recalls(rows.paired_image_to_text(), world)
+        metrics["paired_image_to_text"] = scoring.recall(rows.paired_image_to_text(), CUTOFFS, world)
     return Retrieval(metrics, of_captions.cpu(), rows.best_images().cpu(), world.sum(of_images).cpu())
 
 
@@ -142,7 +145,7 @@ class ScoreRows:
         best = columns.new_full((len(scores),), scores.shape[1])
         best = best.scatter_reduce(0, rows[among], columns[among], "amin")
         parts = zip(scores.split(ROWS_AT_ONCE), best.split(ROWS_AT_ONCE), strict=True)
-        return torch.cat([positions(*part) for part in parts])
+        return torch.cat([scoring.positions(*part) for part in parts])
 
     def text_to_image(self) -> Tensor:
         """[k]: position of each caption's image among the images of all ranks. Collective."""
@@ -156,12 +159,12 @@ class ScoreRows:
             before += ((part > own) | ((part == own) & (image < self.caption_image))).sum(dim=0)
         return self.world.sum(before)
 
-    def paired_image_to_text(self) -> list[Tensor]:
-        """For each caption of an image, [rows] positions among galleries of one caption per image."""
+    def paired_image_to_text(self) -> Tensor:
+        """[rows x captions per image]: positions among galleries of one caption per image, for each such gallery."""
         captions = int((self.caption_image == self.caption_image[0]).sum())
         galleries = self.caption_image.argsort(stable=True).view(-1, captions)  # [n, captions per image]
         own = torch.arange(self.first, self.first + len(self.scores), device=self.scores.device)
-        return [positions(self.scores[:, gallery], own) for gallery in galleries.mT]
+        return torch.cat([scoring.positions(self.scores[:, gallery], own) for gallery in galleries.mT])
 
     def best_images(self) -> Tensor:
         """[k, <= 10]: indices of the best images of all ranks, merged from the best of each. Collective."""
@@ -180,27 +183,3 @@ class ScoreRows:
         rows = self.caption_image - self.first
         columns = ((rows >= 0) & (rows < len(self.scores))).nonzero().flatten()
         return columns, rows[columns]
-
-
-def _recalls(own_positions: Sequence[Tensor], world: World) -> dict[str, float]:
-    """Recalls over the positions of all ranks. Collective."""
-    from clipzoo.evaluation.metrics import Recall
-
-    recall = Recall(CUTOFFS, world).to(own_positions[0].device)
-    for position in own_positions:
-        recall.update(position)
-    return recall.compute()
-
-
-class _Unlabelled:
-    """Images with the label 0."""
-
-    def __init__(self, images: Images) -> None:
-        self._images = images
-        self.labels = [0] * len(images)
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> tuple[Image, int]:
-        return self._images[index], 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,26 +12,26 @@ from typing import Annotated, Literal
 
 import torch
 
+from clipzoo import io
+from clipzoo.data.images import DECODING
 from clipzoo.data.tokenizer import Tokenizer
-from clipzoo.distributed.environment import say
+from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.evaluation import outputs
-from clipzoo.evaluation.cache import cached, dataset_key, model_key
-from clipzoo.evaluation.checks import check_classes, check_labels, check_paired
+from clipzoo.evaluation import outputs, scoring
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, open_benchmark
 from clipzoo.evaluation.datasets.dataset import EvaluationDataset, RetrievalDataset
 from clipzoo.evaluation.datasets.prompts import Protocol
 from clipzoo.evaluation.encoder import BatchEncoder
-from clipzoo.evaluation.probe.linear_probe import LinearProbe
+from clipzoo.evaluation.probe import LinearProbe
 from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.evaluation.zero_shot import zero_shot
-from clipzoo.io import below, write_json
 from clipzoo.model import Model
-from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, MetricKey, written
+from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, MetricKey, parsed, written
 from clipzoo.types import Count, Epochs, Names, Part, Progress, Range, Seed, Side, Workers, checked
 
+REMEDY = "the dataset is evaluated again"
 SPLITS = {"zero_shot": {"test"}, "linear_probe": {"train", "test"}}
 """Splits that a task needs."""
 
@@ -125,9 +127,9 @@ class Suite(Part):
             say(f"evaluation: missing: {text}")
 
     def require(self, metric: str | None, global_batch: int) -> None:
-        """Raise ConfigError if trainer.best_metric is none of the metrics of the datasets.
+        """Raise ConfigError if the datasets have no metric trainer.best_metric.
 
-        Say so if the validation has fewer pairs than a batch of the training, `global_batch`.
+        Print a line if the validation has fewer pairs than a batch of the training, `global_batch`.
         """
         pairs = self._datasets.get(VALIDATION) if self.validation is not None else None
         if isinstance(pairs, RetrievalDataset) and len(pairs.images) < global_batch:
@@ -164,58 +166,19 @@ class Suite(Part):
         key = model_key(model, self._settings)
         training = model.training
         model.eval()
+        metrics: dict[str, float] = {}
         try:
-            return self._run(model, output, key, replace(self._encoder, world=world), held_out)
+            if self._datasets or self._missing:
+                world.run_on_first(lambda: io.write_json(output / "missing.json", self._missing))
+            for task in self._names:
+                for name in self._available(task):
+                    dataset = self._datasets[name]
+                    loss = held_out if name == VALIDATION and self.validation is not None else None
+                    own_key = dataset_key(key if loss is None else key + loss.key, dataset)
+                    measure = partial(self._measure, task, model, dataset, output, world, own_key, loss)
+                    metrics |= cached(io.below(output, f"{task}/{name}.json"), own_key, measure, world)
         finally:
             model.train(training)
-
-    def _check(self, dataset: EvaluationDataset) -> None:
-        """Raise ConfigError if the dataset cannot be used for a task that lists it.
-
-        A split that is missing is a MissingDatasetError.
-        """
-        name, missing = dataset.name, []
-        for task in (task for task in SPLITS if name in self._names[task]):
-            if isinstance(dataset, RetrievalDataset):
-                raise ConfigError(f"{name} has captions and no classes: move it from eval.{task} to eval.retrieval")
-            lacks = sorted(SPLITS[task] - set(dataset.splits))
-            if lacks:
-                missing.append(f"{name} has no split {' and '.join(lacks)}: add it, or remove {name} from eval.{task}")
-                continue
-            for split in sorted(SPLITS[task]):
-                labels = torch.tensor(dataset.splits[split].labels)
-                check_labels(labels, dataset.class_names, f"{name}, {split}")
-                check_classes(labels, dataset.class_names, f"{name}, {split}")
-        if name in self._names["retrieval"]:
-            if not isinstance(dataset, RetrievalDataset):
-                raise ConfigError(f"{name} has classes and no captions: move it from eval.retrieval to eval.zero_shot")
-            if self._paired:
-                check_paired(torch.as_tensor(dataset.caption_image), name)
-        if missing:
-            raise MissingDatasetError("; ".join(missing))
-
-    def _available(self, task: str) -> list[str]:
-        opened = {name: self._datasets[name] for name in self._names[task] if name in self._datasets}
-        return [
-            name
-            for name, dataset in opened.items()
-            if isinstance(dataset, RetrievalDataset) or SPLITS[task] <= set(dataset.splits)
-        ]
-
-    def _run(
-        self, model: Model, output: Path, key: str, encoder: BatchEncoder, held_out: HeldOutLoss | None
-    ) -> dict[str, float]:
-        world = encoder.world
-        if self._datasets or self._missing:
-            world.run_on_first(lambda: write_json(output / "missing.json", self._missing))
-        metrics: dict[str, float] = {}
-        for task in self._names:
-            for name in self._available(task):
-                dataset = self._datasets[name]
-                loss = held_out if name == VALIDATION and self.validation is not None else None
-                own_key = dataset_key(key if loss is None else key + loss.key, dataset)
-                measure = partial(self._measure, task, model, dataset, output, encoder, own_key, loss)
-                metrics |= cached(below(output, f"{task}/{name}.json"), own_key, measure, world)
         return metrics
 
     def _measure(
@@ -224,21 +187,22 @@ class Suite(Part):
         model: Model,
         dataset: EvaluationDataset,
         output: Path,
-        encoder: BatchEncoder,
+        world: World,
         key: str,
         held_out: HeldOutLoss | None,
     ) -> dict[str, float]:
         """Metrics of one dataset by flat keys."""
+        encoder = replace(self._encoder, world=world)
         loss: Mapping[str, float] = {}
-        path = below(output, f"{task}/{dataset.name}.npz")
+        path = io.below(output, f"{task}/{dataset.name}.npz")
         metrics: Mapping[str, Mapping[str, float]]
         if isinstance(dataset, RetrievalDataset):
             retrieved = retrieval(model, dataset, encoder, self._draws, self._paired, held_out)
-            encoder.world.run_on_first(lambda: outputs.write_retrieval(path, dataset, retrieved))
+            world.run_on_first(lambda: outputs.write_retrieval(path, dataset, retrieved))
             metrics, loss = retrieved.metrics, retrieved.loss
         elif task == "zero_shot":
             classified = zero_shot(model, dataset, "test", encoder, encoder.image_size, self._draws)
-            encoder.world.run_on_first(lambda: outputs.write_zero_shot(path, dataset, "test", classified))
+            world.run_on_first(lambda: outputs.write_zero_shot(path, dataset, "test", classified))
             metrics = {"": classified.metrics}
         else:
             metrics = self._probe.run(model, dataset, encoder, output, key)
@@ -250,3 +214,82 @@ class Suite(Part):
             }
             | {replace(VALIDATION_LOSS, metric=metric): value for metric, value in loss.items()}
         )
+
+    def _check(self, dataset: EvaluationDataset) -> None:
+        """Raise ConfigError if a task that lists the dataset cannot use it, MissingDatasetError if it lacks a split."""
+        name, missing = dataset.name, []
+        for task in (task for task in SPLITS if name in self._names[task]):
+            if isinstance(dataset, RetrievalDataset):
+                raise ConfigError(f"{name} has captions and no classes: move it from eval.{task} to eval.retrieval")
+            lacks = sorted(SPLITS[task] - set(dataset.splits))
+            if lacks:
+                missing.append(f"{name} has no split {' and '.join(lacks)}: add it, or remove {name} from eval.{task}")
+                continue
+            for split in sorted(SPLITS[task]):
+                labels = torch.tensor(dataset.splits[split].labels)
+                scoring.check_labels(labels, dataset.class_names, f"{name}, {split}")
+                scoring.check_classes(labels, dataset.class_names, f"{name}, {split}")
+        if name in self._names["retrieval"]:
+            if not isinstance(dataset, RetrievalDataset):
+                raise ConfigError(f"{name} has classes and no captions: move it from eval.retrieval to eval.zero_shot")
+            if self._paired:
+                scoring.check_paired(torch.as_tensor(dataset.caption_image), name)
+        if missing:
+            raise MissingDatasetError("; ".join(missing))
+
+    def _available(self, task: str) -> list[str]:
+        opened = {name: self._datasets[name] for name in self._names[task] if name in self._datasets}
+        return [
+            name
+            for name, dataset in opened.items()
+            if isinstance(dataset, RetrievalDataset) or SPLITS[task] <= set(dataset.splits)
+        ]
+
+
+def model_key(model: Model, settings: tuple[object, ...]) -> str:
+    """Digest of the weights and of the settings that affect a result."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for name, value in model.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def dataset_key(key: str, dataset: EvaluationDataset) -> str:
+    """Digest of `key`, of how images are decoded, and of the dataset's names, prompts, labels and captions.
+
+    Images are not read.
+    """
+    facts: list[object]
+    splits: list[tuple[str, int, object]] = []
+    if isinstance(dataset, RetrievalDataset):
+        facts = [None, None, None, dataset.captions, dataset.caption_image]
+    else:
+        facts = [dataset.class_names, dataset.templates, dataset.metric, None, None]
+        splits = [(split, len(samples), samples.labels) for split, samples in dataset.splits.items()]
+    return hashlib.sha256(repr((key, DECODING, facts, splits)).encode()).hexdigest()
+
+
+def cached(path: Path, key: str, measure: Callable[[], dict[str, float]], world: World) -> dict[str, float]:
+    """Return the metrics stored in `path` if their key is `key`; otherwise measure and store them. Collective."""
+    begin = time.perf_counter()
+
+    def stored() -> dict[str, float] | None:
+        content = io.read_json(path, io.MB, REMEDY) if path.exists() else {}
+        if content.get("key") != key:
+            return None
+        io.require_fields(path, content, {"metrics": dict}, REMEDY)
+        io.require_numbers(path, content["metrics"], REMEDY)
+        return content["metrics"]
+
+    metrics = world.run_on_first(lambda: io.DamageLog().read(stored, None))
+    if metrics is None:
+        metrics = measure()
+        world.run_on_first(lambda: io.write_json(path, {"key": key, "metrics": metrics}))
+    headline = ", ".join(
+        f"{key.protocol and f'{key.protocol}/'}{key.metric} {value:.{key.decimals}f}"
+        for key, value in parsed(metrics).items()
+        if key.metric in ("top1", "recall_at_1", "loss")
+    )
+    say(f"evaluation: {path.parent.name} {path.stem}: {headline} ({time.perf_counter() - begin:.1f} s)")
+    return metrics

@@ -11,36 +11,30 @@ import torch
 from PIL.Image import Image
 
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images.decoding import decode
-from clipzoo.data.shards.cache import ShardCache
-from clipzoo.data.shards.fingerprint import index_folders
-from clipzoo.data.shards.index import ShardIndex
-from clipzoo.data.shards.index_builder import load_or_build
-from clipzoo.data.shards.reader import ShardReader
-from clipzoo.data.shards.sources import parse_sources
-from clipzoo.distributed.environment import say
+from clipzoo.data.images import decode
+from clipzoo.data.index import ShardIndex, index_folders, load_or_build
+from clipzoo.data.locations import ShardCache, parse_sources
+from clipzoo.data.reader import ShardReader
+from clipzoo.distributed.launch import say
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
-from clipzoo.evaluation.ranking import exact_products
-from clipzoo.heads.similarity.tiled import automatic_tile
+from clipzoo.evaluation.scoring import exact_products
+from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.metric_key import VALIDATION
 from clipzoo.types import Embedding, Progress, map_embedding
 
-_CACHE_GIGABYTES = 50.0
+CACHE_GIGABYTES = 50.0
 
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """The value of a training's objective on pairs that are not in its dataset.
+    """Value of the training objective on held-out pairs, in batches of the run's global batch size N.
 
-    Pairs are contrasted in batches of the run's global batch size N, because the loss of most objectives grows with N;
-    the batches are a fixed draw without replacement, and pairs that do not fill the last batch are left out. Fewer
-    than N pairs are one batch, whose loss cannot be compared with the training loss.
-
-    progress: of the training. global_batch: N.
+    The loss of most objectives grows with N. Batches are a fixed draw without replacement; pairs that do not fill the
+    last batch are left out. Fewer than N pairs are one batch, whose loss cannot be compared with the training loss.
     """
 
     objective: Objective
@@ -49,7 +43,7 @@ class HeldOutLoss:
 
     @property
     def key(self) -> str:
-        """Digest of what the value depends on beside the model: parameters and global state of the objective."""
+        """Cache key over the parameters and the global state of the objective, and the progress."""
         per_sample = self.objective.initial_state(0)
         state = {name: value.tolist() for name, value in self.objective.state_dict().items() if name not in per_sample}
         return hashlib.sha256(repr((self.objective.name, state, self.progress)).encode()).hexdigest()
@@ -85,7 +79,7 @@ def open_validation(shards: str | list[str], caption_key: str | None, index_fold
         sources = parse_sources(shards)
     except ConfigError as error:
         raise ConfigError(str(error).replace("data.shards", "eval.validation")) from None
-    cache = ShardCache(None, _CACHE_GIGABYTES)
+    cache = ShardCache(None, CACHE_GIGABYTES)
     reader = ShardReader(cache, caption_key)
     captions: list[str] = []
     pairs: list[tuple[ShardIndex, int, int]] = []

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-from clipzoo.evaluation.checks import check_classes, check_labels
+from clipzoo.evaluation import scoring
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset
-from clipzoo.evaluation.draws import embed_draws, mean_over_draws
 from clipzoo.evaluation.encoder import BatchEncoder, gathered_batches, joined
-from clipzoo.evaluation.ranking import positions, score_blocks
 from clipzoo.model import Model
 from clipzoo.types import Embedding, Features, concatenate, map_embedding
 
@@ -37,58 +36,50 @@ def zero_shot(
 
     resize: shorter side in pixels before the central crop. draws: of random features; ignored by deterministic heads.
     """
-    from clipzoo.evaluation.metrics import Accuracy
-
     draws = draws if model.head.stochastic else 1
     names, where, world = dataset.class_names, f"{dataset.name}, {split}", encoder.world
     classifiers = build_classifiers(model, names, dataset.templates, encoder, draws)
 
     def classify(features: Features, labels: Tensor) -> list[Embedding]:
-        check_labels(labels, names, where)
-        images = embed_draws(model, draws, model.head.embed_image, features)
+        scoring.check_labels(labels, names, where)
+        images = scoring.embed_draws(model, draws, model.head.embed_image, features)
         classified = [_classify(model, *pair, labels) for pair in zip(images, classifiers, strict=True)]
         return [labels, *(torch.stack(column, dim=1) for column in zip(*classified, strict=True))]
 
     batches = encoder.images(model, dataset.splits[split], resize, classify, f"zero-shot {dataset.name}")
     columns = zip(*[[part.cpu() for part in batch if isinstance(part, Tensor)] for batch in batches], strict=True)
     labels, position, predictions, margins = (torch.cat(column) for column in columns)  # [n], [n, draws] ...
-    check_classes(labels, names, where)
-    metrics = []
+    scoring.check_classes(labels, names, where)
     own = slice(world.rank, None, world.size)
-    for draw in range(draws):
-        accuracy = Accuracy(len(names), world).to(model.device)
-        accuracy.update(position[own, draw].to(model.device), labels[own].to(model.device))
-        metrics.append(accuracy.compute())
-    return ZeroShot(mean_over_draws(metrics), labels, predictions[:, 0], margins[:, 0])
+    local, local_labels = position[own].to(model.device), labels[own].to(model.device)
+    metrics = [scoring.accuracy(local[:, draw], local_labels, len(names), world) for draw in range(draws)]
+    return ZeroShot(scoring.mean_over_draws(metrics), labels, predictions[:, 0], margins[:, 0])
 
 
 def build_classifiers(
     model: Model, class_names: Sequence[str], templates: Sequence[str], encoder: BatchEncoder, draws: int
 ) -> list[Embedding]:
     """Embed the classes for each draw, one row per class. "{c}" in a template is replaced by the class name."""
-    block = max(1, encoder.batch_size // len(templates))
+    count = len(templates)
 
     def embed(classes: Sequence[int]) -> list[Embedding]:
         prompts = [template.replace("{c}", class_names[index]) for index in classes for template in templates]
+        rows = [slice(row * count, (row + 1) * count) for row in range(len(classes))]
         return [
-            concatenate([_ensemble(model, embedded, row, len(templates)) for row in range(len(classes))])
+            concatenate([model.head.ensemble(map_embedding(itemgetter(row), embedded)) for row in rows])
             for embedded in encoder.embed_captions(model, prompts, draws)
         ]
 
+    block = max(1, encoder.batch_size // count)
     return joined(list(gathered_batches(len(class_names), block, embed, encoder.world)))
-
-
-def _ensemble(model: Model, prompts: Embedding, row: int, count: int) -> Embedding:
-    """Ensemble of the `count` prompts of class `row`."""
-    return model.head.ensemble(map_embedding(lambda tensor: tensor[row * count : (row + 1) * count], prompts))
 
 
 def _classify(model: Model, image: Embedding, classifier: Embedding, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return [b] positions of the labels, predicted classes, and the predictions' scores above the labels'."""
     position, predicted, margin = [], [], []
-    for start, scores in score_blocks(model, image, classifier):
+    for start, scores in scoring.score_blocks(model, image, classifier):
         own = labels[start : start + len(scores)]
-        position.append(positions(scores, own))
+        position.append(scoring.positions(scores, own))
         best = scores.max(dim=1).values
         # Not the index of max: of equal scores the first column counts, on every device.
         predicted.append((scores == best[:, None]).int().argmax(dim=1))

@@ -1,17 +1,19 @@
-"""Heads whose score is an inner product of two vectors."""
+"""Heads that compare one vector a sample: CLIP, cosines, and inner products and distances."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from clipzoo.heads.base import Head
-from clipzoo.heads.similarity.dense import DenseScores
-from clipzoo.heads.similarity.tiled import tiled_anchors, tiled_scores
-from clipzoo.types import Features, Scores, Similarity, World, gather_embedding
+from clipzoo.heads.scores import DenseScores, tiled_anchors, tiled_scores
+from clipzoo.ops.features import squared_distances
+from clipzoo.types import Count, Features, Positive, Scale, Scores, Similarity, World, checked, gather_embedding
 
 
 class VectorHead(Head[Tensor]):
@@ -83,3 +85,149 @@ def _projected(pooled: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 def projection(width: int, embed_width: int) -> nn.Parameter:
     """Return a parameter [w, d], normal with standard deviation w^-1/2 (CLIP's initialisation)."""
     return nn.Parameter(torch.randn(width, embed_width) * width**-0.5)
+
+
+# CLIP: unit vectors and a learnable inverse temperature (Radford et al. 2021).
+
+
+@checked
+class ClipHead(UnitVectorHead):
+    """logits = exp(log_scale) * unit(x P) . unit(y Q).
+
+    image_width, text_width: widths of the pooled features. embed_width: d.
+    temperature: initial tau, scale = 1 / tau. max_scale: the scale is clamped to [1, max_scale] after every step.
+    learnable_temperature: False fixes tau (a fixed temperature of 1 gives plain cosines).
+    bias: add a vector to each projection, as in SigLIP's models and OpenAI's ResNets.
+    image_projection: False keeps the identity in place of P, without a bias, as in SigLIP's models.
+    """
+
+    published_with = (
+        *("infonce", "infoloob", "siglip", "dcl", "cyclip", "nuclr", "sogclr", "isogclr"),
+        *("conditional", "joint", "mmd_conditional", "mmd_joint"),
+    )
+
+    relations = {
+        "not learnable_temperature or (at_most(1, 1 / temperature) and at_most(1 / temperature, max_scale))": (
+            "every step clamps the scale 1 / temperature to [1, max_scale]: change one, or set "
+            "learnable_temperature=false"
+        ),
+        "image_projection or image_width == embed_width": (
+            "without an image projection the embeddings have the width of the image tower"
+        ),
+    }
+
+    def __init__(
+        self,
+        image_width: Count,
+        text_width: Count,
+        embed_width: Count,
+        temperature: Scale,
+        max_scale: Positive,
+        learnable_temperature: bool,
+        bias: bool = False,
+        image_projection: bool = True,
+    ) -> None:
+        super().__init__(image_width, text_width, embed_width, bias)
+        if not image_projection:
+            self.image_projection = nn.Parameter(torch.eye(image_width), requires_grad=False)
+            if self.image_bias is not None:
+                self.image_bias.requires_grad_(False)
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable_temperature)
+        self.learnable_temperature = learnable_temperature
+        self._max_scale = max_scale if learnable_temperature else 1 / temperature
+
+    @property
+    def score_range(self) -> tuple[float, float]:
+        return -self._max_scale, self._max_scale
+
+    def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        return self.log_scale.exp() * image, text
+
+    def log_cosine_scale(self) -> Tensor:
+        return self.log_scale
+
+    @torch.no_grad()
+    def clamp_(self) -> None:
+        if self.learnable_temperature:
+            self.log_scale.clamp_(0.0, math.log(self._max_scale))
+
+    def logs(self) -> Mapping[str, Tensor]:
+        return {"temperature": (-self.log_scale.detach()).exp()}
+
+
+# Inner product and distance heads ("A mathematical perspective on contrastive learning", Baptista et al., 3.3).
+
+
+@checked
+class InnerProductHead(VectorHead):
+    """logits = <g_u, g_v> / temperature (eq. 25).
+
+    image_width, text_width: widths of the pooled features.
+    embed_width: output width of the linear maps G and H; null: no maps, the encoder is all of g.
+    temperature: fixed.
+    """
+
+    published_with = ("conditional", "joint", "mmd_conditional", "mmd_joint", "infonce")
+    score_range = (-math.inf, math.inf)
+
+    relations = {
+        "embed_width is not None or image_width == text_width": (
+            "without projections (embed_width null) the encoder's widths must be equal: set embed_width to a number"
+        )
+    }
+
+    def __init__(self, image_width: Count, text_width: Count, embed_width: Count | None, temperature: Scale) -> None:
+        super().__init__()
+        self.image_projection = None if embed_width is None else projection(image_width, embed_width)
+        self.text_projection = None if embed_width is None else projection(text_width, embed_width)
+        self._temperature = temperature
+
+    def embed_image(self, features: Features) -> Tensor:
+        return _pooled_projection(features.pooled, self.image_projection)
+
+    def embed_text(self, features: Features) -> Tensor:
+        return _pooled_projection(features.pooled, self.text_projection)
+
+    def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        return image / self._temperature, text
+
+    def ensemble(self, prompts: Tensor) -> Tensor:
+        """[p, d] -> [1, d], the mean."""
+        return prompts.mean(dim=0, keepdim=True)
+
+    def probe(self, features: Features, where: str) -> Tensor:
+        return features.pooled if where == "before" else self.embed_image(features)
+
+
+class DistanceHead(InnerProductHead):
+    """logits = -|g_u - g_v|^2 / (2 temperature) (eq. 26); arguments as for the inner product."""
+
+    score_range = (-math.inf, 0.0)
+
+    def score(self, image: Tensor, text: Tensor) -> Tensor:
+        return squared_distances(image, text, -1 / (2 * self._temperature))
+
+    def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
+        # A vector common to all embeddings changes no distance, but costs digits of the tiles' products.
+        center = world.mean(text.detach().mean(dim=0))
+        return super().similarity(image - center, text - center, world, tile)
+
+    def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        """-|u - v|^2 / 2 = u.v - |u|^2 / 2 - |v|^2 / 2 is a product of vectors with four more entries."""
+        ones = [vectors.new_ones(len(vectors), 2) for vectors in (image, text)]
+        left = torch.cat([image / self._temperature, self._norms(image), ones[0]], dim=1)
+        return left, torch.cat([text, ones[1], self._norms(text)], dim=1)
+
+    def _norms(self, vectors: Tensor) -> Tensor:
+        """[b, d] -> [b, 2], two numbers whose sum is -|v|^2 / (2 temperature).
+
+        The first is exact in bf16, the second is the remainder: a GPU may multiply fp32 matrices in tf32 or bf16, and
+        rounding a norm of some hundreds would change all logits of a row by 0.1 to 1.
+        """
+        whole = -vectors.square().sum(dim=1, keepdim=True) / (2 * self._temperature)
+        coarse = whole.detach().to(torch.bfloat16).to(whole.dtype)
+        return torch.cat([coarse, whole - coarse], dim=1)
+
+
+def _pooled_projection(pooled: Tensor, matrix: Tensor | None) -> Tensor:
+    return pooled if matrix is None else pooled @ matrix

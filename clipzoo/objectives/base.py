@@ -1,20 +1,53 @@
-"""Interface of objectives."""
+"""Interface of objectives: what they ask of heads, their compatibility, and the directions of a similarity."""
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head
-from clipzoo.objectives.requirements import are_cosines
-from clipzoo.types import Batch, Loss, Progress, Similarity, World
+from clipzoo.heads.wpse import Kernel
+from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
-Share = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+# Requirements on heads of objectives that have a temperature of their own.
+
+
+def plain_cosines(head: Head, objective: str) -> list[str]:
+    """Return the reasons why the head's scores are not plain cosines, with the keys to change; empty if they are."""
+    reasons = []
+    if head.learnable_temperature:
+        reasons.append(
+            f"objective {objective} has its own temperature, and head {type(head).__name__} learns another: "
+            "use head=cosine"
+        )
+    low, high = head.score_range
+    if not are_cosines(head.score_range):
+        reasons.append(
+            f"objective {objective} divides cosines in [-1, 1] by its own temperature, and the scores of head "
+            f"{type(head).__name__} lie in [{low:g}, {high:g}]: use head=cosine"
+        )
+    return reasons
+
+
+def are_cosines(score_range: tuple[float, float]) -> bool:
+    """Return True if the range lies within [-1, 1]."""
+    return score_range[0] >= -1 - TOLERANCE and score_range[1] <= 1 + TOLERANCE
+
+
+TOLERANCE = 1e-5
+"""Tolerance of the range: exp(log(1)) in fp32 may differ from 1."""
+
+
+StateShare = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """A part of a tensor: the shape of the whole, the first indices of the part, its shape."""
 
 
@@ -111,10 +144,138 @@ class Objective(nn.Module):
     def share(self, world: World) -> None:
         """Divide the per-sample state among the ranks. Before `allocate`. No-op for objectives without state."""
 
-    def shares(self) -> Mapping[str, Share]:
+    def shares(self) -> Mapping[str, StateShare]:
         """Return this rank's parts of buffers that are divided among the ranks, by name; empty if none is."""
         return {}
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return statistics of this rank's samples by name, [n] each, nan for unseen ones. Empty without state."""
         return {}
+
+
+# Compatibility of heads and objectives, decided from the attributes that both declare.
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """Compatibility of an objective with a head.
+
+    reasons: why it cannot, with the keys to change. published: True if a paper trains this pair.
+    warnings: what is worth knowing about a compatible pair.
+    """
+
+    reasons: tuple[str, ...]
+    published: bool
+    warnings: tuple[str, ...]
+
+    @property
+    def compatible(self) -> bool:
+        return not self.reasons
+
+
+def check_pair(head: Head, objective: Objective) -> Compatibility:
+    """Return the compatibility of a pair. An incompatible pair has no warnings."""
+    reasons = tuple(objective.check(head))
+    warnings = () if reasons else tuple(objective.warnings(head))
+    return Compatibility(reasons, objective.name in head.published_with, warnings)
+
+
+def require(head: Head, objective: Objective) -> None:
+    """Log the warnings about a pair. Raises ConfigError with all reasons if the pair is incompatible."""
+    result = check_pair(head, objective)
+    if not result.compatible:
+        raise ConfigError("\n         ".join(result.reasons))
+    if not result.published:
+        pair = f"objective {objective.name} with head {type(head).__name__}"
+        log.warning(f"{pair} is in none of the papers (compatible, unpublished)")
+    for warning in result.warnings:
+        log.warning(warning)
+
+
+# Weighted sums of losses over the two directions of a similarity.
+
+
+NAMES = ("image_to_text", "text_to_image")
+
+
+def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses: Callable[[Scores], Tensor]) -> Loss:
+    """Return the sum over directions of weight * loss(scores), and the loss of each direction in the logs.
+
+    weights: of image_to_text and text_to_image; a direction of weight zero is not computed.
+    losses: one function for both directions, or one per direction: scores -> scalar, the mean over the local anchors.
+    """
+    both = losses if len(losses) == 2 else losses * 2
+    directions = zip(NAMES, weights, both, similarity.directions, strict=True)
+    terms = {name: (weight, loss(scores)) for name, weight, loss, scores in directions if weight}
+    weighted = [weight * value for weight, value in terms.values()]
+    return Loss(sum(weighted[1:], weighted[0]), {f"loss_{name}": value.detach() for name, (_, value) in terms.items()})
+
+
+# Inverse temperature of an objective.
+
+
+class LogitScale(nn.Module):
+    """exp(log_scale), optimized with the model if learnable.
+
+    initial: initial scale, 1 / temperature. maximum: upper bound of the scale; None for no bound.
+    """
+
+    def __init__(self, initial: float, learnable: bool, maximum: float | None) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(math.log(initial)), requires_grad=learnable)
+        self._log_maximum = math.inf if maximum is None else math.log(maximum)
+
+    def forward(self) -> Tensor:
+        with torch.no_grad():
+            # The parameter itself is clamped, as by CLIP after a step: a clamped copy has no gradient beyond the bound.
+            self.log_scale.clamp_(max=self._log_maximum)
+        return self.log_scale.exp()
+
+
+# Kernels between the raw inputs of the samples of the global batch.
+
+
+def kernel_matrix(
+    view: Tensor, kernel: Kernel, median_unit: bool, dtype: torch.dtype, world: World = World()
+) -> Tensor:
+    """Return the kernel matrix of one view of the global batch: [b, ...], the local samples -> [N, N].
+
+    Floats are compared unchanged, uint8 images as fractions of 255, token ids as bags of words (counts of ids; id 0 is
+    padding). median_unit: distances are divided by the median distance of two different samples of the batch.
+    """
+    entries = _entries(_gathered(view, world), dtype)
+    # Centred: far from the origin distances would be differences of large numbers.
+    entries = entries - entries.mean(dim=0)
+    norms = entries.square().sum(dim=1)
+    sums = norms[:, None] + norms
+    squared = (sums - 2 * entries @ entries.mT).fill_diagonal_(0)
+    # Distances of equal samples are rounding errors; if most samples are equal, these would become the unit.
+    squared = squared.masked_fill(squared <= 16 * torch.finfo(dtype).eps * sums, 0)
+    if median_unit:
+        rows, columns = torch.triu_indices(len(squared), len(squared), offset=1, device=squared.device)
+        squared = squared / squared[rows, columns].median().clamp(min=torch.finfo(dtype).tiny)
+    return kernel.value(squared)
+
+
+def _gathered(view: Tensor, world: World) -> Tensor:
+    """Gather the rows of all ranks. Captions are padded with 0: ranks may have trimmed them to different lengths."""
+    if view.ndim == 2 and view.dtype == torch.int64:
+        longest = int(world.maximum(view.new_full((), view.shape[1])))
+        view = functional.pad(view, (0, longest - view.shape[1]))
+    return world.gather(view)
+
+
+def _entries(view: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, ...] -> [N, e], one vector per sample."""
+    flat = view.flatten(1)
+    if flat.is_floating_point():
+        return flat.to(dtype)
+    if flat.dtype == torch.uint8:
+        return flat.to(dtype) / 255
+    ids, position = flat.unique(return_inverse=True)
+    counts = torch.zeros(len(flat), len(ids), dtype=dtype, device=flat.device)
+    counts.scatter_add_(1, position, (flat != 0).to(dtype))
+    return counts

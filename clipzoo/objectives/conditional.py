@@ -6,8 +6,7 @@ import math
 
 from torch import Tensor
 
-from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import weighted_loss
+from clipzoo.objectives.base import Objective, weighted_loss
 from clipzoo.objectives.infonce import cross_entropy
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Weight, checked
 

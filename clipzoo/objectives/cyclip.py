@@ -5,10 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from clipzoo.heads.base import Head
-from clipzoo.objectives.base import Objective
+from clipzoo.objectives.base import LogitScale, Objective, plain_cosines
 from clipzoo.objectives.infonce import cross_entropy
-from clipzoo.objectives.logit_scale import LogitScale
-from clipzoo.objectives.requirements import plain_cosines
 from clipzoo.types import Batch, Loss, Positive, Progress, Scale, Scores, Similarity, Weight, checked
 
 

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.heads.base import Head
-from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import weighted_loss
-from clipzoo.objectives.requirements import plain_cosines
+from clipzoo.objectives.base import Objective, plain_cosines, weighted_loss
 from clipzoo.types import Batch, Decay, Loss, Progress, Scale, Scores, Similarity, Weight, checked
 
 

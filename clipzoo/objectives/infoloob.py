@@ -7,8 +7,7 @@ import math
 from torch import Tensor
 
 from clipzoo.heads.base import Head
-from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import weighted_loss
+from clipzoo.objectives.base import Objective, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scale, Scores, Similarity, Weight, checked
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import weighted_loss
+from clipzoo.objectives.base import Objective, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Weight, checked
 
 

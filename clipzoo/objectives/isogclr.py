@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from clipzoo.objectives.moving_average import MovingAverageObjective, both_anchors
-from clipzoo.objectives.per_sample import IMAGE, TEXT
-from clipzoo.objectives.sample_rows import SampleRows
+from clipzoo.objectives.per_sample import IMAGE, TEXT, MovingAverageObjective, SampleRows, both_anchors
 from clipzoo.types import (
     Batch,
     Loss,

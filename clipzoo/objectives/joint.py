@@ -7,8 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import weighted_loss
+from clipzoo.objectives.base import Objective, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
 

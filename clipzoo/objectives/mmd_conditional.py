@@ -7,10 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from clipzoo.heads.kernels import Kernel
-from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import weighted_loss
-from clipzoo.objectives.raw_views import kernel_matrix
+from clipzoo.heads.wpse import Kernel
+from clipzoo.objectives.base import Objective, kernel_matrix, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, Weight, World, checked
 
 

@@ -6,10 +6,8 @@ from functools import partial
 
 from torch import Tensor
 
-from clipzoo.heads.kernels import Kernel
-from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import weighted_loss
-from clipzoo.objectives.raw_views import kernel_matrix
+from clipzoo.heads.wpse import Kernel
+from clipzoo.objectives.base import Objective, kernel_matrix, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World, checked
 
 

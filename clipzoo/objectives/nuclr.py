@@ -10,9 +10,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from clipzoo.objectives.moving_average import MovingAverageObjective, both_anchors
-from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT
-from clipzoo.objectives.sample_rows import SampleRows
+from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, MovingAverageObjective, SampleRows, both_anchors
 from clipzoo.types import (
     Batch,
     Loss,

@@ -1,18 +1,72 @@
-"""Objectives with state for every sample of the dataset."""
+"""Objectives with state for every sample of the dataset, and the moving average of SogCLR, iSogCLR and NUCLR."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.objectives.base import Objective, Share
-from clipzoo.objectives.sample_rows import SampleRows, SharedRows
-from clipzoo.types import Batch, World
+from clipzoo.heads.base import Head
+from clipzoo.objectives.base import Objective, StateShare, plain_cosines
+from clipzoo.types import Batch, Loss, Negatives, Scores, Share, Similarity, World
+
+# Rows of per-sample state: those of the samples of a global batch.
+
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by size in bytes."""
+
+
+@dataclass(frozen=True)
+class SampleRows:
+    """The rows of a global batch in buffers [2, n] that every rank holds whole. ids: of its samples, [N]."""
+
+    ids: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, buffer: Tensor) -> Tensor:
+        """Return the state of both modalities, [2, N]."""
+        return buffer[:, self.ids]
+
+    def write(self, buffer: Tensor, modality: int, values: Tensor) -> None:
+        """Store the state of one modality. values: [N], the same on all ranks."""
+        buffer[modality, self.ids] = values.to(buffer.dtype)
+
+
+@dataclass(frozen=True)
+class SharedRows(SampleRows):
+    """The rows of a global batch in buffers of which every rank holds the part of its own samples.
+
+    rows: positions in the batch of the samples that this rank holds. columns: their positions in its buffers.
+    """
+
+    world: World
+    rows: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor, world: World, first: int, end: int) -> SharedRows:
+        """Find the samples of this rank, first .. end - 1, among those of the batch."""
+        rows = ((ids >= first) & (ids < end)).nonzero().flatten()
+        return cls(ids, world, rows, ids[rows] - first)
+
+    def read(self, buffer: Tensor) -> Tensor:
+        # One rank has the bits of a value, the others zeros: the sum is exact for every value.
+        bits = BITS[buffer.element_size()]
+        values = torch.zeros(2, len(self.ids), dtype=bits, device=buffer.device)
+        values[:, self.rows] = buffer[:, self.columns].view(bits)
+        return self.world.sum(values).view(buffer.dtype)
+
+    def write(self, buffer: Tensor, modality: int, values: Tensor) -> None:
+        buffer[modality, self.columns] = values[self.rows].to(buffer.dtype)
+
 
 IMAGE, TEXT = 0, 1
 NEVER = math.inf
@@ -51,7 +105,7 @@ class PerSampleObjective(Objective):
     def initial_state(self, samples: int) -> dict[str, Tensor]:
         return {name: self.get_buffer(name).new_full((2, samples), value) for name, value in self._initial.items()}
 
-    def shares(self) -> Mapping[str, Share]:
+    def shares(self) -> Mapping[str, StateShare]:
         if self._world.size == 1:
             return {}
         first, end = self._own
@@ -125,3 +179,78 @@ def _check_sizes(module: torch.nn.Module, state: Mapping[str, Any], prefix: str,
                 f"{name} in the checkpoint is for {stored.shape[-1]} samples, the dataset has {buffer.shape[-1]}: "
                 "data.shards has changed since; pass another name=... to start a new run"
             )
+
+
+# Moving-average estimator of SogCLR, iSogCLR and NUCLR, in the log domain.
+#
+# A global contrastive loss contains the log of a sum over all n samples. Its gradient divides the terms of a batch by
+# this sum, which is tracked for every anchor as a moving average u of batch estimates (SogCLR, Yuan et al. 2022). At
+# tau = 0.01 exp(. / tau) overflows fp32, log u does not.
+
+
+class MovingAverageObjective(PerSampleObjective):
+    """Base class with log u of every anchor of both modalities.
+
+    gamma: weight of a batch estimate in u; the first estimate has weight 1. initial: further state of the subclass.
+    """
+
+    own_temperature = True
+    needs_negatives = True
+    value_log = "objective"
+    log_u: Tensor
+
+    def __init__(self, gamma: Share, **initial: float) -> None:
+        super().__init__(log_u=NEVER, **initial)
+        self._gamma = gamma
+
+    def check(self, head: Head) -> list[str]:
+        return plain_cosines(head, self.name)
+
+    def track(self, modality: int, samples: SampleRows, log_estimates: Tensor, world: World) -> Tensor:
+        """Log batch estimates of local anchors, [b] -> log u of all ranks' anchors, [N], stored in training mode."""
+        log_new = world.gather(log_estimates)
+        log_old = samples.read(self.log_u)[modality].to(log_new.dtype)
+        log_u = torch.where(log_old == NEVER, log_new, _log_blend(log_old, log_new, self._gamma))
+        if self.training:
+            samples.write(self.log_u, modality, log_u)
+        return log_u
+
+    def only_seen(self, name: str, values: Tensor) -> dict[str, Tensor]:
+        """[2, n] -> {name_image, name_text}, [n] each, nan for unseen samples."""
+        seen = values.masked_fill(self.log_u == NEVER, math.nan)
+        return {f"{name}_image": seen[IMAGE], f"{name}_text": seen[TEXT]}
+
+
+def both_anchors(
+    similarity: Similarity,
+    negatives: Callable[[int, Scores], Negatives],
+    direction: Callable[[int, slice, Negatives], tuple[Tensor, Tensor]],
+) -> Loss:
+    """Return the sum of the losses of image anchors and of text anchors.
+
+    negatives: function of the anchors' modality and scores.
+    direction: function of the anchors' modality, their rows among those of all ranks, and their negatives -> surrogate
+        loss and value of the objective.
+    """
+    terms = [negatives(anchor, scores) for anchor, scores in zip((IMAGE, TEXT), similarity.directions, strict=True)]
+    rows = _local_rows(similarity.image_to_text)
+    image_loss, image_objective = direction(IMAGE, rows, terms[IMAGE])
+    text_loss, text_objective = direction(TEXT, rows, terms[TEXT])
+    logs = {
+        "objective": image_objective + text_objective,
+        "objective_image_anchors": image_objective,
+        "objective_text_anchors": text_objective,
+    }
+    return Loss(image_loss + text_loss, logs)
+
+
+def _local_rows(scores: Scores) -> slice:
+    """Return the rows of this rank's anchors among those of all ranks."""
+    return slice(scores.first_positive, scores.first_positive + len(scores.positives()))
+
+
+def _log_blend(log_old: Tensor, log_new: Tensor, weight: float) -> Tensor:
+    """log( (1 - weight) old + weight new )."""
+    if weight == 1:
+        return log_new
+    return torch.logaddexp(log_old + math.log1p(-weight), log_new + math.log(weight))

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.heads.base import Head
-from clipzoo.objectives.base import Objective
-from clipzoo.objectives.directions import weighted_loss
-from clipzoo.objectives.logit_scale import LogitScale
-from clipzoo.objectives.requirements import plain_cosines
+from clipzoo.objectives.base import LogitScale, Objective, plain_cosines, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Range, Scale, Similarity, Weight, checked
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from clipzoo.objectives.moving_average import MovingAverageObjective, both_anchors
+from clipzoo.objectives.per_sample import MovingAverageObjective, both_anchors
 from clipzoo.types import Batch, Loss, Negatives, Progress, Scale, Scores, Share, Similarity, checked
 
 

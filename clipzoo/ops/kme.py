@@ -3,7 +3,7 @@
     S[b, c] = log sum_ij exp( log_weights[b, i] + log_weights'[c, j] - 2 gamma (1 - points[b, i] . points'[c, j]) )
 
 At most two tiles of kernel values are in memory at a time, forward or backward; points with a log-weight of -inf are
-skipped. The reference implementation is `kme_reference.kme_score`.
+skipped. The reference implementation is `kme_score_reference`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,48 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
-from clipzoo.ops.dispatch import backend, is_exporting
-from clipzoo.ops.kme_reference import score_block
 from clipzoo.ops.packing import Layout, pack
+from clipzoo.ops.tiles import backend, is_exporting
+
+BLOCK_ELEMENTS = 1 << 24
+"""Number of pairs of points in memory at a time, 64 MiB in float32."""
+
+
+def kme_score_reference(
+    points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor
+) -> Tensor:
+    """log sum_ij w_i w'_j exp(-gamma |v_i - u_j|^2) of every pair of point sets (KME-CLIP, eq. 3).
+
+    points: [n, M, d] unit vectors; log_weights: [n, M], -inf for padding.
+    points2: [k, M', d]; log_weights2: [k, M']. gamma: scalar. -> [n, k].
+
+    Blocks of samples are compared in turn and recomputed in the backward pass: memory holds BLOCK_ELEMENTS pairs of
+    points, never [n, k, M, M'].
+    """
+    pairs = points.shape[1] * points2.shape[1]
+    columns = max(1, min(len(points2), BLOCK_ELEMENTS // pairs))
+    rows = max(1, BLOCK_ELEMENTS // (pairs * columns))
+    right_blocks = list(zip(points2.split(columns), log_weights2.split(columns), strict=True))
+    scores = [
+        torch.cat([_recomputed(*left, *right, gamma) for right in right_blocks], dim=1)
+        for left in zip(points.split(rows), log_weights.split(rows), strict=True)
+    ]
+    return torch.cat(scores)
+
+
+def _recomputed(*arguments: Tensor) -> Tensor:
+    return checkpoint(score_block, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+
+def score_block(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
+    """[r, M, d], [c, M', d] -> [r, c], all pairs of points in memory."""
+    cosines = points.flatten(0, 1) @ points2.flatten(0, 1).mT  # [r M, c M']
+    # |v - u|^2 = 2 (1 - v.u) for unit vectors.
+    exponents = 2 * gamma * (cosines - 1) + log_weights.flatten()[:, None] + log_weights2.flatten()
+    pairs = exponents.view(*log_weights.shape, *log_weights2.shape)  # [r, M, c, M']
+    return pairs.logsumexp(dim=(1, 3))
 
 
 def kme_score(
@@ -50,7 +88,7 @@ class _Score(torch.autograd.Function):
         right_layout: Layout,
     ) -> Tensor:
         kernels = backend("kme", left.device.type, left.dtype)
-        score, *known = kernels.forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
+        score, *known = kernels.kme_forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
         context.save_for_backward(left, left_weights, right, right_weights, gamma, *known)
         context.kernels, context.layouts = kernels, (left_layout, right_layout)
         return score
@@ -59,4 +97,4 @@ class _Score(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, (normaliser, *tile) = context.saved_tensors[:5], context.saved_tensors[5:]
-        return *context.kernels.backward(*inputs, *context.layouts, normaliser, gradient, *tile), None, None
+        return *context.kernels.kme_backward(*inputs, *context.layouts, normaliser, gradient, *tile), None, None

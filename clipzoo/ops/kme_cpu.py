@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from clipzoo.ops.packing import Block, Layout, relative_logs
-from clipzoo.ops.products import product
-from clipzoo.ops.tiles_cpu import largest_cache, tile_side
+from clipzoo.ops.tiles import largest_cache, product, tile_side
 
 _TILE = tile_side(largest_cache())
 _PLAIN_LIMIT = 60.0
 _LOG2_E = math.log2(math.e)
 
 
-def forward(
+def kme_forward(
     left: Tensor,
     left_weights: Tensor,
     right: Tensor,
@@ -58,7 +57,7 @@ def forward(
     return score.to(left.dtype), normaliser, *first_tile
 
 
-def backward(
+def kme_backward(
     left: Tensor,
     left_weights: Tensor,
     right: Tensor,

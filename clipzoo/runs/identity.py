@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from clipzoo.config.from_model import is_open
+from clipzoo.config.schema import is_open
 from clipzoo.errors import masked
 from clipzoo.runs import renamed
 
@@ -25,17 +25,28 @@ HARMLESS = (
 )  # fmt: skip
 """Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
 
-_FULL = "clipzoo.encoders.tuning.towers.Full"
+_FULL = "clipzoo.encoders.tuning.Full"
 DEFAULTS: dict[str, Any] = {
     "init.leave_out": [],
     "head.merge": None, "head.initial_weight": None, "head.hopfield_start": 0,
     "optim.schedule.warmup_samples": None, "optim.schedule.restart_steps": None, "optim.schedule.restart_samples": None,
     "trainer.patience": None,
-    "tune._target_": "clipzoo.encoders.tuning.tuning.Tuning", "tune.head_rate": 1.0, "tune.head_steps": 0,
+    "tune._target_": "clipzoo.encoders.tuning.Tuning", "tune.head_rate": 1.0, "tune.head_steps": 0,
     "tune.image._target_": _FULL, "tune.image.rate": 1.0, "tune.image.layer_decay": 1.0,
     "tune.text._target_": _FULL, "tune.text.rate": 1.0, "tune.text.layer_decay": 1.0,
 }  # fmt: skip
 """Keys that earlier versions did not have, with the values under which a run is what it was without them."""
+
+
+def flat(plain: Any, path: str = "") -> dict[str, Any]:
+    """Return nested mappings as one mapping of dotted keys."""
+    if not isinstance(plain, Mapping) or not plain:
+        return {path: plain}
+    return {
+        key: value
+        for name, inner in plain.items()
+        for key, value in flat(inner, f"{path}.{name}" if path else str(name)).items()
+    }
 
 
 def identity(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,14 +85,3 @@ def _same_but_open(before: Mapping[str, Any], now: Mapping[str, Any], key: str) 
     parts = key.split(".")
     prefixes = [".".join(parts[: length + 1]) for length in range(len(parts))]
     return any(is_open(config.get(prefix)) for config in (before, now) for prefix in prefixes)
-
-
-def flat(plain: Any, path: str = "") -> dict[str, Any]:
-    """Return nested mappings as one mapping of dotted keys."""
-    if not isinstance(plain, Mapping) or not plain:
-        return {path: plain}
-    return {
-        key: value
-        for name, inner in plain.items()
-        for key, value in flat(inner, f"{path}.{name}" if path else str(name)).items()
-    }

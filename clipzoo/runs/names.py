@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipzoo.config.overrides import read
+from clipzoo.config.trust import read
 from clipzoo.errors import masked
 from clipzoo.io import folder_name
 from clipzoo.runs.identity import digest, is_harmless

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 RENAMED = {
-    "clipzoo.data.shards.ShardData": "clipzoo.data.shard_dataset.ShardDataset",
-    "clipzoo.kernels.GaussianKernel": "clipzoo.heads.kernels.GaussianKernel",
-    "clipzoo.kernels.InverseMultiquadricKernel": "clipzoo.heads.kernels.InverseMultiquadricKernel",
+    "clipzoo.data.shards.ShardData": "clipzoo.data.dataset.ShardDataset",
+    "clipzoo.kernels.GaussianKernel": "clipzoo.heads.wpse.GaussianKernel",
+    "clipzoo.kernels.InverseMultiquadricKernel": "clipzoo.heads.wpse.InverseMultiquadricKernel",
     "clipzoo.logger.Logger": "clipzoo.training.loggers.Logger",
     "clipzoo.optim.AdamW": "clipzoo.training.optimizers.AdamW",
     "clipzoo.optim.Cosine": "clipzoo.training.schedules.Cosine",

@@ -13,9 +13,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from clipzoo.config.compose import compose
-from clipzoo.config.groups import option_file
-from clipzoo.config.overrides import alternatives, read, require_values
-from clipzoo.config.suggestions import unknown_option
+from clipzoo.config.groups import option_file, unknown_option
+from clipzoo.config.trust import alternatives, read, require_values
 from clipzoo.errors import ConfigError, TrainingError, number_of
 from clipzoo.runs.initial import with_digests
 from clipzoo.runs.names import run_folder

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from clipzoo.config.variables import MARK
+from clipzoo.config.compose import MARK
 from clipzoo.errors import ConfigError
 
 

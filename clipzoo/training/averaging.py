@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from clipzoo.distributed.parallel.base import by_kind
-from clipzoo.encoders.tuning.lora import plain_name
+from clipzoo.distributed.parallel import by_kind
+from clipzoo.encoders.tuning import plain_name
 from clipzoo.training.parts import Averaging, Hook, Step
 from clipzoo.training.schedules import in_steps
 from clipzoo.types import (

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo.distributed.parallel.base import Parallel
+from clipzoo.distributed.parallel import Parallel
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World

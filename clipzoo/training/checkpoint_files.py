@@ -23,7 +23,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from clipzoo import io
-from clipzoo.distributed.collectives import gather_objects
+from clipzoo.distributed.world import gather_objects
 from clipzoo.io.weights import MANIFEST, checkpoints_in, is_sharded, mark_of, read_tensors, step_of
 from clipzoo.training.sharded_checkpoints import (
     REMEDY,

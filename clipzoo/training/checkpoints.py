@@ -19,10 +19,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from clipzoo.distributed.collectives import is_collective_error
-from clipzoo.distributed.parallel.base import Parallel, Stateful
-from clipzoo.distributed.world import World
-from clipzoo.encoders.tuning.lora import plain_name
+from clipzoo.distributed.parallel import Parallel, Stateful
+from clipzoo.distributed.world import World, is_collective_error
+from clipzoo.encoders.tuning import plain_name
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective

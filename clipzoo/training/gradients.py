@@ -13,12 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from clipzoo.distributed.parallel.base import Parallel, Replicated
-from clipzoo.distributed.parallel.passes import OTHER_RANKS, OWN_PASSES, Mark
-from clipzoo.distributed.ranges import step_part
-from clipzoo.distributed.world import World
-from clipzoo.encoders.base import Tower, longest_list
-from clipzoo.encoders.caption_groups import encode_by_length
+from clipzoo.distributed.parallel import OTHER_RANKS, OWN_PASSES, Mark, Parallel, Replicated
+from clipzoo.distributed.world import World, step_part
+from clipzoo.encoders.base import Tower, encode_by_length, longest_list
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clipzoo import io
-from clipzoo.distributed import environment
+from clipzoo.distributed import launch
 from clipzoo.errors import ConfigError, installation, masked
 from clipzoo.runs.identity import flat
 from clipzoo.runs.record import revision
@@ -287,7 +287,7 @@ class MaskingFormatter(logging.Formatter):
 
 def quiet_libraries() -> None:
     """Show messages of this package on the terminal, and only warnings of other libraries."""
-    rank = environment.read().rank
+    rank = launch.read().rank
     handler = logging.StreamHandler()
     handler.setFormatter(MaskingFormatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
     logging.basicConfig(force=True, handlers=[handler])

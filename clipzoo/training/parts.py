@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from clipzoo.data.shards.captions import CaptionCounts
-from clipzoo.distributed.environment import say
-from clipzoo.encoders.tuning.tuning import Tuning
+from clipzoo.data.captions import CaptionCounts
+from clipzoo.distributed.launch import say
+from clipzoo.encoders.tuning import Tuning
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.heads.base import Head
 from clipzoo.model import Model

@@ -10,12 +10,11 @@ from typing import Annotated, Literal, Self
 
 import torch
 
-from clipzoo.distributed import environment
-from clipzoo.distributed.device import bf16_slowdown, is_fast_in_bf16
-from clipzoo.distributed.parallel.base import Parallel, Replicated
-from clipzoo.distributed.world import World
+from clipzoo.distributed import launch
+from clipzoo.distributed.parallel import Parallel, Replicated
+from clipzoo.distributed.world import World, bf16_slowdown, is_fast_in_bf16
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.heads.similarity.tiled import automatic_tile
+from clipzoo.heads.scores import automatic_tile
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import checkpoint_files
@@ -88,7 +87,7 @@ class FullySharding(Part):
         if self.shard_group == "node":
             # Launchers that do not tell the number of ranks of a node give every node a name.
             hosts = world.gather_object(socket.gethostname())
-            local_size = environment.read().local_size
+            local_size = launch.read().local_size
             ranks = local_size if local_size > 1 else hosts.count(hosts[0])
         else:
             ranks = world.size if self.shard_group == "all" else self.shard_group
@@ -181,7 +180,7 @@ class Computation:
         if not self.is_sharded(world):
             return Replicated(model, world)
         # Imports another second of torch.
-        from clipzoo.distributed.parallel.sharded import Sharded
+        from clipzoo.distributed.sharded import Sharded
 
         kept = (model.head, getattr(model.encoder, "tokenizer", None))
         ranks, sharding = self.fsdp.ranks(world), self.fsdp

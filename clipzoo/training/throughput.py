@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from clipzoo.distributed.parallel.passes import OWN_PASSES
-from clipzoo.distributed.ranges import step_part
-from clipzoo.distributed.world import World
-from clipzoo.encoders.caption_groups import caption_groups
+from clipzoo.distributed.parallel import OWN_PASSES
+from clipzoo.distributed.world import World, step_part
+from clipzoo.encoders.base import caption_groups
 from clipzoo.model import Model
 from clipzoo.types import Batch, Features
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from clipzoo.distributed.cores import load_warning
+from clipzoo.distributed.launch import load_warning
 from clipzoo.distributed.preemption import Preemption
-from clipzoo.distributed.ranges import step_part
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, step_part
 from clipzoo.model import Model
 from clipzoo.runs.metric_key import AVERAGE
 from clipzoo.runs.record import ENDED_EARLY

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo import io
-from clipzoo.encoders.tuning.lora import plain_name
-from clipzoo.encoders.tuning.tuning import Tuning, frozen_modules, frozen_tensors
+from clipzoo.encoders.tuning import Tuning, frozen_modules, frozen_tensors, plain_name
 from clipzoo.io.weights import read_tensors
 from clipzoo.model import Model
 from clipzoo.training import checkpoint_files

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from bench.kernel_inputs import point_sets, vectors
 from clipzoo.ops.kme import kme_score
-from clipzoo.ops.log_sum_exps import log_sum_exps
-from clipzoo.ops.sigmoid_loss import sigmoid_loss
+from clipzoo.ops.sums import log_sum_exps, sigmoid_loss
 
 
 def _missing_sets(device: torch.device) -> bool:
@@ -44,15 +43,15 @@ def _missing_sets(device: torch.device) -> bool:
 
 def _chunks(device: torch.device) -> bool:
     """images in runs of one give the same as all at once."""
-    from clipzoo.ops.triton import kme
+    from clipzoo.ops import triton_kme
 
     sets = point_sets((5, 9, 4, 6, 8), 7.14, "fp32", device)
     whole = _kme_results(sets)
-    bytes_before, kme.CHUNK_BYTES = kme.CHUNK_BYTES, 1
+    bytes_before, triton_kme.CHUNK_BYTES = triton_kme.CHUNK_BYTES, 1
     try:
         return all(_alike(a, b) for a, b in zip(_kme_results(sets), whole, strict=True))
     finally:
-        kme.CHUNK_BYTES = bytes_before
+        triton_kme.CHUNK_BYTES = bytes_before
 
 
 def _half_inputs(device: torch.device) -> bool:

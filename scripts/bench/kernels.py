@@ -20,9 +20,7 @@ from bench.kernel_checks import CHECKS
 from bench.kernel_inputs import all_pairs, point_sets, vectors
 from bench.recording import Recorder
 from clipzoo.ops.kme import kme_score
-from clipzoo.ops.log_sum_exps import log_sum_exps
-from clipzoo.ops.negative_sums import Exponents, negative_sums
-from clipzoo.ops.sigmoid_loss import sigmoid_loss
+from clipzoo.ops.sums import Exponents, log_sum_exps, negative_sums, sigmoid_loss
 
 PRODUCTS = {"fp32": "highest", "tf32": "high", "bf16": "medium"}
 """Precision of products -> its name in torch.set_float32_matmul_precision. fp32 is three products in TF32."""

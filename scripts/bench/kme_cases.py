@@ -47,7 +47,7 @@ def kme_points(samples: int, image_points: int, width: int, kept: int, valid: in
 
     With all points kept: captions of 12 tokens, whose 65 other positions are one point, beside 65 different ones.
     """
-    from clipzoo.heads.merging import merged
+    from clipzoo.heads.kme import merged
     from clipzoo.ops.kme import kme_score
     from clipzoo.types import PointSet
 

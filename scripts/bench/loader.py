@@ -20,7 +20,7 @@ from bench.recording import Recorder
 from clipzoo import Batch, World
 from clipzoo.config.compose import compose
 from clipzoo.data.tokenizer import ClipTokenizer
-from clipzoo.distributed.cores import loader_workers
+from clipzoo.distributed.launch import loader_workers
 
 MANY = 10**9
 

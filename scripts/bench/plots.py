@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bench.recording import Row
-from clipzoo.report.drawing import DPI, colour, label, style
+from clipzoo.report.figures import DPI, colour, label, style
 
 Panel = tuple[str, str, float, str]
 """Title, key of the values, their factor, and the format of a bar's label."""

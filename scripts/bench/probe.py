@@ -12,10 +12,9 @@ from torch import Tensor
 
 from bench.measurement import wait_for
 from bench.recording import Recorder
-from clipzoo.evaluation.probe.features import LabelledFeatures
-from clipzoo.evaluation.probe.logistic import LogisticRegression, Solution
-from clipzoo.evaluation.probe.search import accuracies, search
-from clipzoo.evaluation.ranking import exact_products
+from clipzoo.evaluation.logistic import LogisticRegression, Solution
+from clipzoo.evaluation.probe import LabelledFeatures, accuracies, search
+from clipzoo.evaluation.scoring import exact_products
 
 
 class _TimeIsUp(Exception):  # noqa: N818

@@ -11,8 +11,7 @@ from typing import Any
 from bench.children import Outcome
 from bench.plots import PLOTS, write_plots
 from bench.recording import Row
-from clipzoo.report.render import markdown
-from clipzoo.report.table import text_table
+from clipzoo.report.render import markdown, text_table
 
 FILES = ("report.md", "results.json", "log.txt", *PLOTS)
 NOT_MEASURED = "not measured"

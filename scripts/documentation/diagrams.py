@@ -6,7 +6,7 @@ import numpy
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from clipzoo.data.plan.plan import Plan
+from clipzoo.data.plan import Plan
 
 from .drawing import BLUE, GREEN, INK, ORANGE, RED, VIOLET, figure, save
 

@@ -8,7 +8,7 @@ import yaml
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.config.compose import CONF
 from clipzoo.heads.base import Head
 from clipzoo.types import Features
@@ -19,7 +19,7 @@ SIDE, EDGE = 161, 1.6
 CAPTION = torch.tensor([[0.9, 0.65]])
 TOKENS = torch.tensor([[[0.95, 0.25, 0.8], [0.35, 1.0, 0.3], [-0.75, 0.55, 0.5]]])
 """Three tokens of a caption: two coordinates, and the entry from which the head computes the weight of the point."""
-KERNEL = {"_target_": "clipzoo.heads.kernels.GaussianKernel", "width": 0.5}
+KERNEL = {"_target_": "clipzoo.heads.wpse.GaussianKernel", "width": 0.5}
 CHANGED = {
     "kme": {"gamma": 4.0, "text_points": "caption"},
     "wpse": {"text_points": "caption", "kernel": KERNEL, "evaluation_features": 4096, "seed": 0, "temperature": 1.0},
@@ -46,7 +46,7 @@ def built(name: str) -> Head:
     config = yaml.safe_load((CONF / "head" / f"{name}.yaml").read_text()) | {"embed_width": 2}
     config.pop("defaults", None)
     config["image_width"] = config["text_width"] = 3 if name in CHANGED else 2
-    head = part(config | CHANGED.get(name, {"temperature": 0.07 if name == "clip" else 1.0})).eval()
+    head = build_part(config | CHANGED.get(name, {"temperature": 0.07 if name == "clip" else 1.0})).eval()
     for side, module in head.named_parameters():
         if side.endswith("projection") and "weight" not in side:
             module.data.zero_()
@@ -103,7 +103,7 @@ def _retrieval() -> None:
     for panel, beta in zip(panels, (2.0, 8.0, 30.0), strict=True):
         config = yaml.safe_load((CONF / "head" / "cloob.yaml").read_text())
         sizes = {"image_width": 2, "text_width": 2, "embed_width": 2}
-        retrieved = part(config | sizes | {"beta": beta})._retrieve(query, memory)
+        retrieved = build_part(config | sizes | {"beta": beta})._retrieve(query, memory)
         _arrows(panel, memory.numpy(), query[0].numpy(), retrieved[0].numpy())
         panel.set_title(f"beta = {beta:g}")
     panels[0].legend(loc="lower left", frameon=False, fontsize=8, borderaxespad=-0.5)

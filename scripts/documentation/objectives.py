@@ -6,9 +6,9 @@ import torch
 import yaml
 from torch import Tensor
 
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.config.compose import CONF
-from clipzoo.heads.similarity.dense import DenseScores
+from clipzoo.heads.scores import DenseScores
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch, Progress, Similarity
 
@@ -40,7 +40,7 @@ def built(name: str) -> Objective:
         config["scale"] = TEMPERATURE
     if name == "siglip":
         config["initial_bias"] = -5.0
-    objective = part(config).double().train()
+    objective = build_part(config).double().train()
     objective.allocate(PAIRS)
     return objective
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clipzoo.api.adapters import save_adapters
-from clipzoo.api.build import build_model
+from clipzoo.build import build_model
 from clipzoo.errors import ConfigError
+from clipzoo.exports.adapters import save_adapters
 from tests.support import tuned
 from tests.support.tuned import lora, train, tuning
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 import yaml
 
-from clipzoo.api.build import build_model
-from clipzoo.api.interpolation import interpolate
-from clipzoo.api.loading import LoadedModel
+from clipzoo.build import build_model
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.errors import ConfigError
+from clipzoo.loading import LoadedModel, interpolate
 from clipzoo.training import checkpoint_files
 from tests.support import tuned
 from tests.support.evaluation_sets import config_of, write_sets

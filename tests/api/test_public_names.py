@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import clipzoo
-from clipzoo.api.build import build_model
+from clipzoo.build import build_model
 from tests.support.experiments import composed_once
 from tests.support.heads import build_head, image_features, text_features
 

@@ -17,7 +17,7 @@ import clipzoo
 from clipzoo.api.training import adam
 from clipzoo.encoders.base import Encoder
 from clipzoo.errors import ConfigError, TrainingError
-from clipzoo.heads.clip import ClipHead
+from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.training.optimizers import AdamW

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import clipzoo
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.cli.evaluate import evaluate
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_another_model_is_one_message(run):
 @pytest.mark.medium
 def test_a_file_of_open_clip_is_judged_as_the_run_it_was_made_from(run, settings, tmp_path):
     plain = config_of("clip", *(setting for setting in settings if not setting.startswith("device")))
-    expected = part(plain["eval"]).run(clipzoo.load(run), tmp_path / "expected", World())
+    expected = build_part(plain["eval"]).run(clipzoo.load(run), tmp_path / "expected", World())
     clipzoo.export(clipzoo.load(run), tmp_path / "exported")
     output = tmp_path / "judged"
     asked = [*settings, "eval.zero_shot=[colours, food101]", "eval.missing=report", f"output={output}"]

@@ -22,8 +22,8 @@ from clipzoo.cli.models import explorer_site
 from clipzoo.cli.models.explore import _names, _require_checkpoint
 from clipzoo.cli.models.explorer_site import Site, _escaped, _thinned
 from clipzoo.errors import ConfigError
-from clipzoo.report.explorer_page import explorer_page
-from clipzoo.report.run_page.curves import Curve
+from clipzoo.report.figures import Curve
+from clipzoo.report.pages import explorer_page
 from tests.support.explored import site_of
 from tests.support.legible import faults
 

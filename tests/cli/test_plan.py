@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from clipzoo.cli import plan
 from clipzoo.errors import ConfigError
+from clipzoo.plan import plan
 from tests.support.open_clip_models import small_model
 
 SMALL = ["encoder=tiny", "head=clip", "--gpus", "8"]

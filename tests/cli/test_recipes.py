@@ -147,7 +147,7 @@ def test_a_batch_script_asks_for_the_nodes_and_starts_the_command(words, command
     done = subprocess.run(
         ["bash", "-s", "seed=7"], input=script, env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines() == ["-m", "clipzoo.distributed.slurm", *command, "seed=7"]
+    assert done.stdout.splitlines() == ["-m", "clipzoo.distributed.launch", *command, "seed=7"]
 
 
 @pytest.mark.parametrize("name", launch.SCRIPTS)

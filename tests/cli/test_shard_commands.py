@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from clipzoo.cli import __main__ as commands
-from clipzoo.data.shards.pairs import Pair, hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table
-from clipzoo.data.shards.writer import write_shards
+from clipzoo.data.write import Pair, hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.io import WriteError, read_table
@@ -178,16 +177,16 @@ def test_rows_of_a_table_with_one_image_are_captions_of_one_sample(tmp_path):
 
 
 def test_original_bytes_are_kept_and_large_images_scaled_where_asked(tmp_path):
-    from clipzoo.data.shards.cache import ShardCache
-    from clipzoo.data.shards.index_builder import load_or_build
-    from clipzoo.data.shards.reader import ShardReader
+    from clipzoo.data.index import load_or_build
+    from clipzoo.data.locations import ShardCache
+    from clipzoo.data.reader import ShardReader
 
     pairs, _ = pairs_from_folder(pictures(tmp_path / "in", 1))
     for side, name in ((None, "whole"), (100, "scaled")):
         assert packed(pairs, tmp_path / name, shortest_side=side).samples == 1
         files = ShardCache(None, 1.0)
         index = load_or_build([str(tmp_path / name / "00000.tar")], files, [tmp_path / "index"])
-        _, encoded = ShardReader(files, None).read(index, 0, 0)
+        encoded = ShardReader(files, None).image(index, 0, 0)
         if side is None:
             assert encoded == picture(0, (300, 200))
         else:
@@ -290,7 +289,7 @@ def test_images_of_a_table_are_named_by_their_format_if_their_file_is_not(tmp_pa
 
 @pytest.mark.medium
 def test_several_processes_write_the_shards_of_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("clipzoo.data.shards.writer._PAIRS_A_PROCESS", 10)
+    monkeypatch.setattr("clipzoo.data.write._PAIRS_A_PROCESS", 10)
     folder = pictures(tmp_path / "in", 40)
     (folder / "p7.png").write_bytes(b"no image")
     seen = []

@@ -14,8 +14,7 @@ import pytest
 from clipzoo.cli import trials
 from clipzoo.cli.train import read_command_line
 from clipzoo.errors import ConfigError
-from clipzoo.runs.search.study import Study, study_folder
-from clipzoo.runs.search.trial import Trial
+from clipzoo.runs.search import Study, Trial, study_folder
 from tests.support.disks import fill, small_disk
 from tests.support.evaluation_sets import write_sets
 from tests.support.paths import ROOT

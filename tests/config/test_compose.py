@@ -9,7 +9,7 @@ import pytest
 
 from clipzoo.cli.train import read_command_line
 from clipzoo.config.compose import compose
-from clipzoo.config.overrides import read
+from clipzoo.config.trust import read
 from clipzoo.errors import ConfigError
 from clipzoo.runs.names import run_folder
 from tests.support.paths import ROOT

@@ -10,19 +10,18 @@ from functools import cache
 import pytest
 import torch
 
-from clipzoo.api.build import build_head, build_model, build_objective
-from clipzoo.cli import reproduce_page
+from clipzoo.build import build_head, build_model, build_objective
 from clipzoo.config.groups import CONF
-from clipzoo.objectives.compatibility import check_pair
-from clipzoo.report.paper_tables.experiments import axes, differences, experiments
-from clipzoo.report.paper_tables.published import layout, not_measured, search_of, table, table_names
+from clipzoo.lab import reproduce
+from clipzoo.objectives.base import check_pair
+from clipzoo.report.published import axes, differences, experiments, layout, not_measured, search_of, table, table_names
 from tests.support.experiments import EXPERIMENTS, composed
 
 FOLDERS = ("wpse", "kme", "cloob", "nuclr")
 HF = importlib.util.find_spec("transformers") is not None
 DOWNLOADS = {
     "clipzoo.encoders.image.TimmTower": {"pretrained": False},
-    "clipzoo.encoders.distilbert.DistilBertTower": {"pretrained": None},
+    "clipzoo.encoders.huggingface.DistilBertTower": {"pretrained": None},
 }
 """Arguments that keep a tower from fetching weights."""
 ACCURACIES = {"top1", "top5", "mean_per_class"}
@@ -158,4 +157,4 @@ def test_every_metric_of_a_table_is_measured_by_the_papers_evaluation():
 
 
 def test_the_page_of_tables_matches_the_experiments():
-    assert reproduce_page.PAGE.read_text() == reproduce_page.page(), "run: python -m clipzoo.cli.reproduce_page"
+    assert reproduce.PAGE.read_text() == reproduce.page(), "run: python -m clipzoo.lab.reproduce --docs"

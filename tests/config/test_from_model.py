@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clipzoo.api.build import build_model, found_in_model, heads_with_tokens
+from clipzoo.build import build_model, found_in_model, heads_with_tokens
 from clipzoo.config.compose import compose
-from clipzoo.config.from_model import filled, has_open
+from clipzoo.config.schema import filled, has_open
 from clipzoo.errors import ConfigError
 from clipzoo.runs.identity import differing, identity
 

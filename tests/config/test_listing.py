@@ -10,8 +10,7 @@ import pytest
 
 from clipzoo.cli.__main__ import main
 from clipzoo.config.compose import compose
-from clipzoo.config.listing import Section, sections
-from clipzoo.config.meanings import argument_meanings, comments
+from clipzoo.config.listing import Section, argument_meanings, comments, sections
 from clipzoo.runs.identity import flat
 from tests.support.paths import ROOT
 
@@ -82,7 +81,7 @@ def test_docstrings_and_comments_are_read_by_argument(tmp_path):
     assert comments(path) == {
         "_target_": "The header.", "first": "one", "second": "Above, two lines.", "second.inner": "two",
     }  # fmt: skip
-    meanings = argument_meanings("clipzoo.heads.clip.ClipHead", ["image_width", "text_width", "embed_width", "bias"])
+    meanings = argument_meanings("clipzoo.heads.vector.ClipHead", ["image_width", "text_width", "embed_width", "bias"])
     assert meanings["image_width"] == meanings["text_width"] == "widths of the pooled features."
     assert meanings["bias"].startswith("add a vector to each projection")
 

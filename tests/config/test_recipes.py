@@ -1,6 +1,6 @@
 """Settings that a paper states for all its rows, compared with every experiment, and the keys of its ablations.
 
-tests/report/paper_tables/test_published.py checks the full recipe of one row of each method.
+tests/report/test_published.py checks the full recipe of one row of each method.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from itertools import product
 
 import pytest
 
-from clipzoo.report.paper_tables.experiments import experiments
-from clipzoo.report.paper_tables.published import read_numbers
+from clipzoo.report.published import experiments, read_numbers
 from clipzoo.runs.identity import flat
 from tests.support.experiments import EXPERIMENTS, composed
 

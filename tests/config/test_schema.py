@@ -7,13 +7,11 @@ import math
 
 import pytest
 
-from clipzoo.config import constructors, schema
-from clipzoo.config.annotations import UncheckableError, kind_of
-from clipzoo.config.constructors import class_constant
-from clipzoo.config.relations import broken
+from clipzoo.config import schema, schema as constructors
+from clipzoo.config.schema import UncheckableError, broken, class_constant, kind_of
 
 HEAD = {
-    "_target_": "clipzoo.heads.clip.ClipHead", "image_width": 8, "text_width": 8, "embed_width": 4,
+    "_target_": "clipzoo.heads.vector.ClipHead", "image_width": 8, "text_width": 8, "embed_width": 4,
     "temperature": 0.07, "max_scale": 100.0, "learnable_temperature": True,
 }  # fmt: skip
 
@@ -51,9 +49,9 @@ def test_a_missing_argument_is_named():
 
 
 def test_a_missing_class_is_named_with_the_nearest():
-    messages = faults(_target_="clipzoo.heads.clip.ClipHed")
+    messages = faults(_target_="clipzoo.heads.vector.ClipHed")
     assert messages == [
-        "head._target_=clipzoo.heads.clip.ClipHed: clipzoo.heads.clip defines no ClipHed; did you mean ClipHead?"
+        "head._target_=clipzoo.heads.vector.ClipHed: clipzoo.heads.vector defines no ClipHed; did you mean ClipHead?"
     ]
 
 

@@ -12,8 +12,8 @@ import yaml
 import clipzoo
 from clipzoo.config.compose import compose
 from clipzoo.data.faults import Fault, FaultLog
-from clipzoo.data.shards.index import relative_names
-from clipzoo.distributed.environment import say
+from clipzoo.data.index import relative_names
+from clipzoo.distributed.launch import say
 from clipzoo.errors import ConfigError, masked
 from clipzoo.runs.identity import identity
 from clipzoo.runs.names import run_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from clipzoo.data.left_out import NO_IMAGE_FILE, LeftOut, summary, write_left_out
+from clipzoo.data.faults import NO_IMAGE_FILE, LeftOut, summary, write_left_out
 
 LEFT_OUT = [
     LeftOut(Path("a\tb\nc.png"), "undecodable_image", 'it says "no"'),

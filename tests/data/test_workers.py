@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from clipzoo.data.workers import iterate
+from clipzoo.data.loader import iterate
 from clipzoo.errors import ConfigError, TrainingError
 from tests.support.processes import Process, children, wait_until_gone
 

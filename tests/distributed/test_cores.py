@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from clipzoo.distributed import cores
+from clipzoo.distributed import launch
 from clipzoo.distributed.world import World
 from tests.support.ranks import run_ranks
 
@@ -18,7 +18,7 @@ def machine(monkeypatch, tmp_path):
     def grant(count: int, quota: str = "max 100000", ranks: int = 1) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(count)))
         (tmp_path / "cpu.max").write_text(quota)
-        monkeypatch.setattr(cores, "QUOTA", tmp_path / "cpu.max")
+        monkeypatch.setattr(launch, "QUOTA", tmp_path / "cpu.max")
         monkeypatch.setattr(os, "cpu_count", lambda: 512)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
 
@@ -27,42 +27,42 @@ def machine(monkeypatch, tmp_path):
 
 def test_ranks_share_the_cores_that_the_system_and_the_container_grant(machine):
     machine(64)
-    assert cores.cores_of_rank() == 64
+    assert launch.cores_of_rank() == 64
     machine(64, quota="400000 100000")
-    assert cores.cores_of_rank() == 4
+    assert launch.cores_of_rank() == 4
     machine(64, ranks=8)
-    assert cores.cores_of_rank() == 8
+    assert launch.cores_of_rank() == 8
     machine(2, ranks=8)
-    assert cores.cores_of_rank() == 1
+    assert launch.cores_of_rank() == 1
 
 
 @pytest.mark.parametrize(("count", "beside_gpu", "on_cpu"), [(1, 1, 1), (2, 2, 1), (8, 8, 2), (16, 8, 4), (64, 8, 8)])
 def test_loader_processes_leave_the_cores_to_a_training_on_the_cpu(machine, count, beside_gpu, on_cpu):
     machine(count)
-    assert (cores.loader_workers(on_gpu=True), cores.loader_workers(on_gpu=False)) == (beside_gpu, on_cpu)
-    assert cores.loader_workers(on_gpu=True, asked=3) == 3
+    assert (launch.loader_workers(on_gpu=True), launch.loader_workers(on_gpu=False)) == (beside_gpu, on_cpu)
+    assert launch.loader_workers(on_gpu=True, asked=3) == 3
 
 
 @pytest.mark.parametrize(("load", "warns"), [(2.0, False), (2.1, True)])
 def test_a_load_above_the_cores_of_the_machine_is_reported(monkeypatch, load, warns):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 9.0))
-    assert (cores.load_warning() is not None) == warns
+    assert (launch.load_warning() is not None) == warns
 
 
 def test_cores_per_rank_are_named_and_a_shared_core_is_a_warning(machine):
     machine(4, ranks=2)
-    assert cores.cores_per_rank(World(), workers=8) == ("2", "")
+    assert launch.cores_per_rank(World(), workers=8) == ("2", "")
     machine(1)
-    assert cores.cores_per_rank(World(), workers=0) == ("1", "")
-    count, warning = cores.cores_per_rank(World(), workers=1)
+    assert launch.cores_per_rank(World(), workers=0) == ("1", "")
+    count, warning = launch.cores_per_rank(World(), workers=1)
     assert count == "1" and warning.startswith("a rank and its loader processes share one core")
 
 
 def bound_cores(first: int, second: int) -> tuple[str, str]:
     world = World.join("cpu", 60)
     os.sched_setaffinity(0, {(first, second)[world.rank]})
-    return cores.cores_per_rank(world, workers=0)
+    return launch.cores_per_rank(world, workers=0)
 
 
 @pytest.mark.medium

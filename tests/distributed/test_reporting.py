@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from clipzoo.distributed.reporting import exit_on_error
+from clipzoo.distributed.launch import exit_on_error
 from tests.support.paths import ROOT
 
-PRINT = "from clipzoo.distributed.reporting import exit_on_error\nwith exit_on_error():\n    print('x', flush=True)"
+PRINT = "from clipzoo.distributed.launch import exit_on_error\nwith exit_on_error():\n    print('x', flush=True)"
 
 
 def test_a_closed_stdout_ends_a_command_in_silence():

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.distributed.world import World
-from clipzoo.encoders.base import Encoder
-from clipzoo.encoders.caption_groups import QUANTUM, encode_by_length, group_shapes
+from clipzoo.encoders.base import QUANTUM, Encoder, encode_by_length, group_shapes
 from clipzoo.encoders.text import ClipTextTower
-from clipzoo.heads.clip import ClipHead
 from clipzoo.heads.kme import KmeHead
+from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.training.gradients import GradientCache

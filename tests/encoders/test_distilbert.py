@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from clipzoo.encoders.distilbert import DistilBertTokenizer, DistilBertTower
+from clipzoo.encoders.huggingface import DistilBertTokenizer, DistilBertTower
 
 pytest.importorskip("transformers", reason="pip install -e '.[hf]'")
 

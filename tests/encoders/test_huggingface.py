@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clipzoo.encoders.caption_groups import encode_by_length
+from clipzoo.encoders.base import encode_by_length
 from clipzoo.encoders.image import TimmTower
 from clipzoo.encoders.towers import Towers
 from clipzoo.errors import ConfigError

@@ -6,8 +6,7 @@ import pytest
 import timm
 import torch
 
-from clipzoo.encoders.image import TimmTower
-from clipzoo.encoders.timm_trunks import gives_tokens
+from clipzoo.encoders.image import TimmTower, gives_tokens
 from clipzoo.errors import ConfigError
 
 QUICK = ("resnet18", "vit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050")

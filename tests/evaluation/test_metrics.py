@@ -6,15 +6,8 @@ import pytest
 import torch
 
 from clipzoo.distributed.world import World
-from clipzoo.evaluation.metrics import Accuracy, Recall
-from clipzoo.evaluation.ranking import positions
+from clipzoo.evaluation.scoring import accuracy, positions, recall
 from tests.support.ranks import run_ranks
-
-
-def accuracy_of(position: torch.Tensor, labels: torch.Tensor, classes: int, world: World) -> dict[str, float]:
-    accuracy = Accuracy(classes, world)
-    accuracy.update(position, labels)
-    return accuracy.compute()
 
 
 def sample(count: int = 2001, classes: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,7 +20,7 @@ def sample(count: int = 2001, classes: int = 9) -> tuple[torch.Tensor, torch.Ten
 
 def test_percentages_are_the_exact_quotients_of_counts():
     position, labels = sample()
-    metrics = accuracy_of(position, labels, 9, World())
+    metrics = accuracy(position, labels, 9, World())
     assert list(metrics) == ["top1", "mean_per_class", "top5"]
     assert metrics["top1"] == 100 * int((position == 0).sum()) / 2001
     assert metrics["top5"] == 100 * int((position < 5).sum()) / 2001
@@ -37,23 +30,20 @@ def test_percentages_are_the_exact_quotients_of_counts():
 
 def test_mean_per_class_weighs_classes_equally_and_skips_classes_without_samples():
     position, labels = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([0, 0, 0, 0, 2])
-    assert accuracy_of(position, labels, 3, World()) == {"top1": pytest.approx(80), "mean_per_class": pytest.approx(50)}
+    assert accuracy(position, labels, 3, World()) == {"top1": pytest.approx(80), "mean_per_class": pytest.approx(50)}
 
 
-def test_recall_counts_queries_of_all_updates():
-    recall = Recall((1, 5), World())
-    recall.update(torch.tensor([0, 4, 9]))
-    recall.update(torch.tensor([5]))
-    assert recall.compute() == {"recall_at_1": 25.0, "recall_at_5": 50.0}
+def test_recall_counts_queries_below_each_cutoff():
+    assert recall(torch.tensor([0, 4, 9, 5]), (1, 5), World()) == {"recall_at_1": 25.0, "recall_at_5": 50.0}
 
 
 def accuracy_on_a_rank() -> dict[str, float]:
     world = World.from_process_group()
     position, labels = sample()
     share = slice(world.rank, None, world.size)
-    return accuracy_of(position[share], labels[share], 9, world)
+    return accuracy(position[share], labels[share], 9, world)
 
 
 @pytest.mark.slow
 def test_three_ranks_count_what_one_counts():
-    assert run_ranks(3, accuracy_on_a_rank) == [accuracy_of(*sample(), 9, World())] * 3
+    assert run_ranks(3, accuracy_on_a_rank) == [accuracy(*sample(), 9, World())] * 3

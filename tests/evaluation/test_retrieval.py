@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.ranking import positions
+from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.retrieval import retrieval
-from clipzoo.evaluation.transform import Transform
+from clipzoo.evaluation.scoring import positions
 from tests.support.evaluation_sets import IMAGE_SIZE, batch_encoder, gallery, model_of
 
 HEADS = ["clip", "wpse", "kme", "cloob"]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import benchmarks
-from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
+from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
 from clipzoo.evaluation.encoder import gathered_batches
 from clipzoo.evaluation.suite import Suite
 from clipzoo.types import Progress
@@ -32,7 +32,7 @@ def root(tmp_path_factory) -> Path:
 def suite_of(root: Path, **changes) -> Suite:
     facts = {
         "root": str(root), "zero_shot": ["colours"], "linear_probe": ["colours"], "retrieval": ["things"],
-        "tokenizer": part(config_of("clip")["encoder"]["tokenizer"]), "image_size": IMAGE_SIZE,
+        "tokenizer": build_part(config_of("clip")["encoder"]["tokenizer"]), "image_size": IMAGE_SIZE,
         "interpolation": "bicubic", "prompts": "slip", "missing": "error", "probe_resize": 1.15,
         "probe_validation": 0.1, "batch_size": 8, "workers": 0, "precision": "float32", "draws": 2, "paired": True,
         "every_epochs": None, "seed": 0, "keep_features": False,
@@ -157,9 +157,7 @@ def test_an_interrupted_evaluation_resumes_after_its_finished_datasets(root, tmp
     model = model_of("clip")
     whole = suite_of(root).run(model, tmp_path / "whole", World())
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "clipzoo.evaluation.probe.linear_probe.probe", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        patch.setattr("clipzoo.evaluation.probe.probe", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             suite_of(root).run(model, tmp_path / "cut", World())
     reads = counted.reads
@@ -181,7 +179,7 @@ def test_other_settings_do_not_use_cached_results(root, tmp_path, counted):
 def test_results_and_features_of_another_decoding_of_images_are_not_used(root, tmp_path, counted, monkeypatch):
     model, suite = model_of("clip"), suite_of(root, keep_features=True)
     with monkeypatch.context() as patch:
-        patch.setattr("clipzoo.evaluation.cache.DECODING", "without the alpha channel")
+        patch.setattr("clipzoo.evaluation.suite.DECODING", "without the alpha channel")
         suite.run(model, tmp_path, World())
     reads = counted.reads
     suite.run(model, tmp_path, World())
@@ -209,7 +207,7 @@ def test_the_model_returns_to_its_mode(root, tmp_path):
 
 
 def test_a_suite_without_datasets_measures_nothing(tmp_path):
-    suite = part(config_of("clip")["eval"])
+    suite = build_part(config_of("clip")["eval"])
     suite.open()
     assert suite.run(model_of("clip"), tmp_path / "never", World()) == {}
     assert not (tmp_path / "never").exists()

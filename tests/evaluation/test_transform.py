@@ -13,9 +13,9 @@ from open_clip.transform import image_transform
 from PIL import Image
 
 import clipzoo
-from clipzoo.encoders.open_clip_registry import describe
+from clipzoo.encoders.open_clip import describe
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.transform import Transform
+from clipzoo.evaluation.encoder import Transform
 from tests.support.open_clip_models import small_model
 
 SHAPES = ((60, 90), (91, 47), (32, 32), (20, 25), (200, 31))

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import clipzoo
-from clipzoo.api.loading import LoadedModel
-from clipzoo.evaluation.transform import Transform
+from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.zero_shot import build_classifiers, zero_shot
+from clipzoo.loading import LoadedModel
 from clipzoo.types import map_embedding
 from tests.support.evaluation_sets import IMAGE_SIZE, batch_encoder, classes, config_of, model_of
 
@@ -110,7 +110,7 @@ def test_a_deterministic_head_has_no_deviation():
 def test_the_size_of_score_blocks_does_not_change_the_metrics(monkeypatch):
     model, data = model_of("kme"), classes()
     whole = zero_shot(model, data, "test", batch_encoder(), 32, draws=1)
-    monkeypatch.setattr("clipzoo.evaluation.ranking.BLOCK_POINT_PAIRS", 1)
+    monkeypatch.setattr("clipzoo.evaluation.scoring.BLOCK_POINT_PAIRS", 1)
     assert zero_shot(model, data, "test", batch_encoder(), 32, draws=1).metrics == whole.metrics
 
 

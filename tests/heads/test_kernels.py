@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import kstest, norm
 
-from clipzoo.heads.kernels import GaussianKernel, InverseMultiquadricKernel
+from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel
 
 FORMULAS = {
     GaussianKernel: lambda r, width: math.exp(-r * r / (2 * width * width)),

@@ -7,8 +7,7 @@ import torch
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.cloob import CloobHead
-from clipzoo.heads.kernels import GaussianKernel
-from clipzoo.heads.wpse import WpseHead
+from clipzoo.heads.wpse import GaussianKernel, WpseHead
 from clipzoo.types import Features
 
 

@@ -67,7 +67,7 @@ def test_a_failing_package_fails_again_when_it_is_read_again(package: str) -> No
 def test_towers_with_open_clips_blocks_import_neither_timm_nor_transformers() -> None:
     program = """
 import sys, torch
-from clipzoo.api.build import build_model
+from clipzoo.build import build_model
 from clipzoo.config.compose import compose
 model = build_model(compose(["encoder=tiny", "data.shards=x"]))
 model.encoder.tokenizer(["a red square"])

@@ -12,9 +12,9 @@ from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.io import DamagedFileError, below, folder_name, require_no_links
+from clipzoo.lab.studies.run import main as studies
 from clipzoo.runs.names import run_folder
 from clipzoo.runs.remote import local_copy, runs_of
-from clipzoo.studies.__main__ import main as studies
 from tests.support.processes import run_script
 
 INVALID = [

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from clipzoo import io
-from clipzoo.api.published import read_weights
 from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images.decoding import read_image_file
-from clipzoo.data.shards.pairs import Pair, pairs_from_karpathy
+from clipzoo.data.images import read_image_file
+from clipzoo.data.write import Pair, pairs_from_karpathy
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles
+from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles
 from clipzoo.io import read_table
+from clipzoo.loading import read_weights
 from clipzoo.runs.arrays import read_arrays
 
 FAULTS = {

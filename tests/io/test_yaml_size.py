@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from clipzoo.io import DamagedFileError, read_yaml
-from clipzoo.report.run_page.page import write_report
+from clipzoo.report.pages import write_report
 from clipzoo.runs.directory import config_of
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))

@@ -9,8 +9,8 @@ import torch
 
 from clipzoo.config import schema
 from clipzoo.errors import ConfigError
-from clipzoo.heads.clip import ClipHead
-from clipzoo.objectives.compatibility import check_pair, require
+from clipzoo.heads.vector import ClipHead
+from clipzoo.objectives.base import check_pair, require
 from clipzoo.objectives.cyclip import CyCLIP
 from scripts.compatibility import PAGE, all_pairs, build_head, build_objective, composed, config_names, page
 from tests.support.objectives import loss_of, similarity

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipzoo.heads.kernels import GaussianKernel
+from clipzoo.heads.wpse import GaussianKernel
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.objectives.cyclip import CyCLIP
 from clipzoo.objectives.dcl import DCL

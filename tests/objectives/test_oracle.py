@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from clipzoo.heads.kernels import GaussianKernel, InverseMultiquadricKernel
+from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.conditional import Conditional
 from clipzoo.objectives.cyclip import CyCLIP

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipzoo.api.build import build_objective, part
+from clipzoo.build import build_objective, build_part
 from clipzoo.distributed.world import World
-from clipzoo.objectives.base import Objective
-from clipzoo.objectives.compatibility import check_pair
+from clipzoo.objectives.base import Objective, check_pair
 from clipzoo.types import Batch, Features, Progress
 from scripts.compatibility import composed, config_names
 from tests.support.heads import IMAGE_WIDTH, TEXT_WIDTH, head_config, image_features, rows, text_features
@@ -45,7 +44,7 @@ def pairs() -> dict[str, tuple[Plain, Plain]]:
         f"{head_name} + {objective_name}": (head, objective)
         for head_name, head in heads.items()
         for objective_name, objective in objectives.items()
-        if check_pair(part(head), build_objective(objective)).compatible
+        if check_pair(build_part(head), build_objective(objective)).compatible
     }
 
 
@@ -91,7 +90,7 @@ def train_pairs(pairs: dict[str, tuple[Plain, Plain]], tile: int | None = None) 
 
 def _train(head_config: Plain, objective: Objective, tile: int | None) -> Found:
     torch.manual_seed(0)
-    head = part(head_config).double()
+    head = build_part(head_config).double()
     objective.allocate(SAMPLES)
     image_map, text_map = (
         torch.eye(width, dtype=torch.float64).requires_grad_() for width in (IMAGE_WIDTH, TEXT_WIDTH)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from clipzoo.heads.kernels import GaussianKernel, InverseMultiquadricKernel
-from clipzoo.objectives.raw_views import kernel_matrix
+from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel
+from clipzoo.objectives.base import kernel_matrix
 
 
 def drawn(*shape: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipzoo.api.build import build_objective, part
+from clipzoo.build import build_objective, build_part
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.nuclr import NUCLR
@@ -93,7 +93,7 @@ def train_both_ways(names: list[str]) -> dict[tuple[str, str], Any]:
 
 
 def _train(objective: Any, divided: bool) -> dict[str, Any]:
-    world, head = World.from_process_group(), part(head_config("cosine"))
+    world, head = World.from_process_group(), build_part(head_config("cosine"))
     torch.manual_seed(0)
     objective.share(world if divided else World())
     objective.allocate(SAMPLES)

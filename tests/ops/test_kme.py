@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from clipzoo.ops import dispatch, kme_cpu, kme_reference, packing, products
+from clipzoo.ops import kme, kme_cpu, packing, tiles
 from clipzoo.ops.kme import kme_score
 from tests.support.largest_tensor import LargestTensor
 from tests.support.point_sets import all_pairs, differentiated, point_sets
@@ -39,7 +39,7 @@ def test_fp32_score_and_gradients_are_those_of_float64_sums(shape, gamma, ragged
 @every_gamma
 def test_fp64_score_and_gradients_equal_the_reference_implementation(shape, gamma):
     sets = point_sets(shape, gamma, ragged=True)
-    exact, exact_gradients = differentiated(kme_reference.kme_score, sets)
+    exact, exact_gradients = differentiated(kme.kme_score_reference, sets)
     scores, gradients = differentiated(kme_score, sets)
     torch.testing.assert_close(scores, exact, rtol=1e-12, atol=1e-12)
     for ours, expected in zip(gradients, exact_gradients, strict=True):
@@ -163,23 +163,23 @@ def test_products_are_true_fp32_without_global_settings():
     bias = torch.randn(90, generator=generator)
     exact = left.double() @ right.double().mT
     for ours, expected in (
-        (products.product(left, right), exact),
-        (products.product(left, right, bias), exact + bias),
-        (products.product(left.mT.contiguous().mT, right), exact),
-        (products.product(left, right.mT.contiguous().mT), exact),
+        (tiles.product(left, right), exact),
+        (tiles.product(left, right, bias), exact + bias),
+        (tiles.product(left.mT.contiguous().mT, right), exact),
+        (tiles.product(left, right.mT.contiguous().mT), exact),
     ):
         assert (ours - expected).abs().max() < 1e-6 * exact.abs().max()
     assert torch.get_float32_matmul_precision() == before
 
 
 def test_a_gpu_without_triton_logs_a_warning(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "clipzoo.ops.triton.kme", None)
+    monkeypatch.setitem(sys.modules, "clipzoo.ops.triton_kme", None)
     with caplog.at_level(logging.WARNING):
-        assert dispatch.backend.__wrapped__("kme", "cuda", torch.float32) is kme_cpu
+        assert tiles.backend.__wrapped__("kme", "cuda", torch.float32) is kme_cpu
     assert "slower than Triton's" in caplog.text
 
 
 def test_double_precision_on_a_gpu_logs_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
-        assert dispatch.backend.__wrapped__("kme", "cuda", torch.float64) is kme_cpu
+        assert tiles.backend.__wrapped__("kme", "cuda", torch.float64) is kme_cpu
     assert "no kernels for torch.float64" in caplog.text

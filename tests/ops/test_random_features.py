@@ -8,28 +8,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipzoo.ops import random_features, random_features_reference
+from clipzoo.ops import features
 from tests.support.largest_tensor import LargestTensor
 
 
 @pytest.mark.parametrize("held", [1, 150, 1 << 20])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (5, 7, 3, 11), (6, 13, 8, 32)], ids=str)
 def test_pooled_waves_and_gradients_equal_the_reference_implementation(monkeypatch, shape, held):
-    monkeypatch.setitem(random_features.ELEMENTS, "cpu", held)
+    monkeypatch.setitem(features.ELEMENTS, "cpu", held)
     inputs = drawn(*shape)
-    exact, exact_gradients = differentiated(random_features_reference.pooled_waves, inputs)
+    exact, exact_gradients = differentiated(features.pooled_waves_reference, inputs)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-        pooled, gradients = differentiated(random_features.pooled_waves, tuple(tensor.to(dtype) for tensor in inputs))
+        pooled, gradients = differentiated(features.pooled_waves, tuple(tensor.to(dtype) for tensor in inputs))
         assert (pooled.double() - exact).norm() <= tolerance * exact.norm()
         for ours, expected in zip(gradients, exact_gradients, strict=True):
             assert (ours.double() - expected).norm() <= 10 * tolerance * expected.norm()
 
 
 def test_no_tensor_has_the_features_of_all_points(monkeypatch):
-    monkeypatch.setitem(random_features.ELEMENTS, "cpu", 2 * 5 * 24)
+    monkeypatch.setitem(features.ELEMENTS, "cpu", 2 * 5 * 24)
     inputs = drawn(12, 5, 8, 24)
     with LargestTensor() as largest:
-        differentiated(random_features.pooled_waves, inputs)
+        differentiated(features.pooled_waves, inputs)
     assert largest.elements <= max(2 * 5 * 24, 12 * 5 * 8)
 
 

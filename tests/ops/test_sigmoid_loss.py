@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.ops.sigmoid_loss import sigmoid_loss
+from clipzoo.ops.sums import sigmoid_loss
 from tests.support.unit_vectors import factors
 
 

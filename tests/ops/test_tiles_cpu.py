@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clipzoo.ops.tiles_cpu import largest_cache, tile_side
+from clipzoo.ops.tiles import largest_cache, tile_side
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,12 @@ from packaging import version
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from clipzoo.heads.similarity.tiled import tiled_anchors, tiled_scores
+from clipzoo.heads.scores import tiled_anchors, tiled_scores
+from clipzoo.ops import triton_kme, triton_sums
 from clipzoo.ops.kme import kme_score
-from clipzoo.ops.log_sum_exps import log_sum_exps
-from clipzoo.ops.negative_sums import Exponents, negative_sums
-from clipzoo.ops.sigmoid_loss import sigmoid_loss
-from clipzoo.ops.triton import kme as kme_triton, log_sum_exps as log_sum_exps_triton
+from clipzoo.ops.sums import Exponents, log_sum_exps, negative_sums, sigmoid_loss
 from tests.support.point_sets import all_pairs, differentiated, point_sets
-from tests.support.pretended_cuda import DEVICE, Launches, numbers, pretended
+from tests.support.pretended_cuda import DEVICE, check_launches, numbers, pretended
 from tests.support.training_step import training_step
 from tests.support.triton import SHARED_MEMORY, compiled_for_sm_90, in_fresh_process, prepare_interpreter
 from tests.support.unit_vectors import answered, dense_scores, factors
@@ -82,7 +80,7 @@ def test_kernels_are_launched_on_contiguous_cuda_tensors_alone_and_give_a_step_t
     for case in interpreted["pretended"]:
         assert case["difference"] <= 1e-3, case
         packing = {"ops/packing.py pack", "ops/packing.py _without_duplicates"}
-        assert set(case["waits"]) <= {*packing, "ops/triton/kme.py __init__"}, case
+        assert set(case["waits"]) <= {*packing, "ops/triton_kme.py __init__"}, case
 
 
 @pytest.mark.parametrize("precision", [pytest.param("medium", marks=pytest.mark.slow), "high"])
@@ -95,30 +93,30 @@ def test_kernels_compile_for_sm_90_with_wgmma_and_without_spills(precision, of_p
 
 
 def _compiled(precision: str) -> list[dict[str, Any]]:
-    from clipzoo.ops.triton import kme_kernels as kme, log_sum_exps_kernels as sums
-    from clipzoo.ops.triton.tiles import TILES
+    from clipzoo.ops import triton_kme as kme, triton_sums as sums
+    from clipzoo.ops.triton_tiles import TILES
 
     tiles, points = TILES[precision], ("x_ptr", "y_ptr", "shares_ptr")
     factors = ("left_ptr", "right_ptr", "shares_ptr")
     return [
-        compiled_for_sm_90(kme.partial_sums, tiles, points, SHIFTED=False),
-        compiled_for_sm_90(kme.partial_sums, tiles, points, SHIFTED=True),
-        compiled_for_sm_90(kme.shares, tiles, points),
-        compiled_for_sm_90(sums.tile_sums, tiles, factors, WITH_COLUMNS=True),
-        compiled_for_sm_90(sums.shares, tiles, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(kme.partial_sums_kernel, tiles, points, SHIFTED=False),
+        compiled_for_sm_90(kme.partial_sums_kernel, tiles, points, SHIFTED=True),
+        compiled_for_sm_90(kme.shares_kernel, tiles, points),
+        compiled_for_sm_90(sums.log_sum_exps_kernel, tiles, factors, WITH_COLUMNS=True),
+        compiled_for_sm_90(sums.log_sum_exps_shares_kernel, tiles, factors, WITH_COLUMNS=True),
     ]
 
 
 def _compiled_of_pairs(precision: str) -> list[dict[str, Any]]:
-    from clipzoo.ops.triton import pair_kernels as pairs
-    from clipzoo.ops.triton.tiles import narrow_tiles
+    from clipzoo.ops import triton_sums as pairs
+    from clipzoo.ops.triton_tiles import narrow_tiles
 
     torch.set_float32_matmul_precision(precision)
     tiles, factors = narrow_tiles(), ("left_ptr", "right_ptr", "shares_ptr")
     return [
-        compiled_for_sm_90(pairs.negative_sums, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.negative_shares, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
-        compiled_for_sm_90(pairs.sigmoid_loss, tiles, factors, WITH_SHARES=True),
+        compiled_for_sm_90(pairs.negative_sums_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.negative_shares_kernel, tiles, factors, WITH_ROWS=True, WITH_COLUMNS=True),
+        compiled_for_sm_90(pairs.sigmoid_loss_kernel, tiles, factors, WITH_SHARES=True),
     ]
 
 
@@ -227,7 +225,7 @@ def _interpreted_runs() -> list[dict[str, Any]]:
         kept, kept_text = torch.tensor([0, 1, 3, 4]), torch.tensor([0, 2, 3])
         expected = _values(points[kept], log_weights[kept], text[kept_text], text_weights[kept_text], scale)
         for chunk in (1, 1 << 30):
-            kme_triton.CHUNK_BYTES = chunk
+            triton_kme.CHUNK_BYTES = chunk
             scores, *gradients = _values(points, log_weights, text, text_weights, scale)
             assert (scores[2] == -torch.inf).all() and (scores[:, 1] == -torch.inf).all()
             results = scores[kept][:, kept_text], gradients[0][kept], gradients[1][kept], gradients[2][kept_text]
@@ -255,8 +253,8 @@ def _steps_on_a_pretended_gpu() -> list[dict[str, Any]]:
     pairs = [("kme", "infonce"), ("clip in tiles", "infonce"), ("cloob in tiles", "infoloob")]
     expected = [training_step(*pair, torch.device("cpu"), None) for pair in pairs]
     cases = []
-    for module in (kme_triton, log_sum_exps_triton):
-        module.kernels = Launches(module.kernels)  # type: ignore[attr-defined]
+    for module in (triton_kme, triton_sums):
+        check_launches(module)
     for pair, wanted in zip(pairs, expected, strict=True):
         with pretended() as waits:
             results = training_step(*pair, DEVICE, None)

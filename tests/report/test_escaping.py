@@ -14,10 +14,8 @@ import yaml
 
 from clipzoo.io.text import latex_text, markdown_code, markdown_text
 from clipzoo.report import render
-from clipzoo.report.render import html as html_table, latex, markdown
-from clipzoo.report.run_page.page import write_report
-from clipzoo.report.table import Cell, text_table
-from clipzoo.report.tables_page import write_pages
+from clipzoo.report.pages import write_pages, write_report
+from clipzoo.report.render import Cell, html as html_table, latex, markdown, text_table
 from tests.support.experiments import composed
 
 HOSTILE = [

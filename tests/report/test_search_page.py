@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipzoo.report.comparison.trial_figures import figures, parallel_coordinates
-from clipzoo.report.comparison.trials import Trials, groups, importance, trial_table
 from clipzoo.report.render import terminal
 from clipzoo.report.search_page import write_search
-from clipzoo.runs.search.trial import Trial
+from clipzoo.report.trials import Trials, figures, groups, importance, parallel_coordinates, trial_table
+from clipzoo.runs.search import Trial
 from tests.support.paper_runs import write_run
 from tests.support.searches import search, space
 
@@ -110,11 +109,7 @@ def test_every_picture_is_drawn_for_several_metrics_one_metric_and_no_result(sho
     one = [dataclasses.replace(trial, results=trial.results[:1]) for trial in shown.trials]
     none = [dataclasses.replace(trial, results=(), state="failed", rungs={}) for trial in shown.trials]
     drawn = [
-        [
-            heading
-            for heading, _, figure in figures(Trials(part, METRICS[:count], DIRECTIONS[:count], (0.25,)))
-            if figure
-        ]
+        [picture.heading for picture in figures(Trials(part, METRICS[:count], DIRECTIONS[:count], (0.25,)))]
         for part, count in ((shown.trials, 2), (one, 1), (none, 1))
     ]
     everything = ["Parallel coordinates", "Importance of keys", "Best result against cost", "Trade-off"]

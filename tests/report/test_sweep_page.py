@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from clipzoo.report.pages import overview, sweep_trials
 from clipzoo.report.render import terminal
-from clipzoo.report.sweep_page import _trials as trials_of, overview
 from clipzoo.runs.sweep import points, sweep_folder
 from tests.support.paper_runs import write_run
 from tests.support.processes import run_script
@@ -33,7 +33,7 @@ def test_seeds_are_averaged_and_the_highest_mean_has_a_star(runs):
     assert re.split("  +", lines[0]) == ["head", "zero-shot top-1 (mean)", "loss", "minutes", "runs"]
     assert lines[1].split()[:5] == ["clip", "43", "±", "2.8", "1.5"] and lines[1].endswith(" 2")
     assert lines[2].split()[:2] == ["kme", "44*"] and lines[2].endswith("1 of 2")
-    shown = trials_of(points([*COMMON, f"runs={runs}", *SWEPT]))
+    shown = sweep_trials(points([*COMMON, f"runs={runs}", *SWEPT]))
     assert [(trial.values, trial.results) for trial in shown.trials] == [
         ({"head": "clip"}, (43.0,)), ({"head": "kme"}, (44.0,)),
     ]  # fmt: skip
@@ -46,10 +46,10 @@ def test_points_that_have_not_started_or_not_ended_are_no_failures(runs):
     states = []
     for change in (lambda: None, unfinished.mkdir, failed.mkdir, (failed / "clipzoo-error-1.log").touch):
         change()
-        states.append([trial.state for trial in trials_of(swept).trials][2:])
+        states.append([trial.state for trial in sweep_trials(swept).trials][2:])
     started = ["running", "not started"]
     assert states == [["not started"] * 2, started, ["running"] * 2, ["running", "failed"]]
-    assert trials_of(swept).summary.startswith("4 trials: 1 running, 2 finished, 1 failed; ")
+    assert sweep_trials(swept).summary.startswith("4 trials: 1 running, 2 finished, 1 failed; ")
 
 
 @pytest.mark.slow

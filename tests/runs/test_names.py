@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clipzoo.config.overrides import read
+from clipzoo.config.trust import read
 from clipzoo.io import folder_name
 from clipzoo.runs.directory import claim, find_run
 from clipzoo.runs.identity import digest

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from clipzoo.api.build import build_model, part
+from clipzoo.build import build_model, build_part
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
-from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
+from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
 from clipzoo.evaluation.encoder import BatchEncoder
 from clipzoo.model import Model
 from tests.support.experiments import composed_once
@@ -100,5 +100,5 @@ def model_of(head: str, *overrides: str) -> Model:
 
 
 def batch_encoder(batch_size: int = 8) -> BatchEncoder:
-    tokenizer = part(config_of("clip")["encoder"]["tokenizer"])
+    tokenizer = build_part(config_of("clip")["encoder"]["tokenizer"])
     return BatchEncoder(tokenizer, IMAGE_SIZE, "bicubic", batch_size, 0, "float32")

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from clipzoo.config.compose import compose
-from clipzoo.report.paper_tables.experiments import experiments
+from clipzoo.report.published import experiments
 
 EXPERIMENTS = {experiment.name: experiment for experiment in experiments().values()}
 

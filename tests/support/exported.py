@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from clipzoo.api.build import build_model
-from clipzoo.api.loading import LoadedModel
+from clipzoo.build import build_model
+from clipzoo.loading import LoadedModel
 from tests.support.evaluation_sets import config_of
 
 SIZES = ((32, 32), (35, 32), (32, 47), (90, 61), (40, 33), (300, 50), (20, 31))

@@ -12,13 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from clipzoo.api.build import build_model, build_parts
-from clipzoo.api.plan.counts import batch_of
-from clipzoo.api.plan.live_memory import fake_
-from clipzoo.distributed.parallel.base import Replicated
+from clipzoo.build import build_model, build_parts
+from clipzoo.distributed.parallel import Replicated
 from clipzoo.distributed.world import World
 from clipzoo.model import Model
-from clipzoo.ops import products
+from clipzoo.ops import tiles
+from clipzoo.plan.counts import batch_of, fake_
 from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.gradients import GradientCache
 from clipzoo.types import Progress
@@ -48,7 +47,7 @@ def peak_memory(plain: Mapping[str, Any], world: World, samples: int, fake: bool
 
     fake: on fake tensors; False needs the memory, and computes with values that nothing has set.
     """
-    products._onednn_works()
+    tiles._onednn_works()
     with torch.device("meta"):
         parts = build_parts(plain)
         model = build_model(plain, parts.head)

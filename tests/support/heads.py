@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.heads.base import Head
 from clipzoo.types import Features, Similarity
 from tests.support.paths import CONF
@@ -45,7 +45,7 @@ def head_config(head: str, *overrides: str) -> dict[str, Any]:
 def build_head(head: str, *overrides: str) -> Head:
     """The head in float64, with the same initial weights every time."""
     torch.manual_seed(0)
-    return part(head_config(head, *overrides)).double()
+    return build_part(head_config(head, *overrides)).double()
 
 
 def image_features(count: int, seed: int = 1) -> Features:

@@ -41,10 +41,9 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, PartError, TrainingError
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
-from clipzoo.evaluation.datasets.retrieval_readers import karpathy
-from clipzoo.report.lab.page import write_page
-from clipzoo.studies.lab.cell import cells
-from clipzoo.studies.lab.settings import read_settings
+from clipzoo.evaluation.datasets.readers import karpathy
+from clipzoo.lab.methods.lab import cells, read_settings
+from clipzoo.lab.methods.page import write_page
 from clipzoo.training.feature_cache import FeatureCache
 from clipzoo.types import Batch, Features
 from tests.support import searches
@@ -463,7 +462,7 @@ FORMATS: dict[str, Format] = {
     "evaluation datasets": Format(write_evaluation_sets, ("sets/**/*.tar", "sets/**/*"), read_sets),
     "journal of a search": Format(write_journal, ("study/journal.log", "study/search.json"), read_journal),
     "lab": Format(write_lab, ("lab.yaml",), read_lab),
-    "records of a lab": Format(write_lab_records, ("lab/lab.json", "lab/CLIP/seeds/1.json"), read_lab_records),
+    "records of a lab": Format(write_lab_records, ("lab/lab.json", "lab/CLIP/seed-1/results.json"), read_lab_records),
     "cache of features": Format(cache_features, ("cache/*",), cache_features),
     **{f"model of {to}": Format(
         partial(write_model, to=to), ("model/*.json", "model/*.txt"), partial(read_model, to=to))

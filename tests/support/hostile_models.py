@@ -21,9 +21,8 @@ import torch
 import yaml
 
 import clipzoo
-from clipzoo.api.initial.sources import read_source
-from clipzoo.encoders.huggingface import HuggingFaceText
-from clipzoo.encoders.huggingface_tokenizer import HuggingFaceTokenizer
+from clipzoo.encoders.huggingface import HuggingFaceText, HuggingFaceTokenizer
+from clipzoo.initial import read_source
 from clipzoo.training import checkpoint_files
 from tests.support.evaluation_sets import config_of, model_of
 

@@ -137,7 +137,7 @@ def _structure(draw: random.Random, files: Mapping[str, Path]) -> Line:
         [f"{key[:at]}x{key[at:]}=1"], [f"+{key}_x=1"], [key], [f"{key}=["], [f"{key}={{"], [f"{key}='a"],
         [f"{key}=${{nosuch.key}}"], [f"{key}=${{{key}}}"], [f"~{key}_x"], [f"~{group}"], [f"{group}=nosuch"],
         [f"{group}=3"], [f"{group}=null"], [f"{group}=[]"], [f"{group}._target_=3"], [f"{group}._target_=nosuch"],
-        [f"{group}._target_=clipzoo.nosuch.Class"], [f"{group}._target_=clipzoo.heads.clip.Nosuch"],
+        [f"{group}._target_=clipzoo.nosuch.Class"], [f"{group}._target_=clipzoo.heads.vector.Nosuch"],
         [f"{group}._target_=null"], [f"~{group}._target_"], [f"{group}=a,b"], ["seed=1,2"], ["seed=choice(1,2)"],
         ["-m", "seed=range(3,1)"], ["-m", f"{key}=interval(0,1)"], ["-m", "--cfg", "job"], ["-m", f"{group}=nosuch,3"],
         ["--config-name", "eval"], ["--config-path", "x"], ["--config-dir", "x"], ["--nosuch"], ["--cfg", "nosuch"],
@@ -152,7 +152,7 @@ def _structure(draw: random.Random, files: Mapping[str, Path]) -> Line:
         ["encoder.std=[-1,1,1]"], ["encoder.mean=[.5]"], ["optim.betas=[0.9]"], ["optim.betas=[0.9,1]"],
         ["optim.schedule.start=1"], ["optim.schedule.end=5"], ["optim.schedule.warmup_epochs=-1"],
         ["data.crop_scale=[0.9,0.5]"], ["data.rand_augment=[2,11]"],
-        ["objective._target_=clipzoo.heads.kernels.GaussianKernel", "~objective", "+objective.width=1.0"],
+        ["objective._target_=clipzoo.heads.wpse.GaussianKernel", "~objective", "+objective.width=1.0"],
         ["trainer.device=tpu"], ["trainer.timeout=abc"], ["eval.zero_shot=[nosuch]"], ["eval.workers=-1"],
     ]  # fmt: skip
     return Line("train.py", (*base, *draw.choice(mistakes)), True)
@@ -186,7 +186,7 @@ def _study(draw: random.Random, files: Mapping[str, Path]) -> Line:
     wrong = ([f"study={study}", f"{key}={_always_wrong(draw, key)}"], ["study=nosuch"], ["jobs=0"], ["jobs=x"],
              ["studies=[nosuch]"], ["studies=3"], [f"study={study}", "folder=/dev/null/x"], ["--nosuch"],
              [f"study={study}", f"{key}x=1"])  # fmt: skip
-    return Line("clipzoo/studies/__main__.py", tuple(draw.choice(wrong)), True)
+    return Line(COMMAND, ("studies", *draw.choice(wrong)), True)
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,9 @@ LONG = ("lab", "emoji", "datasets convert")
 def _programs() -> list[Program]:
     """Every command and script that has a parser of its own."""
     leaves = {name: parser for name, parser in _leaves(_parser()) if name not in OVERRIDE_COMMANDS}
-    leaves |= {name: _parser_of(import_module(OVERRIDE_COMMANDS[name][0]), []) for name in ("launch", "plan")}
+    leaves |= {
+        name: _parser_of(import_module(f"clipzoo.{OVERRIDE_COMMANDS[name][0]}"), []) for name in ("launch", "plan")
+    }
     programs = [
         Program(COMMAND, tuple(name.split()), parser, BASES[name], name not in LONG) for name, parser in leaves.items()
     ]
@@ -451,7 +453,7 @@ def run_all(commands: Sequence[Line], folder: str) -> None:
     """Run each command line in a fork of this process; write its outcome to `folder`/NUMBER.json."""
     os.chdir(ROOT)
     # The forks import nothing large, which would take most of their time.
-    for name in ("torch", "clipzoo.cli.train", "clipzoo.cli.evaluate", "clipzoo.api.loading", "clipzoo.api.build"):
+    for name in ("torch", "clipzoo.cli.train", "clipzoo.cli.evaluate", "clipzoo.loading", "clipzoo.build"):
         import_module(name)
     for number, line in enumerate(commands):
         stem = Path(folder) / str(number)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo.heads.similarity.dense import DenseScores
+from clipzoo.heads.scores import DenseScores
 from clipzoo.objectives.base import Objective
 from clipzoo.types import Batch, Loss, Progress, Similarity
 

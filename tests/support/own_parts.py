@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from subprocess import Popen as Popen
 
-from clipzoo.heads.clip import ClipHead
+from clipzoo.heads.vector import ClipHead
 
 
 class OwnHead(ClipHead):

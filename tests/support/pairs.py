@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import clipzoo
 from clipzoo.encoders.base import Encoder
-from clipzoo.heads.clip import ClipHead
+from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.types import Features
 

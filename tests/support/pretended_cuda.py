@@ -86,14 +86,10 @@ class OnCuda(Tensor):
         return f"OnCuda({self.inside!r})"
 
 
-class Launches:
-    """A module of Triton's kernels for its interpreter: `kernel[grid](...)` must be handed contiguous CUDA tensors."""
-
-    def __init__(self, kernels: Any) -> None:
-        self._kernels = kernels
-
-    def __getattr__(self, name: str) -> Any:
-        return _Launch(getattr(self._kernels, name))
+def check_launches(module: Any) -> None:
+    """Hold the module's kernels, run by the interpreter, to contiguous CUDA tensors: `<name>_kernel[grid](...)`."""
+    for name in [name for name in vars(module) if name.endswith("_kernel")]:
+        setattr(module, name, _Launch(getattr(module, name)))
 
 
 class _Launch:

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipzoo.runs.search.settings import Search
-from clipzoo.runs.search.space import Space, Value, space_of
-from clipzoo.runs.search.study import Study
-from clipzoo.runs.search.trial import Trial
+from clipzoo.runs.search import Search, Space, Study, Trial, Value, space_of
 
 LINES = ("data.shards=a.tar", "optim.schedule.peak=tag(log,interval(1e-5,1e-2))", "head.embed_width=16,32,64")
 

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from clipzoo.api.plan.live_memory import LiveMemory
+from clipzoo.plan.counts import LiveMemory
 
 
 class ShardedMemory(LiveMemory):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from clipzoo.data.shard_dataset import ShardDataset
+from clipzoo.data.dataset import ShardDataset
 
 Sample = tuple[str, Mapping[str, bytes]]
 

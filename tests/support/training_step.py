@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipzoo.api.build import build_head, build_objective
+from clipzoo.build import build_head, build_objective
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.model import Model

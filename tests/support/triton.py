@@ -34,7 +34,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, interpret: b
 
 def prepare_interpreter() -> None:
     """In a fresh process that interprets: tiles of the kernels are small enough for small inputs to cross."""
-    from clipzoo.ops.triton import tiles as triton_tiles
+    from clipzoo.ops import triton_tiles
 
     torch.set_num_threads(1)
     _read_numpy_of_today()

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 import clipzoo
-from clipzoo.api.build import build_model
-from clipzoo.encoders.tuning.towers import Frozen, Full, LastLayers, Lora, TowerTuning
-from clipzoo.encoders.tuning.tuning import Tuning
+from clipzoo.build import build_model
+from clipzoo.encoders.tuning import Frozen, Full, LastLayers, Lora, TowerTuning, Tuning
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.training.settings import Computation

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipzoo.heads.similarity.dense import DenseScores
+from clipzoo.heads.scores import DenseScores
 from clipzoo.types import Scores, Similarity
 
 WIDTH = 5

@@ -8,18 +8,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clipzoo.api.build import build_model, build_objective, part
-from clipzoo.distributed.device import choose_device
+from clipzoo.build import build_model, build_objective, build_part
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, choose_device
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.probe.features import LabelledFeatures
-from clipzoo.evaluation.probe.logistic import LogisticRegression
-from clipzoo.evaluation.probe.search import held_out
-from clipzoo.heads.clip import ClipHead
+from clipzoo.evaluation.logistic import LogisticRegression
+from clipzoo.evaluation.probe import LabelledFeatures, held_out
+from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
-from clipzoo.ops import kme, kme_cpu, log_sum_exps, log_sum_exps_cpu
+from clipzoo.ops import kme, kme_cpu, sums, sums_cpu
 from clipzoo.training.parts import Parts
 from clipzoo.training.settings import Settings
 from clipzoo.training.train import train
@@ -40,13 +38,13 @@ PAIRS = [
 KME_WAITS = {
     "ops/packing.py pack",
     "ops/packing.py _without_duplicates",
-    "ops/kme_cpu.py forward",
-    "ops/kme_cpu.py backward",
+    "ops/kme_cpu.py kme_forward",
+    "ops/kme_cpu.py kme_backward",
 }
 # Wrong or repeated sample ids must not reach the state.
 STATE_WAITS = {"objectives/per_sample.py _checked_ids"}
 # Length of the longest caption of all ranks, and number of different tokens.
-RAW_WAITS = {"objectives/raw_views.py _gathered", "objectives/raw_views.py _entries"}
+RAW_WAITS = {"objectives/base.py _gathered", "objectives/base.py _entries"}
 WAITS = {
     "kme": KME_WAITS,
     **dict.fromkeys(("nuclr", "sogclr", "isogclr"), STATE_WAITS),
@@ -58,7 +56,7 @@ WAITS = {
 def torch_kernels(monkeypatch):
     """Replace Triton's kernels by the blocks in torch."""
     monkeypatch.setattr(kme, "backend", lambda *_: kme_cpu)
-    monkeypatch.setattr(log_sum_exps, "backend", lambda *_: log_sum_exps_cpu)
+    monkeypatch.setattr(sums, "backend", lambda *_: sums_cpu)
 
 
 @pytest.mark.medium
@@ -90,9 +88,9 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
         "trainer.clip_gradient=1.0", "trainer.save_every=2", "trainer.device=cuda", "trainer.log_every=3",
     )  # fmt: skip
     with pretended() as waits:
-        settings: Settings = part(plain["trainer"])
+        settings: Settings = build_part(plain["trainer"])
         model, objective = build_model(plain), build_objective(plain)
-        data, optim, suite, logger = (part(plain[name]) for name in ("data", "optim", "eval", "logger"))
+        data, optim, suite, logger = (build_part(plain[name]) for name in ("data", "optim", "eval", "logger"))
         world = World.join(settings.device, settings.timeout)
         data.open(tmp_path, world)
         parts = Parts(settings, model.head, objective, data, suite, optim, logger, None, None, 0, tmp_path, plain)

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
-from clipzoo.heads.clip import ClipHead
 from clipzoo.heads.kme import KmeHead
-from clipzoo.heads.tilting import InnerProductHead
+from clipzoo.heads.vector import ClipHead, InnerProductHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.training.gradients import GradientCache

@@ -13,8 +13,7 @@ import sys
 import pytest
 import torch
 
-from clipzoo.distributed.device import is_fast_in_bf16
-from clipzoo.distributed.world import World
+from clipzoo.distributed.world import World, is_fast_in_bf16
 from clipzoo.runs.record import RunRecord
 from clipzoo.training.settings import Computation
 from tests.support.paths import ROOT

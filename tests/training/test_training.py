@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
@@ -123,7 +123,7 @@ def test_a_length_below_one_step_is_refused():
     plain = compose(["data.shards=x.tar", "trainer.epochs=0.5", "optim.schedule.warmup_epochs=0"])
     plain["trainer"]["global_batch"] = 8
     with pytest.raises(ConfigError, match=r"trainer.epochs=0.5 of 15 samples is less than one step of 8"):
-        part(plain["trainer"]).check(15, World())
+        build_part(plain["trainer"]).check(15, World())
 
 
 @pytest.mark.medium

@@ -168,7 +168,7 @@ def test_patience_needs_a_metric_and_evaluations(wrong, words, tiny_shards, tmp_
 def _pixels(image):
     import numpy as np
 
-    from clipzoo.evaluation.transform import Transform
+    from clipzoo.evaluation.encoder import Transform
     from tests.support.evaluation_sets import IMAGE_SIZE
 
     return np.asarray(Transform(IMAGE_SIZE, IMAGE_SIZE, "bicubic")(image))

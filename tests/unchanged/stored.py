@@ -107,7 +107,7 @@ def written_runs(folder: str) -> None:
 
 def write_lines(stored: str) -> None:
     """Write wrong and right command lines with the files that they name, and the names of tables."""
-    from clipzoo.report.paper_tables.published import table_names
+    from clipzoo.report.published import table_names
     from tests.support import mistakes
 
     root = Path(stored)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipzoo.evaluation.ranking import exact_products
+from clipzoo.evaluation.scoring import exact_products
 from clipzoo.heads.base import Head
 from clipzoo.types import Embedding
 

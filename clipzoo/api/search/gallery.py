@@ -10,9 +10,8 @@ from pathlib import Path
 import braceexpand
 
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.dataset import Images
-from clipzoo.evaluation.datasets.images import ImageFile, ImageFiles
-from clipzoo.evaluation.datasets.tar_dataset import tar_samples
+from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles, Images
+from clipzoo.evaluation.datasets.tar import tar_samples
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 

@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.api.formats.weights import save_weights
-from clipzoo.api.loading import LoadedModel, load
-from clipzoo.api.published import read_weights
 from clipzoo.api.search.candidates import Candidates
 from clipzoo.api.search.gallery import Gallery, read_gallery
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of, one_message
-from clipzoo.evaluation.cache import model_key
-from clipzoo.evaluation.ranking import exact_products
+from clipzoo.evaluation.scoring import exact_products
+from clipzoo.evaluation.suite import model_key
+from clipzoo.exports.files import save_weights
+from clipzoo.loading import LoadedModel, load, read_weights
 from clipzoo.types import Embedding, PointSet, as_captions, concatenate
 
 FILE, NAMES = "index.json", "names.json"

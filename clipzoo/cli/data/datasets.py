@@ -24,8 +24,7 @@ from clipzoo.errors import ConfigError, number_of
 from clipzoo.io import below
 
 if TYPE_CHECKING:
-    from clipzoo.evaluation.datasets.own_dataset import Made
-    from clipzoo.evaluation.datasets.own_sources import Source
+    from clipzoo.evaluation.datasets.own import Made, Source
 
 MAKE = """Make an evaluation dataset from your own images.
 
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def list_datasets() -> None:
-    from clipzoo.evaluation.datasets.catalogue import catalogue
+    from clipzoo.evaluation.datasets.dataset import catalogue
 
     for name, entry in catalogue().items():
         print(f"{name:<22}{entry['title']:<16}{entry['licence']}\n    {entry['get'].replace('{folder}', 'FOLDER')}")
@@ -68,7 +67,7 @@ def convert_dataset(options: argparse.Namespace) -> None:
 
 
 def make_dataset(options: argparse.Namespace) -> None:
-    from clipzoo.evaluation.datasets import own_dataset
+    from clipzoo.evaluation.datasets import own
 
     if not options.source.exists():
         raise ConfigError(f"{options.source} does not exist")
@@ -80,13 +79,13 @@ def make_dataset(options: argparse.Namespace) -> None:
         refuse(options, ("--captions",), f"is for a folder: for {options.source} give --caption COLUMN")
     if options.captions or options.caption:
         refuse(options, ("--label", "--template", "--metric"), "is for a dataset with classes, not with captions")
-    own_dataset.require_free(options.output)
+    own.require_free(options.output)
     progress = Progress("evaluation dataset", "images")
     if options.captions or options.caption:
-        made = own_dataset.make_retrieval(_captions(options), options.output, options.processes, progress)
+        made = own.make_retrieval(_captions(options), options.output, options.processes, progress)
     else:
         templates = options.template or ["a photo of a {c}."]
-        made = own_dataset.make_classification(
+        made = own.make_classification(
             _classes(options), options.output, templates, options.metric, options.processes, progress
         )
     print(description(made, options.batch))
@@ -94,8 +93,8 @@ def make_dataset(options: argparse.Namespace) -> None:
 
 def description(made: Made, batch: int) -> str:
     """Return what was written, what was left out, and the keys that evaluate the dataset. batch: see `add_batch`."""
-    from clipzoo.data.left_out import summary
-    from clipzoo.data.shards.captions import described
+    from clipzoo.data.captions import described
+    from clipzoo.data.faults import summary
 
     name = made.folder.name
     content = number_of(made.classes, "class", "es") if made.classes else number_of(made.captions, "caption")
@@ -115,7 +114,7 @@ def description(made: Made, batch: int) -> str:
 
 
 def _classes(options: argparse.Namespace) -> Source:
-    from clipzoo.evaluation.datasets.own_sources import class_folders, table_of_classes
+    from clipzoo.evaluation.datasets.own import class_folders, table_of_classes
 
     if options.source.is_dir():
         return class_folders(options.source)
@@ -125,7 +124,7 @@ def _classes(options: argparse.Namespace) -> Source:
 
 
 def _captions(options: argparse.Namespace) -> Source:
-    from clipzoo.evaluation.datasets.own_sources import captioned_folder, table_of_captions
+    from clipzoo.evaluation.datasets.own import captioned_folder, table_of_captions
 
     if options.source.is_dir():
         return captioned_folder(options.source)
@@ -134,8 +133,8 @@ def _captions(options: argparse.Namespace) -> Source:
 
 def write_prompts(options: argparse.Namespace) -> None:
     from clipzoo.evaluation.datasets.benchmarks import open_benchmark
-    from clipzoo.evaluation.datasets.class_prompts import CAPTION_KEY, write_class_prompts
     from clipzoo.evaluation.datasets.dataset import ClassificationDataset
+    from clipzoo.evaluation.datasets.prompts import CAPTION_KEY, write_class_prompts
 
     dataset = open_benchmark(options.dataset.name, options.dataset.parent, "set")
     if not isinstance(dataset, ClassificationDataset):

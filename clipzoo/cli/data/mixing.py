@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clipzoo import io
-from clipzoo.distributed.environment import say
+from clipzoo.distributed.launch import say
 from clipzoo.report import render
-from clipzoo.report.table import Cell, Table, text_table
+from clipzoo.report.render import Cell, Table, text_table
 from clipzoo.runs.metric_key import parsed
 
 if TYPE_CHECKING:
-    from clipzoo.api.loading import LoadedModel
     from clipzoo.distributed.world import World
     from clipzoo.evaluation.suite import Suite
+    from clipzoo.loading import LoadedModel
 
 FOLDER = "mix"
 SHOWN = ("top1", "mean_per_class", "recall_at_1")
@@ -30,7 +30,7 @@ def evaluate_mixes(
     Returns:
         The metrics of the last mix.
     """
-    from clipzoo.api.interpolation import interpolate
+    from clipzoo.loading import interpolate
 
     output = folder / FOLDER
     results: dict[float, dict[str, float]] = {}

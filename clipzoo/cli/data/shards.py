@@ -25,10 +25,10 @@ from clipzoo.errors import ConfigError, number_of
 from clipzoo.io import explained, new_folder
 
 if TYPE_CHECKING:
-    from clipzoo.data.left_out import LeftOut
-    from clipzoo.data.shards.cache import ShardCache
-    from clipzoo.data.shards.index import ShardIndex
-    from clipzoo.data.shards.writer import Written
+    from clipzoo.data.faults import LeftOut
+    from clipzoo.data.index import ShardIndex
+    from clipzoo.data.locations import ShardCache
+    from clipzoo.data.write import Written
 
 Tiles = Annotated[int, Range(at_least=1, at_most=10_000)]
 """Images of a contact sheet."""
@@ -57,8 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make(options: argparse.Namespace) -> None:
-    from clipzoo.data.shards.pairs import hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table
-    from clipzoo.data.shards.writer import write_shards
+    from clipzoo.data.write import hold_out, pairs_from_folder, pairs_from_karpathy, pairs_from_table, write_shards
 
     others: list[LeftOut] = []
     kinds = {
@@ -101,14 +100,14 @@ def make(options: argparse.Namespace) -> None:
 
 def _new_folder(folder: Path) -> AbstractContextManager[Path]:
     """Return `io.new_folder` of a folder, which has no files but the left_out.tsv of a failed command."""
-    from clipzoo.data import left_out
+    from clipzoo.data import faults
 
     folder = folder.resolve()
-    if others := [path.name for path in folder.glob("*") if path.name != left_out.FILE]:
+    if others := [path.name for path in folder.glob("*") if path.name != faults.FILE]:
         raise ConfigError(f"{folder} already has files ({min(others)}): give an empty folder")
     # Fails at once, not after the work, for a folder that cannot be replaced, such as a mount point.
     with explained(folder):
-        (folder / left_out.FILE).unlink(missing_ok=True)
+        (folder / faults.FILE).unlink(missing_ok=True)
         if folder.exists():
             folder.rmdir()
     return new_folder(folder)
@@ -116,24 +115,24 @@ def _new_folder(folder: Path) -> AbstractContextManager[Path]:
 
 def _report(written: Mapping[Path, Written], others: list[LeftOut], options: argparse.Namespace) -> None:
     """Print what was written to each folder, and name the files that were left out in OUTPUT/left_out.tsv."""
-    from clipzoo.data import left_out
-    from clipzoo.data.shards.captions import described
+    from clipzoo.data import faults
+    from clipzoo.data.captions import described
 
     unused = [entry for part in written.values() for entry in part.left_out]
-    left_out.write_left_out([*unused, *others], options.output)
+    faults.write_left_out([*unused, *others], options.output)
     if not any(part.samples for part in written.values()):
         first = unused[0]
         folder = options.images if options.source.suffix == ".json" else options.source.parent
         where = "" if options.source.is_dir() else f" Paths are relative to {folder}/."
-        kinds = left_out.counted(Counter(entry.kind for entry in unused))
+        kinds = faults.counted(Counter(entry.kind for entry in unused))
         raise ConfigError(
             f"none of {number_of(len(unused), 'image')} can be used ({kinds}). First: {first.path}: {first.reason}."
-            f"{where} {options.output / left_out.FILE} names all."
+            f"{where} {options.output / faults.FILE} names all."
         )
     for folder, part in written.items():
         print(f"{number_of(part.samples, 'sample')} in {number_of(part.shards, 'shard')} in {folder}")
         print(f"  {described(part.captions.figures(options.batch))}")
-    print("".join(f"{line}\n" for line in left_out.summary([*unused, *others], options.output)), end="")
+    print("".join(f"{line}\n" for line in faults.summary([*unused, *others], options.output)), end="")
     if joined := sum(part.joined for part in written.values()):
         print(
             f"{number_of(joined, 'caption')} joined from several lines: --caption-line 1 takes the first line, "
@@ -142,7 +141,7 @@ def _report(written: Mapping[Path, Written], others: list[LeftOut], options: arg
 
 
 def index(options: argparse.Namespace) -> None:
-    from clipzoo.data.shards.cache import ShardCache
+    from clipzoo.data.locations import ShardCache
 
     start = time.perf_counter()
     index = _load_index(options, ShardCache(options.cache_folder, options.cache_gigabytes))
@@ -157,8 +156,8 @@ def index(options: argparse.Namespace) -> None:
 
 
 def inspect(options: argparse.Namespace) -> None:
-    from clipzoo.data.shards.cache import ShardCache
-    from clipzoo.data.shards.inspection import Inspection, contact_sheet, describe, sample_statistics
+    from clipzoo.data.locations import ShardCache
+    from clipzoo.data.write import Inspection, contact_sheet, describe, sample_statistics
 
     cache = ShardCache(None, 50.0)
     index = _load_index(options, cache)
@@ -174,10 +173,8 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def _load_index(options: argparse.Namespace, cache: ShardCache) -> ShardIndex:
-    from clipzoo.data.shards.index import FOLDER
-    from clipzoo.data.shards.index_builder import load_or_build
-    from clipzoo.data.shards.locations import is_remote
-    from clipzoo.data.shards.sources import parse_sources
+    from clipzoo.data.index import FOLDER, load_or_build
+    from clipzoo.data.locations import is_remote, parse_sources
 
     (source,) = parse_sources(options.shards)
     if options.index_folder is None and is_remote(source.shards[0]):

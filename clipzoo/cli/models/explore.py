@@ -87,10 +87,10 @@ def explore(options: argparse.Namespace) -> None:
 
 def _site(options: argparse.Namespace, temporary: Path) -> Site:
     from clipzoo.api.explore import Explorer, collection_of_images, collections_of, explored
-    from clipzoo.api.loading import load
     from clipzoo.cli.models.explorer_site import ExploredRun, Site
-    from clipzoo.distributed.environment import say
-    from clipzoo.report.run_page.curves import loss_unit
+    from clipzoo.distributed.launch import say
+    from clipzoo.loading import load
+    from clipzoo.report.figures import loss_unit
 
     steps = [_step(source) for source in options.models]
     models = [load(source, trust=options.trust) for source in options.models]

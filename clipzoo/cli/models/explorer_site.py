@@ -19,8 +19,8 @@ from urllib.parse import parse_qsl, quote
 from clipzoo.api.explore import Explorer
 from clipzoo.errors import ConfigError
 from clipzoo.io.weights import checkpoints_in, mark_of, step_of
-from clipzoo.report.explorer_page import explorer_page
-from clipzoo.report.run_page.curves import FIRST, Curve, evaluation_curves, training_curves
+from clipzoo.report.figures import FIRST, Curve, evaluation_curves, training_curves
+from clipzoo.report.pages import explorer_page
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.training_log import TrainingLog
 

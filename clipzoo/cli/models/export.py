@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    from clipzoo.api.formats import hub
-    from clipzoo.api.formats.export import export
-    from clipzoo.api.loading import load
+    from clipzoo.exports import hub
+    from clipzoo.exports.hub import export
+    from clipzoo.loading import load
 
     if options.upload is not None:
         hub.require_token()

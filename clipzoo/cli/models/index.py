@@ -26,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def index(options: argparse.Namespace) -> None:
-    from clipzoo.api.loading import load
     from clipzoo.api.search.index import build_index
-    from clipzoo.distributed.environment import say
+    from clipzoo.distributed.launch import say
     from clipzoo.distributed.world import World
+    from clipzoo.loading import load
 
     world = World.join("cpu", TIMEOUT, key="--device")
     model = load(options.model, trust=options.trust)

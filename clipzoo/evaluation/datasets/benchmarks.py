@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from clipzoo.errors import ConfigError, nearest
-from clipzoo.evaluation.datasets import classification_readers, prompts, retrieval_readers
-from clipzoo.evaluation.datasets.catalogue import Benchmark, catalogue, check_size
-from clipzoo.evaluation.datasets.classification_readers import SourceClassification
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, EvaluationDataset, RetrievalDataset
-from clipzoo.evaluation.datasets.images import LabelledSplit
+from clipzoo.evaluation.datasets import prompts, readers
+from clipzoo.evaluation.datasets.dataset import (
+    Benchmark,
+    ClassificationDataset,
+    EvaluationDataset,
+    RetrievalDataset,
+    catalogue,
+    check_size,
+)
 from clipzoo.evaluation.datasets.prompts import Protocol
-from clipzoo.evaluation.datasets.retrieval_readers import SourceRetrieval
-from clipzoo.evaluation.datasets.tar_dataset import is_tar_dataset, open_tar_dataset
-from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
+from clipzoo.evaluation.datasets.readers import SourceClassification, SourceRetrieval
+from clipzoo.evaluation.datasets.tar import is_tar_dataset, open_tar_dataset, write_classification, write_retrieval
 from clipzoo.io import below, folder_name
 
 
@@ -31,32 +33,35 @@ def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDatas
     those of the papers.
     """
     benchmark, folder = catalogue().get(name), root / folder_name(name, "evaluation dataset")
+    if is_tar_dataset(folder):
+        dataset = open_tar_dataset(root, name)
+        if benchmark is None:
+            return dataset
+        check_size(dataset, benchmark)
+        if isinstance(dataset, RetrievalDataset) or protocol == "set":
+            return dataset
+        names = prompts.class_names(dataset.class_names, benchmark["names"], name, folder)
+        templates = prompts.templates(benchmark["templates"], protocol, name, folder)
+        return replace(dataset, class_names=names, templates=templates, metric=benchmark["metric"])
     if benchmark is None:
-        if not is_tar_dataset(folder):
-            raise MissingDatasetError(_unknown(root, name))
-        return open_tar_dataset(root, name)
-    if not is_tar_dataset(folder):
-        return _open_source(name, folder, benchmark, protocol)
-    dataset = open_tar_dataset(root, name)
-    check_size(dataset, benchmark)
-    if isinstance(dataset, RetrievalDataset) or protocol == "set":
-        return dataset
-    names = prompts.class_names(dataset.class_names, benchmark["names"], name, folder)
-    templates = prompts.templates(benchmark["templates"], protocol, name, folder)
-    return replace(dataset, class_names=names, templates=templates, metric=benchmark["metric"])
-
-
-def read_source(name: str, folder: Path, benchmark: Benchmark) -> SourceClassification | SourceRetrieval:
-    """Read a benchmark in the files that its authors distribute; MissingDatasetError where files are missing."""
-    try:
-        if "captions" in benchmark:
-            return getattr(retrieval_readers, benchmark["reader"])(folder, benchmark["split"], benchmark["captions"])
-        return getattr(classification_readers, benchmark["reader"])(folder)
-    except FileNotFoundError as error:
-        command = benchmark["get"].replace("{folder}", str(folder))
+        others = sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")})
+        hint = nearest(name, [*others, *catalogue()]) or "."
+        own = "`clipzoo datasets make` makes one from your own images."
+        command = "`clipzoo world` generates the demo's." if "demo" in root.parts else own
         raise MissingDatasetError(
-            f"{name} is not in {folder} ({error}). Licence: {benchmark['licence']}. To get it: {command}"
-        ) from error
+            f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
+        )
+    source = _open_source(name, folder, benchmark)
+    if isinstance(source, RetrievalDataset):
+        return source
+    templates = prompts.templates(benchmark["templates"], "slip" if protocol == "set" else protocol, name, folder)
+    if protocol == "set":
+        return replace(source, class_names=[own.replace("_", " ") for own in source.class_names], templates=templates)
+    return replace(
+        source,
+        class_names=prompts.class_names(source.class_names, benchmark["names"], name, folder),
+        templates=templates,
+    )
 
 
 def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") -> EvaluationDataset:
@@ -65,53 +70,48 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
         raise ConfigError(f"the catalogue has no dataset {name}; it has {', '.join(catalogue())}")
     benchmark = catalogue()[name]
     data = read_source(name, source, benchmark)
+    folder = below(root, name, links=True)
     if isinstance(data, SourceRetrieval):
         images = (data.images.encoded(index) for index in range(len(data.images)))
         recipe = benchmark.get("recipe", "the official split")
-        write_retrieval(below(root, name, links=True), recipe=recipe, examples=zip(images, data.captions, strict=True))
+        write_retrieval(folder, recipe=recipe, examples=zip(images, data.captions, strict=True))
         return open_benchmark(name, root, protocol)
-    check_size(_unprompted(name, data, benchmark), benchmark)
+    check_size(ClassificationDataset(name, data.class_names, (), benchmark["metric"], data.splits), benchmark)
     write_classification(
-        below(root, name, links=True),
+        folder,
         class_names=prompts.class_names(data.class_names, benchmark["names"], name, source),
         templates=prompts.templates(benchmark["templates"], protocol, name, source),
         metric=benchmark["metric"],
         recipe=benchmark.get("recipe", "the official splits"),
-        splits={split: _encoded(samples) for split, samples in data.splits.items()},
+        splits={
+            split: zip(map(part.images.encoded, range(len(part))), part.labels, strict=True)
+            for split, part in data.splits.items()
+        },
     )
     return open_benchmark(name, root, protocol)
 
 
-def _encoded(samples: LabelledSplit) -> Iterator[tuple[bytes, int]]:
-    for index, label in enumerate(samples.labels):
-        yield samples.images.encoded(index), label
-
-
-def _open_source(name: str, folder: Path, benchmark: Benchmark, protocol: Protocol) -> EvaluationDataset:
+def _open_source(name: str, folder: Path, benchmark: Benchmark) -> EvaluationDataset:
+    """Open the distributed files and check their size; classes have their own names and no templates."""
     data = read_source(name, folder, benchmark)
     if isinstance(data, SourceRetrieval):
         captions = [caption for captions in data.captions for caption in captions]
         caption_image = [index for index, captions in enumerate(data.captions) for _ in captions]
-        pairs = RetrievalDataset(name, data.images, captions, caption_image)
-        check_size(pairs, benchmark)
-        return pairs
-    dataset = _unprompted(name, data, benchmark)
+        dataset: EvaluationDataset = RetrievalDataset(name, data.images, captions, caption_image)
+    else:
+        dataset = ClassificationDataset(name, data.class_names, (), benchmark["metric"], data.splits)
     check_size(dataset, benchmark)
-    listed = prompts.templates(benchmark["templates"], "slip" if protocol == "set" else protocol, name, folder)
-    names: Sequence[str] = [class_name.replace("_", " ") for class_name in data.class_names]
-    if protocol != "set":
-        names = prompts.class_names(data.class_names, benchmark["names"], name, folder)
-    return replace(dataset, class_names=names, templates=listed)
+    return dataset
 
 
-def _unprompted(name: str, data: SourceClassification, benchmark: Benchmark) -> ClassificationDataset:
-    """The dataset with its own class names and no templates yet."""
-    return ClassificationDataset(name, data.class_names, (), benchmark["metric"], data.splits)
-
-
-def _unknown(root: Path, name: str) -> str:
-    others = sorted({path.parent.parent.name for path in root.glob("*/*/nshards.txt")})
-    hint = nearest(name, [*others, *catalogue()]) or "."
-    own = "`clipzoo datasets make` makes one from your own images."
-    command = "`clipzoo world` generates the demo's." if "demo" in root.parts else own
-    return f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
+def read_source(name: str, folder: Path, benchmark: Benchmark) -> SourceClassification | SourceRetrieval:
+    """Read a benchmark in the files that its authors distribute; MissingDatasetError where files are missing."""
+    try:
+        if "captions" in benchmark:
+            return getattr(readers, benchmark["reader"])(folder, benchmark["split"], benchmark["captions"])
+        return getattr(readers, benchmark["reader"])(folder)
+    except FileNotFoundError as error:
+        command = benchmark["get"].replace("{folder}", str(folder))
+        raise MissingDatasetError(
+            f"{name} is not in {folder} ({error}). Licence: {benchmark['licence']}. To get it: {command}"
+        ) from error

@@ -1,15 +1,31 @@
-"""Evaluation datasets as the evaluators read them: labelled images in splits, or images with captions."""
+"""Evaluation datasets as the evaluators read them, their images, and the catalogue of the papers' benchmarks.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol, TypedDict, get_args
 
+import numpy as np
+import yaml
+from PIL import Image as PILImage
 from PIL.Image import Image
+
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.images import LARGEST_FILE, decode
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.io import ANY_SIZE, DamagedFileError, readable
 
 Metric = Literal["top1", "mean_per_class"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
+SIGNATURES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
+"""First bytes of the encodings that the tar layout stores unchanged -> file extension."""
 
 
 class Images(Protocol):
@@ -57,3 +73,178 @@ class RetrievalDataset:
 
 
 EvaluationDataset = ClassificationDataset | RetrievalDataset
+
+
+class ImageFile(NamedTuple):
+    """An encoded image: a whole file, or a member of a tar archive. key: name of the sample in messages."""
+
+    path: Path
+    offset: int = 0
+    size: int = -1
+    key: str = ""
+
+
+class EncodedImages(Images, Protocol):
+    """RGB images that can also be written unchanged to a tar archive."""
+
+    def encoded(self, index: int) -> bytes:
+        """JPEG, PNG or WebP file with exactly these pixels; the original file where it is one of these."""
+
+
+class ImageFiles:
+    """Decode images from files on access. Safe to use in forked or spawned worker processes."""
+
+    def __init__(self, files: Sequence[ImageFile]) -> None:
+        # Arrays, not objects: worker processes share their memory.
+        self._paths = sorted({file.path for file in files})
+        numbers = {path: number for number, path in enumerate(self._paths)}
+        self._keys = np.array([file.key for file in files])
+        members = [(numbers[path], offset, size) for path, offset, size, _ in files]
+        self._members = np.array(members, np.int64).reshape(-1, 3)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __getitem__(self, index: int) -> PILImage.Image:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        try:
+            return decode(self._read(index))
+        except (BadSampleError, OSError) as error:
+            key = self._keys[index]
+            raise ConfigError(f"{self.path(index)}:{key and ' '}{key} cannot be decoded: {error}") from error
+
+    def path(self, index: int) -> Path:
+        """File that holds the image."""
+        return self._paths[self._members[index, 0]]
+
+    def encoded(self, index: int) -> bytes:
+        content = self._read(index)
+        return content if content.startswith(tuple(SIGNATURES)) else png(self[index])
+
+    def _read(self, index: int) -> bytes:
+        _, offset, size = self._members[index].tolist()
+        return read_range(self.path(index), offset, size)
+
+
+class PixelArrays:
+    """Images in memory: uint8 pixels [n, H, W, 3]."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self._pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, index: int) -> PILImage.Image:
+        return PILImage.fromarray(self._pixels[index])
+
+    def encoded(self, index: int) -> bytes:
+        return png(self[index])
+
+
+class LabelledSplit:
+    """One split of a classification dataset: index -> (RGB image, label)."""
+
+    def __init__(self, images: EncodedImages, labels: Sequence[int]) -> None:
+        self.images = images
+        self.labels = [int(label) for label in labels]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[PILImage.Image, int]:
+        return self.images[index], self.labels[index]
+
+
+def read_range(path: Path, offset: int, size: int) -> bytes:
+    """Read `size` bytes from `offset`; -1 reads a whole file. At most LARGEST_FILE bytes. Raises DamagedFileError."""
+    with readable(path, ANY_SIZE if size >= 0 else LARGEST_FILE) as file:
+        if size > LARGEST_FILE:
+            raise DamagedFileError(path, f"has a member of {size:,} bytes, more than {LARGEST_FILE:,}")
+        file.seek(offset)
+        return file.read(size)
+
+
+def png(image: PILImage.Image) -> bytes:
+    """Encode an image as PNG."""
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
+
+
+class WordList(TypedDict, total=False):
+    """Class names or prompt templates: their source, and the digest that verifies them.
+
+    renamed: class names to replace. line, parts: templates as combinations of words, for the source "combined".
+    """
+
+    source: str
+    digest: str
+    renamed: Mapping[str, str]
+    line: str
+    parts: list[list[str]]
+
+
+class Templates(WordList, total=False):
+    """Prompt templates: one list, or one each for the protocols "slip" and "clip"."""
+
+    slip: WordList
+    clip: WordList
+
+
+class Benchmark(TypedDict, total=False):
+    """One entry of catalogue.yaml; a retrieval dataset has `captions`, a classification dataset `metric`."""
+
+    title: str
+    reader: str
+    metric: Metric
+    classes: int
+    samples: Mapping[str, int]
+    checked: Literal["total"]
+    recipe: str
+    names: WordList
+    templates: Templates
+    images: int | None
+    captions: int
+    split: str
+    licence: str
+    get: str
+
+
+@cache
+def catalogue() -> dict[str, Benchmark]:
+    """Benchmark datasets by name."""
+    return yaml.safe_load((Path(__file__).parent / "catalogue.yaml").read_text())
+
+
+def check_size(dataset: EvaluationDataset, benchmark: Benchmark) -> None:
+    """Raise ConfigError unless the dataset has as many classes and samples as in the papers."""
+    name = dataset.name
+    if isinstance(dataset, RetrievalDataset):
+        images, captions, expected_images = len(dataset.images), len(dataset.captions), benchmark["images"]
+        if expected_images is not None and (
+            images != expected_images or captions != expected_images * benchmark["captions"]
+        ):
+            raise ConfigError(
+                f"{name} has {number_of(images, 'image')} with {number_of(captions, 'caption')}, "
+                f"not {expected_images} with {expected_images * benchmark['captions']}"
+            )
+        return
+    classes = len(dataset.class_names)
+    if classes != benchmark["classes"]:
+        raise ConfigError(f"{name} has the wrong number of classes: {classes} (not {benchmark['classes']})")
+    expected = dict(benchmark["samples"])
+    if "train" not in dataset.splits:
+        expected.pop("train", None)
+    counts = {split: len(samples) for split, samples in dataset.splits.items()}
+    if benchmark.get("checked") == "total":
+        expected, counts = {"total": sum(expected.values())}, {"total": sum(counts.values())}
+    if "val" not in counts and "val" in expected:
+        # Some copies have train and validation in one split.
+        expected["train"] += expected.pop("val")
+    wrong = [
+        f"{split} {counts.get(split, 0)} (not {size})" for split, size in expected.items() if counts.get(split) != size
+    ]
+    if wrong:
+        raise ConfigError(f"{name} has the wrong number of samples: {', '.join(wrong)}")

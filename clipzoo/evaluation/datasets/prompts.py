@@ -1,26 +1,32 @@
 """Class names and prompt templates of the papers' protocols, found on this machine and verified by digest.
 
 No list is copied into this project: ImageNet's come from open_clip and timm, most class names from the datasets, the
-rest from the clip-benchmark package or from files beside the dataset. The digests in catalogue.yaml verify that they
-are those of SLIP, which WPSE and KME-CLIP used.
+rest from the clip-benchmark package or from files in the dataset's folder. The digests in catalogue.yaml verify that
+they are those of SLIP, which WPSE and KME-CLIP used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import tarfile
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.catalogue import Templates, WordList
-from clipzoo.evaluation.datasets.tar_dataset import LINES, NAMES_FILE, TEMPLATES_FILE
-from clipzoo.io import read_lines
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, Templates, WordList, png
+from clipzoo.evaluation.datasets.tar import LINES, NAMES_FILE, TEMPLATES_FILE
+from clipzoo.io import new_folder, read_lines, whole
 
 PACKAGE = "pip install --no-deps clip-benchmark"
+CAPTION_KEY = "captions"
+"""Key of the .json with the list of prompts, for data.caption_key; training draws one of them in each epoch."""
 Protocol = Literal["slip", "clip", "set"]
 
 
@@ -53,55 +59,48 @@ def templates(facts: Templates, protocol: str, name: str, folder: Path) -> list[
 
 def names_digest(names: Sequence[str]) -> str:
     """SHA-256 of the class names in alphabetical order."""
-    return _sha256(sorted(names))
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
 
 
 def templates_digest(lines: Sequence[str]) -> str:
-    return _sha256([line.replace("{c}", "{}") for line in lines])
-
-
-def _sha256(lines: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    """SHA-256 of the templates, with {} for the class name."""
+    return hashlib.sha256("\n".join(line.replace("{c}", "{}") for line in lines).encode()).hexdigest()
 
 
 def _candidate_names(own: Sequence[str], facts: WordList, folder: Path) -> Iterator[list[str]]:
-    """Lists from the nearest source to the farthest; a source is read only after all nearer ones were wrong."""
+    """Lists from the nearest source to the farthest; a source is read only after all nearer ones were wrong.
+
+    own: the dataset's own names; for ImageNet WordNet ids or class numbers.
+    """
     yield list(own)
     yield [facts.get("renamed", {}).get(name, name.replace("_", " ")) for name in own]
     if (folder / NAMES_FILE).exists():
         yield read_lines(folder / NAMES_FILE, LINES)
-    if facts["source"] != "own":
-        yield _installed_names(facts["source"], own)
-
-
-def _candidate_templates(facts: WordList, folder: Path) -> Iterator[list[str]]:
-    if (folder / TEMPLATES_FILE).exists():
-        yield read_lines(folder / TEMPLATES_FILE, LINES)
-    yield _installed_templates(facts)
-
-
-def _installed_names(source: str, own: Sequence[str]) -> list[str]:
-    """Class names from an installed package; `own` has WordNet ids or the numbers of ImageNet's classes."""
+    source = facts["source"]
     if source in {"imagenet", "imagenet_r"}:
         from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
 
         text = resources.files("timm").joinpath("data/_info/imagenet_synsets.txt").read_text()
         known = dict(zip(text.split(), IMAGENET_CLASSNAMES, strict=True))
         known |= {str(index): name for index, name in enumerate(IMAGENET_CLASSNAMES)}
-        return [known.get(name, name) for name in own]
-    return _package_list("en_classnames.json", source)
+        yield [known.get(name, name) for name in own]
+    elif source != "own":
+        yield _package_list("en_classnames.json", source)
 
 
-def _installed_templates(facts: WordList) -> list[str]:
+def _candidate_templates(facts: WordList, folder: Path) -> Iterator[list[str]]:
+    if (folder / TEMPLATES_FILE).exists():
+        yield read_lines(folder / TEMPLATES_FILE, LINES)
     source = facts["source"]
     if source == "combined":
-        return [facts["line"].format(*words) for words in product(*facts["parts"])]
-    if source.startswith("imagenet_"):
+        yield [facts["line"].format(*words) for words in product(*facts["parts"])]
+    elif source.startswith("imagenet_"):
         from open_clip import zero_shot_metadata
 
         name = {"imagenet_simple": "SIMPLE_IMAGENET_TEMPLATES", "imagenet_openai": "OPENAI_IMAGENET_TEMPLATES"}[source]
-        return [template("{c}") for template in getattr(zero_shot_metadata, name)]
-    return _package_list("en_zeroshot_classification_templates.json", source)
+        yield [template("{c}") for template in getattr(zero_shot_metadata, name)]
+    else:
+        yield _package_list("en_zeroshot_classification_templates.json", source)
 
 
 def _package_list(file: str, name: str) -> list[str]:
@@ -111,3 +110,34 @@ def _package_list(file: str, name: str) -> list[str]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"the list {name!r} comes from the clip-benchmark package: {PACKAGE}") from error
     return json.loads(package.joinpath("datasets", file).read_text(encoding="utf-8"))[name]
+
+
+def write_class_prompts(
+    dataset: ClassificationDataset, split: str, folder: Path, samples_a_shard: int, seed: int = 0
+) -> int:
+    """Write the images of a split, shuffled, as <folder>/00000.tar, ...; return their number.
+
+    Each sample has an image (.png) and a .json with the dataset's templates filled with its class name: FLYP fine-tunes
+    on them (Goyal et al. 2023).
+
+    Raises:
+        ConfigError: the dataset has no such split, or the folder has files.
+    """
+    if split not in dataset.splits:
+        raise ConfigError(f"{dataset.name} has no split {split}; it has {', '.join(dataset.splits)}")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} has files already: choose another folder")
+    images = dataset.splits[split]
+    order = np.random.default_rng(seed).permutation(len(images)).tolist()
+    with new_folder(folder) as new:
+        for shard, start in enumerate(range(0, len(order), samples_a_shard)):
+            with whole(new / f"{shard:05d}.tar") as file, tarfile.open(fileobj=file, mode="w") as archive:
+                for index in order[start : start + samples_a_shard]:
+                    image, label = images[index]
+                    prompts = [template.replace("{c}", dataset.class_names[label]) for template in dataset.templates]
+                    content = json.dumps({CAPTION_KEY: prompts}).encode()
+                    for extension, encoded in (("png", png(image)), ("json", content)):
+                        entry = tarfile.TarInfo(f"{index:08d}.{extension}")
+                        entry.size = len(encoded)
+                        archive.addfile(entry, io.BytesIO(encoded))
+    return len(order)

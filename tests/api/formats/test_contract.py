@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import clipzoo
-from clipzoo.api.formats.export import FORMATS
 from clipzoo.cli.models import export as command
 from clipzoo.errors import ConfigError
+from clipzoo.exports.hub import FORMATS
 from clipzoo.types import PointSet
 from tests.support.exported import captions, loaded, logits, pictures
 from tests.support.paths import CONF

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 import clipzoo
-from clipzoo.api.build import build_model, found_in_model
-from clipzoo.api.loading import LoadedModel
-from clipzoo.api.open_clip.reading import as_ours
-from clipzoo.config.from_model import filled
+from clipzoo.build import build_model, found_in_model
+from clipzoo.config.schema import filled
 from clipzoo.errors import ConfigError
+from clipzoo.exports.open_clip import as_ours
+from clipzoo.loading import LoadedModel
 from tests.support.experiments import composed_once
 from tests.support.exported import assert_equal_states
 from tests.support.open_clip_models import FAMILIES, LARGE, captions_of, small_model

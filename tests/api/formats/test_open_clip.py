@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 import clipzoo
-from clipzoo.api.build import build_model
-from clipzoo.api.formats import open_clip as open_clip_format
-from clipzoo.api.loading import LoadedModel
+from clipzoo.build import build_model
 from clipzoo.errors import ConfigError
+from clipzoo.exports import open_clip as open_clip_format
+from clipzoo.loading import LoadedModel
 from tests.support.experiments import composed_once
 from tests.support.exported import assert_equal_states, captions, loaded, logits, pictures
 
@@ -43,7 +43,7 @@ def model_of(kind: str, **changes) -> LoadedModel:
             "tokenizer": {"_target_": "clipzoo.data.tokenizer.ClipTokenizer", "context_length": 77},
         },
         "head": {
-            "_target_": "clipzoo.heads.clip.ClipHead", "image_width": width, "text_width": 32, "embed_width": 16,
+            "_target_": "clipzoo.heads.vector.ClipHead", "image_width": width, "text_width": 32, "embed_width": 16,
             "temperature": 0.05, "max_scale": 100.0, "learnable_temperature": True,
         },
         "data": {"interpolation": "bicubic"},
@@ -145,7 +145,10 @@ def test_a_training_says_at_its_start_that_its_clip_model_cannot_be_exported(ove
 
 
 def test_an_encoder_of_another_package_has_no_open_clip_form():
-    configuration = {"encoder": {"_target_": "mypackage.Encoder"}, "head": {"_target_": "clipzoo.heads.clip.ClipHead"}}
+    configuration = {
+        "encoder": {"_target_": "mypackage.Encoder"},
+        "head": {"_target_": "clipzoo.heads.vector.ClipHead"},
+    }
     assert "its encoder is mypackage.Encoder" in open_clip_format.export_note(configuration)
 
 

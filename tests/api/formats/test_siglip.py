@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 import clipzoo
-from clipzoo.api.build import build_model
-from clipzoo.api.loading import LoadedModel
-from clipzoo.api.open_clip.reading import as_ours
+from clipzoo.build import build_model
 from clipzoo.errors import ConfigError
-from clipzoo.heads.clip import ClipHead
+from clipzoo.exports.open_clip import as_ours
+from clipzoo.heads.vector import ClipHead
+from clipzoo.loading import LoadedModel
 from tests.support.exported import assert_equal_states, captions, loaded, pictures
 from tests.support.siglip_models import write_open_clip_siglip, write_siglip
 

@@ -19,15 +19,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import clipzoo
-from clipzoo.api.build import build_model, found_in_model
-from clipzoo.api.initial.resume import run_and_step
-from clipzoo.api.initial.sources import read_source
-from clipzoo.api.initial.weights import InitialWeights, summary
-from clipzoo.api.loading import LoadedModel
+from clipzoo.build import build_model, found_in_model
 from clipzoo.cli.evaluate import evaluate
-from clipzoo.config.from_model import filled
+from clipzoo.config.schema import filled
 from clipzoo.errors import ConfigError
+from clipzoo.initial import InitialWeights, read_source, run_and_step, summary
 from clipzoo.io.weights import weights_digest, weights_file
+from clipzoo.loading import LoadedModel
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.identity import digest

@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from clipzoo.api.plan import heads
-from clipzoo.heads.clip import ClipHead
-from clipzoo.heads.kernels import GaussianKernel
 from clipzoo.heads.kme import KmeHead
-from clipzoo.heads.wpse import WpseHead
+from clipzoo.heads.vector import ClipHead
+from clipzoo.heads.wpse import GaussianKernel, WpseHead
 from clipzoo.ops import kme_cpu
+from clipzoo.plan import counts
 from clipzoo.types import Features
 
-SHAPE = heads.Shape(
+SHAPE = counts.Shape(
     local=16, ranks=1, image_width=24, text_width=40, width=32, features=64, image_points=7, text_points=5
 )
 WPSE = {"alpha": (0.5, 0.5), "kernel": GaussianKernel(0.5), "features": 64, "evaluation_features": 64,
@@ -33,9 +32,9 @@ def tokens(points: int, width: int) -> Features:
 @pytest.mark.parametrize(
     ("head", "cost"),
     [
-        (ClipHead(24, 40, 32, temperature=0.07, max_scale=100.0, learnable_temperature=True), heads.clip(SHAPE)),
-        (WpseHead(24, 40, 32, **WPSE), heads.wpse(SHAPE)),
-        (KmeHead(24, 40, 32, gamma=7.0, image_points=None, text_points="all"), heads.kme(SHAPE, 5)),
+        (ClipHead(24, 40, 32, temperature=0.07, max_scale=100.0, learnable_temperature=True), counts.clip(SHAPE)),
+        (WpseHead(24, 40, 32, **WPSE), counts.wpse(SHAPE)),
+        (KmeHead(24, 40, 32, gamma=7.0, image_points=None, text_points="all"), counts.kme(SHAPE, 5)),
     ],
     ids=["clip", "wpse", "kme"],
 )

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from clipzoo.api.plan.cluster import GPUS, Cluster
-from clipzoo.api.plan.counts import count, recomputes
-from clipzoo.api.plan.plan import Prediction, predict, shape_of
-from clipzoo.api.plan.settings import configured
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
+from clipzoo.plan.counts import GPUS, Cluster, configured, count, recomputes
+from clipzoo.plan.plan import Prediction, predict, shape_of
 from tests.support.fake_training import peak_memory
 from tests.support.pretended_ranks import pretended_ranks
 from tests.support.ranks import run_ranks

@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from clipzoo.api.build import build_model, build_parts
-from clipzoo.api.plan import heads
-from clipzoo.api.plan.cluster import GPUS, Cluster
-from clipzoo.api.plan.counts import count
-from clipzoo.api.plan.plan import shape_of
-from clipzoo.api.plan.settings import Setting
-from clipzoo.api.plan.traffic import transfers
+from clipzoo.build import build_model, build_parts
 from clipzoo.config.compose import compose
-from clipzoo.distributed.parallel.base import Replicated
-from clipzoo.distributed.parallel.sharded import Sharded
+from clipzoo.distributed.parallel import Replicated
+from clipzoo.distributed.sharded import Sharded
+from clipzoo.plan import counts as heads
+from clipzoo.plan.counts import GPUS, Cluster, Setting, count
+from clipzoo.plan.memory import transfers
+from clipzoo.plan.plan import shape_of
 from clipzoo.training.gradients import GradientCache
 from clipzoo.types import Batch, Progress
 from scripts.gradient_parity import compatible_pairs

@@ -12,18 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
-from clipzoo.data.shards.cache import ShardCache
-from clipzoo.data.shards.index_builder import load_or_build
-from clipzoo.data.shards.inspection import Inspection, sample_statistics
-from clipzoo.data.shards.pairs import Pair
-from clipzoo.data.shards.writer import write_shards
+from clipzoo.data.index import load_or_build
+from clipzoo.data.locations import ShardCache
+from clipzoo.data.write import Inspection, Pair, sample_statistics, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.evaluation import outputs
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
-from clipzoo.evaluation.datasets.classification_readers import folders
 from clipzoo.evaluation.datasets.dataset import RetrievalDataset
+from clipzoo.evaluation.datasets.readers import folders
+from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.retrieval import Retrieval
-from clipzoo.evaluation.transform import Transform
 from clipzoo.training.diagnostics import write_examples
 from tests.support.shards import shard_data, write_shard
 

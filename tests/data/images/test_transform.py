@@ -8,12 +8,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode, functional as torchvision
 
-from clipzoo.data.images import decoding
-from clipzoo.data.images.crops import random_crop
-from clipzoo.data.images.decoding import read_header
-from clipzoo.data.images.rand_augment import _OPERATIONS, rand_augment
-from clipzoo.data.images.transform import ImageTransform
-from clipzoo.data.plan.randomness import generator
+from clipzoo.data import images
+from clipzoo.data.images import OPERATIONS, ImageTransform, apply_operation, rand_augment, random_crop, read_header
+from clipzoo.data.plan import generator
 from tests.support.processes import Process
 
 MAX_PIXELS = 10**8
@@ -95,7 +92,7 @@ def test_simplejpeg_and_pil_decode_the_same_pixels(monkeypatch, reduction, optio
     for width, height in ((400, 300), (333, 251), (64, 65)):
         encoded = photograph(width, height, **options)
         fast = read_header(encoded, MAX_PIXELS)
-        monkeypatch.setattr(decoding, "simplejpeg", None)
+        monkeypatch.setattr(images, "simplejpeg", None)
         slow = read_header(encoded, MAX_PIXELS)
         monkeypatch.undo()
         assert type(fast) is not type(slow) and (fast.height, fast.width) == (slow.height, slow.width) == (
@@ -139,12 +136,11 @@ def test_a_flip_reverses_the_columns_of_the_same_crop():
 
 def test_rand_augment_applies_all_operations_equally_often_with_probability_one_half(monkeypatch):
     calls = []
-    spies = tuple(lambda image, level, sign, kind=k: calls.append((kind, level, sign)) or image for k in range(10))
-    monkeypatch.setattr("clipzoo.data.images.rand_augment._OPERATIONS", spies)
+    monkeypatch.setattr("clipzoo.data.images.apply_operation", lambda image, *call: calls.append(call) or image)
     image = torch.zeros(3, 4, 4, dtype=torch.uint8)
     for i in range(4000):
         rand_augment(image, 2, 7, random(i))
-    kinds = np.bincount([kind for kind, _, _ in calls], minlength=10)
+    kinds = np.bincount([OPERATIONS.index(kind) for kind, _, _ in calls], minlength=10)
     assert len(calls) == pytest.approx(4000, rel=0.06) and (np.abs(kinds - 400) < 90).all()
     assert {level for _, level, _ in calls} == {0.7}
     assert np.mean([sign > 0 for _, _, sign in calls]) == pytest.approx(0.5, abs=0.05)
@@ -153,7 +149,7 @@ def test_rand_augment_applies_all_operations_equally_often_with_probability_one_
 def test_operations_keep_shape_and_type_and_match_their_names():
     image = torch.from_numpy(np.asarray(Image.open(io.BytesIO(photograph(64, 64)))).copy()).permute(2, 0, 1)
     identity, contrast, equal, bright, sharp, shear_x, shear_y, move_x, move_y, turn = (
-        operation(image, 0.7, 1.0) for operation in _OPERATIONS
+        apply_operation(image, operation, 0.7, 1.0) for operation in OPERATIONS
     )
     assert torch.equal(identity, image)
     assert contrast.amax((1, 2)).min() >= 254 and contrast.amin((1, 2)).max() == 0
@@ -162,7 +158,7 @@ def test_operations_keep_shape_and_type_and_match_their_names():
     assert sharp.float().var() > image.float().var()
     assert torch.equal(move_x[:, :, 7:], image[:, :, :-7]) and (move_x[:, :, :7] == 128).all()
     assert torch.equal(move_y[:, 7:], image[:, :-7])
-    assert torch.equal(_OPERATIONS[7](image, 0.7, -1.0)[:, :, :-7], image[:, :, 7:])
+    assert torch.equal(apply_operation(image, "shift x", 0.7, -1.0)[:, :, :-7], image[:, :, 7:])
     assert (shear_x[:, 0] != image[:, 0]).any() and (turn[:, 0, 0] == 128).all()
     assert (shear_y[:, 32, 32].int() - image[:, 32, 32].int()).abs().max() < 30
     for result in (contrast, equal, bright, sharp, shear_x, shear_y, move_x, move_y, turn):
@@ -211,5 +207,5 @@ def test_strips_give_the_pixels_of_the_whole_image(mode, monkeypatch):
     stream = io.BytesIO()
     image.save(stream, "TIFF" if mode == "CMYK" else "PNG", **({"transparency": 3} if mode == "P" else {}))
     whole = read_header(stream.getvalue(), 10**9).decode(1)
-    monkeypatch.setattr(decoding, "_STRIP", 23 * 5)
+    monkeypatch.setattr(images, "_STRIP", 23 * 5)
     np.testing.assert_array_equal(read_header(stream.getvalue(), 10**9).decode(1), whole)

@@ -7,9 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from clipzoo.data.plan.mixture import Mixture
-from clipzoo.data.plan.plan import Plan
-from clipzoo.data.plan.randomness import generator
+from clipzoo.data.plan import Mixture, Plan, generator
 from clipzoo.errors import ConfigError
 
 COUNTS = [7, 1, 12, 0, 5, 9, 3]

@@ -12,8 +12,7 @@ import fsspec
 import pytest
 import torch
 
-from clipzoo.data.shards.cache import ShardCache
-from clipzoo.data.shards.locations import MISSING, states
+from clipzoo.data.locations import MISSING, ShardCache, states
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.disks import small_disk
@@ -206,7 +205,7 @@ def test_a_process_forked_during_a_download_does_not_hold_its_lock(tmp_path):
 
 def test_an_interrupted_download_leaves_no_complete_looking_file(tmp_path):
     code = (
-        "from clipzoo.data.shards.cache import ShardCache; import sys;"
+        "from clipzoo.data.locations import ShardCache; import sys;"
         "ShardCache(sys.argv[1], 1.0).open('pipe:echo half; sleep 60')"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "cache")])

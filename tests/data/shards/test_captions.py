@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from clipzoo.data.faults import BadSampleError
-from clipzoo.data.images.decoding import LARGEST_FILE
-from clipzoo.data.left_out import LeftOut
-from clipzoo.data.shards.cache import ShardCache
-from clipzoo.data.shards.captions import LARGEST_TEXT, NO_CAPTION, CaptionCounts, digest, has_text, read_member
-from clipzoo.data.shards.index_builder import load_or_build
-from clipzoo.data.shards.inspection import Inspection, sample_statistics
-from clipzoo.data.shards.pairs import Pair
-from clipzoo.data.shards.writer import write_shards
+from clipzoo.data.captions import LARGEST_TEXT, NO_CAPTION, CaptionCounts, digest, has_text, read_member
+from clipzoo.data.faults import BadSampleError, LeftOut
+from clipzoo.data.images import LARGEST_FILE
+from clipzoo.data.index import load_or_build
+from clipzoo.data.locations import ShardCache
+from clipzoo.data.write import Inspection, Pair, sample_statistics, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.retrieval import ScoreRows
 from tests.support.shards import picture, shard_data, write_shard
@@ -81,8 +78,8 @@ def test_counting_in_parts_equals_counting_at_once(monkeypatch):
     digests = np.random.default_rng(0).integers(0, 40, 1000).astype(np.uint64)
     whole = CaptionCounts.of(digests)
     assert whole.pairs == int((digests != NO_CAPTION).sum()) and whole.distinct == 39
-    monkeypatch.setattr("clipzoo.data.shards.captions._SORTED_AT_ONCE", 64)
-    monkeypatch.setattr("clipzoo.data.shards.captions._BLOCK", 100)
+    monkeypatch.setattr("clipzoo.data.captions._SORTED_AT_ONCE", 64)
+    monkeypatch.setattr("clipzoo.data.captions._BLOCK", 100)
     assert CaptionCounts.of(digests) == whole
 
 

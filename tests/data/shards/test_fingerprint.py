@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from clipzoo.data.shards.fingerprint import DATASET, stored_fingerprint
+from clipzoo.data.index import DATASET, stored_fingerprint
 from clipzoo.distributed.world import World
 from tests.support.shards import shard_data, write_numbered
 

@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipzoo.data.shards.cache import ShardCache
-from clipzoo.data.shards.index import load
-from clipzoo.data.shards.index_builder import load_or_build
-from clipzoo.data.shards.scan import scan_shard
-from clipzoo.data.shards.sources import parse_sources
+from clipzoo.data.index import load, load_or_build
+from clipzoo.data.locations import ShardCache, parse_sources
+from clipzoo.data.tar import scan_shard
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.io import WriteError
@@ -48,7 +46,7 @@ def test_only_new_and_changed_shards_are_read(tmp_path, monkeypatch):
     first = build(folder)
     read = []
     monkeypatch.setattr(
-        "clipzoo.data.shards.index_builder.scan_shard",
+        "clipzoo.data.index.scan_shard",
         lambda path, *key: read.append(Path(path).name) or scan_shard(path, *key),
     )
     assert build(folder).fingerprint == first.fingerprint and read == []
@@ -221,7 +219,7 @@ def test_a_folder_without_shards_and_a_glob_without_match_are_errors(tmp_path):
 
 
 def test_building_an_index_does_not_import_torch():
-    code = "import sys, clipzoo.data.shards.index_builder; sys.exit('torch' in sys.modules)"
+    code = "import sys, clipzoo.data.index; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

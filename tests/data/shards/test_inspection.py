@@ -7,9 +7,9 @@ import io
 import pytest
 from PIL import Image
 
-from clipzoo.data.shards.cache import ShardCache
-from clipzoo.data.shards.index_builder import load_or_build
-from clipzoo.data.shards.inspection import Inspection, describe, sample_statistics
+from clipzoo.data.index import load_or_build
+from clipzoo.data.locations import ShardCache
+from clipzoo.data.write import Inspection, describe, sample_statistics
 from clipzoo.distributed.world import World
 from tests.support.shards import numbered, picture, shard_data, write_shard
 
@@ -62,7 +62,7 @@ def test_quick_inspection_reads_headers_only(folder):
 
 @pytest.mark.medium
 def test_several_processes_count_as_one_does(folder, monkeypatch):
-    monkeypatch.setattr("clipzoo.data.shards.inspection._CHUNK", 7)
+    monkeypatch.setattr("clipzoo.data.write._CHUNK", 7)
     seen = []
     _, alone = statistics(folder)
     _, together = statistics(folder, processes=2, progress=lambda done, total: seen.append((done, total)))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from clipzoo.data.shards.sources import parse_sources
+from clipzoo.data.locations import parse_sources
 from clipzoo.errors import ConfigError
 
 

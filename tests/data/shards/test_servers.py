@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from clipzoo.data.shards import commands, locations
-from clipzoo.data.shards.cache import ShardCache
-from clipzoo.data.shards.index_builder import load_or_build
+from clipzoo.data import locations, locations as commands
+from clipzoo.data.index import load_or_build
+from clipzoo.data.locations import ShardCache
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import stores as filesystem
 from tests.support.processes import Process, children, is_alive, wait_until_gone
@@ -75,7 +75,7 @@ def url(server: Server) -> str:
 
 def download(server: Server) -> bytes:
     target = io.BytesIO()
-    locations.copy(url(server), target)
+    locations.copy_location(url(server), target)
     return target.getvalue()
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from clipzoo.data.shards import locations
-from clipzoo.data.shards.cache import ShardCache
+from clipzoo.data import locations
+from clipzoo.data.locations import ShardCache
 from clipzoo.errors import TrainingError
 from clipzoo.io import stores as filesystem
 from tests.support.s3 import BUCKET, S3Proxy, request, s3_server
@@ -77,7 +77,7 @@ def test_each_range_is_repeated_by_itself(monkeypatch, tmp_path):
         files.operations.clear()
         files.faults = {"get 0.tar": [ConnectionError("reset"), "truncated", OSError(5, "EIO"), TimeoutError()]}
         with (tmp_path / "copy").open("wb") as target:
-            locations.copy("faulty://bucket/0.tar", target)
+            locations.copy_location("faulty://bucket/0.tar", target)
         assert (tmp_path / "copy").read_bytes() == content
         assert [operation for operation, _ in files.operations] == ["get"] * 11
 

@@ -7,8 +7,7 @@ import tarfile
 
 import pytest
 
-from clipzoo.data.shards.scan import scan_shard
-from clipzoo.data.shards.tar import list_members
+from clipzoo.data.tar import list_members, scan_shard
 from tests.support.shards import numbered, write_shard
 
 

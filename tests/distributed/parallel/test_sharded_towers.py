@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clipzoo.api.build import build_head, build_objective
-from clipzoo.distributed.parallel.base import Parallel, Replicated
-from clipzoo.distributed.parallel.sharded import Sharded
+from clipzoo.build import build_head, build_objective
+from clipzoo.distributed.parallel import Parallel, Replicated
+from clipzoo.distributed.sharded import Sharded
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
 from clipzoo.encoders.demo import DemoImageTower
@@ -18,7 +18,7 @@ from clipzoo.encoders.huggingface import HuggingFaceText
 from clipzoo.encoders.image import ClipResNet, ClipViT, TimmTower
 from clipzoo.encoders.open_clip import OpenClipImage, OpenClipText
 from clipzoo.encoders.text import ClipTextTower
-from clipzoo.encoders.tuning.towers import Lora
+from clipzoo.encoders.tuning import Lora
 from clipzoo.model import Model
 from clipzoo.training.gradients import GradientCache
 from clipzoo.types import Batch, Features, Progress

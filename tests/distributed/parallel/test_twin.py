@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from clipzoo.distributed.parallel.base import by_kind
-from clipzoo.distributed.parallel.twin import twin
+from clipzoo.distributed.parallel import by_kind
+from clipzoo.distributed.sharded import twin
 from clipzoo.encoders.base import call_as_forward
-from clipzoo.encoders.tuning.lora import LowRank
+from clipzoo.encoders.tuning import LowRank
 
 
 def test_a_twin_shares_every_tensor_and_the_kept_modules_and_no_other_module():

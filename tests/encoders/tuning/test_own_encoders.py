@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clipzoo.encoders.tuning.towers import Frozen, Full
-from clipzoo.encoders.tuning.tuning import Tuning
+from clipzoo.encoders.tuning import Frozen, Full, Tuning
 from clipzoo.errors import ConfigError
 from tests.support.training_step import Towers
 

@@ -12,8 +12,7 @@ from clipzoo.encoders.demo import DemoImageTower
 from clipzoo.encoders.huggingface import HuggingFaceText
 from clipzoo.encoders.image import TimmTower
 from clipzoo.encoders.open_clip import OpenClipText
-from clipzoo.encoders.tuning.lora import adapters_of, merged, plain_name
-from clipzoo.encoders.tuning.towers import Full, LastLayers, Lora, layer_indices
+from clipzoo.encoders.tuning import Full, LastLayers, Lora, adapters_of, layer_indices, merged, plain_name
 from clipzoo.errors import ConfigError
 
 BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99}

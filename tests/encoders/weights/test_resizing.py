@@ -9,7 +9,7 @@ import torch
 from open_clip.model import resize_pos_embed, resize_text_pos_embed
 from timm.layers import resample_abs_pos_embed
 
-from clipzoo.encoders.weights.resizing import resized
+from clipzoo.encoders.weights import resized
 
 
 @pytest.mark.parametrize(("old", "new"), [(7, 12), (12, 7)])

@@ -7,7 +7,7 @@ import torch
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.class_prompts import CAPTION_KEY, write_class_prompts
+from clipzoo.evaluation.datasets.prompts import CAPTION_KEY, write_class_prompts
 from tests.support.evaluation_sets import TEMPLATES, classes
 from tests.support.shards import shard_data
 

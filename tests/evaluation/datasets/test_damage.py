@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets.retrieval_readers import karpathy
-from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
+from clipzoo.evaluation.datasets.readers import karpathy
+from clipzoo.evaluation.datasets.tar import open_tar_dataset
 from clipzoo.io import DamagedFileError
 from tests.support import damage
 from tests.support.evaluation_sets import write_sets

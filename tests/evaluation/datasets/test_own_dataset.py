@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from clipzoo.errors import ConfigError
-from clipzoo.evaluation.datasets import own_dataset, own_sources
+from clipzoo.evaluation.datasets import own
 from clipzoo.evaluation.datasets.benchmarks import open_benchmark
 from tests.support.shards import picture
 
@@ -23,18 +23,18 @@ def put(path: Path, content: bytes | None = None, number: int = 0, kind: str = "
     return path
 
 
-def classified(source: own_sources.Source, folder: Path) -> own_dataset.Made:
-    return own_dataset.make_classification(source, folder, TEMPLATES, "top1")
+def classified(source: own.Source, folder: Path) -> own.Made:
+    return own.make_classification(source, folder, TEMPLATES, "top1")
 
 
-def kinds(made: own_dataset.Made) -> dict[str, str]:
+def kinds(made: own.Made) -> dict[str, str]:
     return {entry.path.name: entry.kind for entry in made.left_out}
 
 
 def test_folders_of_classes_become_a_dataset_that_evaluation_opens(tmp_path: Path) -> None:
     for number, name in enumerate(["red_flag", "blue", "red_flag/album"]):
         put(tmp_path / "in" / name / f"p{number}.png", number=number)
-    made = classified(own_sources.class_folders(tmp_path / "in"), tmp_path / "sets" / "flags")
+    made = classified(own.class_folders(tmp_path / "in"), tmp_path / "sets" / "flags")
     assert (made.samples, made.classes, made.probed, made.left_out) == ({"test": 3}, 2, False, [])
     dataset = open_benchmark("flags", tmp_path / "sets", "slip")
     assert (dataset.class_names, dataset.templates) == (["blue", "red flag"], TEMPLATES)
@@ -47,20 +47,20 @@ def test_folders_of_classes_become_a_dataset_that_evaluation_opens(tmp_path: Pat
 def test_folders_called_train_and_test_are_splits_and_a_linear_probe_is_possible(tmp_path: Path) -> None:
     for number, part in enumerate(["train/a", "train/b", "test/a", "test/b", "train/c"]):
         put(tmp_path / "in" / part / "p.png", number=number)
-    made = classified(own_sources.class_folders(tmp_path / "in"), tmp_path / "letters")
+    made = classified(own.class_folders(tmp_path / "in"), tmp_path / "letters")
     assert made.samples == {"train": 2, "test": 2} and made.probed
     assert ([entry.kind for entry in made.left_out], made.empty_classes) == (["class_without_test"], ["c"])
     with pytest.raises(
         ConfigError, match="folders test, train, valid: splits are called train, val and test, and need"
     ):
         (tmp_path / "in" / "valid").mkdir()
-        own_sources.class_folders(tmp_path / "in")
+        own.class_folders(tmp_path / "in")
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     for name in ("train", "bus"):
         put(tmp_path / "in" / name / "p.png")
-    assert own_sources.class_folders(tmp_path / "in").class_names == {"train", "bus"}
+    assert own.class_folders(tmp_path / "in").class_names == {"train", "bus"}
 
 
 def test_every_file_that_is_left_out_is_counted_and_named(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_every_file_that_is_left_out_is_counted_and_named(tmp_path: Path) -> Non
     }.items():  # fmt: skip
         put(tmp_path / "in" / path, content)
     (tmp_path / "in" / "d").mkdir()
-    made = classified(own_sources.class_folders(tmp_path / "in"), tmp_path / "set")
+    made = classified(own.class_folders(tmp_path / "in"), tmp_path / "set")
     assert kinds(made) == {
         "cut.png": "undecodable_image", "empty.jpg": "empty_image", "drawing.svg": "no_image_file",
         "text.jpg": "undecodable_image", "loose.png": "no_class",
@@ -85,7 +85,7 @@ def test_every_file_that_is_left_out_is_counted_and_named(tmp_path: Path) -> Non
 def test_images_in_formats_that_the_layout_lacks_become_png_with_the_same_pixels(tmp_path: Path) -> None:
     for name, kind in {"a/p.gif": "GIF", "b/p.bmp": "BMP", "c/p.webp": "WEBP"}.items():
         put(tmp_path / "in" / name, kind=kind)
-    classified(own_sources.class_folders(tmp_path / "in"), tmp_path / "set")
+    classified(own.class_folders(tmp_path / "in"), tmp_path / "set")
     test = open_benchmark("set", tmp_path, "slip").splits["test"]
     for index, name in enumerate(["a/p.gif", "b/p.bmp", "c/p.webp"]):
         expected = Image.open(tmp_path / "in" / name).convert("RGB")
@@ -104,13 +104,13 @@ def test_a_table_of_classes_has_splits_and_names_rows_that_cannot_be_used(tmp_pa
     for number in range(3):
         put(tmp_path / f"x{number}.png", number=number)
     (tmp_path / "table.csv").write_text("\n".join(rows))
-    source = own_sources.table_of_classes(tmp_path / "table.csv", "file", "name", "part")
+    source = own.table_of_classes(tmp_path / "table.csv", "file", "name", "part")
     made = classified(source, tmp_path / "animals")
     assert open_benchmark("animals", tmp_path, "slip").class_names == ["owl bird", "sea_lion"]
     assert kinds(made) == {"x2.png": "no_class", "x9.png": "missing_file"}
     (tmp_path / "table.csv").write_text("file,name,part\nx0.png,a,dev\n")
     with pytest.raises(ConfigError, match=r"table.csv has the split 'dev' for x0.png: splits are train, val, test"):
-        own_sources.table_of_classes(tmp_path / "table.csv", "file", "name", "part")
+        own.table_of_classes(tmp_path / "table.csv", "file", "name", "part")
 
 
 def test_captions_come_from_the_lines_of_a_file_or_the_rows_of_a_table(tmp_path: Path) -> None:
@@ -118,13 +118,13 @@ def test_captions_come_from_the_lines_of_a_file_or_the_rows_of_a_table(tmp_path:
         put(tmp_path / "in" / f"p{number}.png", number=number)
         if text is not None:
             (tmp_path / "in" / f"p{number}.txt").write_text(text)
-    made = own_dataset.make_retrieval(own_sources.captioned_folder(tmp_path / "in"), tmp_path / "lines")
+    made = own.make_retrieval(own.captioned_folder(tmp_path / "in"), tmp_path / "lines")
     assert kinds(made) == {"p2.png": "empty_caption", "p3.png": "no_caption_file"}
     (tmp_path / "in" / "t.tsv").write_text(
         "f\tc\tsplit\np0.png\tone\ttest\np1.png\ttwo\ttest\np0.png\tune\ttest\np3.png\tx\ttrain"
     )
-    source = own_sources.table_of_captions(tmp_path / "in" / "t.tsv", "f", "c", "split")
-    assert own_dataset.make_retrieval(source, tmp_path / "rows").captions == 3
+    source = own.table_of_captions(tmp_path / "in" / "t.tsv", "f", "c", "split")
+    assert own.make_retrieval(source, tmp_path / "rows").captions == 3
     for name in ("lines", "rows"):
         dataset = open_benchmark(name, tmp_path, "slip")
         assert (dataset.captions, dataset.caption_image) == (["one", "une", "two"], [0, 0, 1])
@@ -133,35 +133,35 @@ def test_captions_come_from_the_lines_of_a_file_or_the_rows_of_a_table(tmp_path:
 def test_a_dataset_without_images_or_classes_is_not_written(tmp_path: Path) -> None:
     put(tmp_path / "in" / "a" / "bad.png", b"no image")
     with pytest.raises(ConfigError, match=r"set needs at least two classes and has 0 \(left out: 1 file, .*bad\.png: "):
-        classified(own_sources.class_folders(tmp_path / "in"), tmp_path / "set")
+        classified(own.class_folders(tmp_path / "in"), tmp_path / "set")
     with pytest.raises(ConfigError, match=r"set has no image \(left out: 1 file, .*bad\.txt is missing"):
-        own_dataset.make_retrieval(own_sources.captioned_folder(tmp_path / "in"), tmp_path / "set")
+        own.make_retrieval(own.captioned_folder(tmp_path / "in"), tmp_path / "set")
     with pytest.raises(ConfigError, match="bad has no folder: put the images of each class"):
         (tmp_path / "bad").mkdir()
-        own_sources.class_folders(tmp_path / "bad")
+        own.class_folders(tmp_path / "bad")
     assert not (tmp_path / "set").exists()
 
 
 def test_nothing_is_overwritten_and_no_benchmark_is_impersonated(tmp_path: Path) -> None:
     for name in ("a", "b"):
         put(tmp_path / "in" / name / "p.png")
-    source = own_sources.class_folders(tmp_path / "in")
+    source = own.class_folders(tmp_path / "in")
     classified(source, tmp_path / "set")
     with pytest.raises(ConfigError, match="set exists already: remove it to write the dataset again"):
         classified(source, tmp_path / "set")
     with pytest.raises(ConfigError, match="food101 is the name of a benchmark dataset"):
         classified(source, tmp_path / "food101")
     with pytest.raises(ConfigError, match="'a flag' has no {c}"):
-        own_dataset.make_classification(source, tmp_path / "other", ["a flag"], "top1")
+        own.make_classification(source, tmp_path / "other", ["a flag"], "top1")
 
 
 @pytest.mark.medium
 def test_processes_find_the_same_faults_and_progress_is_reported(tmp_path: Path) -> None:
     for number in range(60):
         put(tmp_path / "in" / "ab"[number % 2] / f"{number}.png", b"bad" if number == 7 else picture(0, (8, 8)))
-    source, calls = own_sources.class_folders(tmp_path / "in"), []
+    source, calls = own.class_folders(tmp_path / "in"), []
     alone = classified(source, tmp_path / "alone")
-    together = own_dataset.make_classification(
+    together = own.make_classification(
         source, tmp_path / "together", TEMPLATES, "top1", 2, lambda done, total: calls.append((done, total))
     )
     assert (

@@ -15,15 +15,13 @@ import torchvision.datasets
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets import prompts
 from clipzoo.evaluation.datasets.benchmarks import MissingDatasetError, convert, open_benchmark, read_source
-from clipzoo.evaluation.datasets.catalogue import catalogue, check_size
-from clipzoo.evaluation.datasets.classification_readers import SourceClassification
-from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
-from clipzoo.evaluation.datasets.retrieval_readers import SourceRetrieval
+from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset, catalogue, check_size
+from clipzoo.evaluation.datasets.readers import SourceClassification, SourceRetrieval
 from clipzoo.runs.protocol import TWO_LISTS
 from tests.support.distributed_datasets import RETRIEVAL, WRITERS, place_of
 from tests.support.paths import ROOT
 
-TABLES = ROOT / "clipzoo" / "report" / "paper_tables" / "published"
+TABLES = ROOT / "clipzoo" / "report" / "papers"
 CLASSIFICATION = [name for name, facts in catalogue().items() if "captions" not in facts]
 
 

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ClassificationDataset, RetrievalDataset
-from clipzoo.evaluation.datasets.tar_dataset import open_tar_dataset
-from clipzoo.evaluation.datasets.tar_writer import write_classification, write_retrieval
+from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
 
 NAMES = ["a red/blue thing", "éclair", "third"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clipzoo.evaluation.probe.features import read_features, write_features
+from clipzoo.evaluation.probe import read_features, write_features
 from clipzoo.io import WriteError
 from tests.support import damage
 from tests.support.disks import fill, small_disk

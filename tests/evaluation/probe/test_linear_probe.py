@@ -7,10 +7,10 @@ from functools import partialmethod
 
 import pytest
 
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.distributed.world import World
-from clipzoo.evaluation.probe.logistic import LogisticRegression
-from clipzoo.report.run_page.page import write_report
+from clipzoo.evaluation.logistic import LogisticRegression
+from clipzoo.report.pages import write_report
 from clipzoo.runs.record import RunRecord, results
 from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, write_sets
 
@@ -26,7 +26,7 @@ def evaluated(tmp_path):
 
     def evaluate():
         folder = tmp_path / "run"
-        metrics = part(plain["eval"]).run(model_of("clip"), folder / "evaluation", World())
+        metrics = build_part(plain["eval"]).run(model_of("clip"), folder / "evaluation", World())
         results(folder, plain, None, [], {"steps": 1}, metrics).write(folder)
         write_report(folder)
         return folder

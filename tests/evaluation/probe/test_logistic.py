@@ -10,8 +10,8 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression as Peer
 
-from clipzoo.evaluation.probe.logistic import LogisticRegression
-from clipzoo.evaluation.probe.search import GRID
+from clipzoo.evaluation.logistic import LogisticRegression
+from clipzoo.evaluation.probe import GRID
 from tests.support.classification import problem
 
 
@@ -156,9 +156,9 @@ def informative_columns(scales: list[float]) -> tuple[torch.Tensor, torch.Tensor
 def test_blocks_of_rows_do_not_change_the_optimum(monkeypatch):
     features, labels = problem()
     whole = LogisticRegression(features, labels, 5).solve(1.0)
-    monkeypatch.setattr("clipzoo.evaluation.probe.logistic.ROWS_AT_ONCE", 33)
-    monkeypatch.setattr("clipzoo.evaluation.probe.minimizer.BLOCK_LOGITS", 40)
-    monkeypatch.setattr("clipzoo.evaluation.probe.minimizer.SAMPLED_ROWS", 100)
+    monkeypatch.setattr("clipzoo.evaluation.logistic.ROWS_AT_ONCE", 33)
+    monkeypatch.setattr("clipzoo.evaluation.logistic.BLOCK_LOGITS", 40)
+    monkeypatch.setattr("clipzoo.evaluation.logistic.SAMPLED_ROWS", 100)
     parts = LogisticRegression(features, labels, 5).solve(1.0)
     assert parts.objective == pytest.approx(whole.objective, rel=1e-7)
 

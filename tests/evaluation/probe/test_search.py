@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clipzoo.evaluation.probe.features import LabelledFeatures
-from clipzoo.evaluation.probe.logistic import LogisticRegression
-from clipzoo.evaluation.probe.search import GRID, accuracies, held_out, probe, search
+from clipzoo.evaluation.logistic import LogisticRegression
+from clipzoo.evaluation.probe import GRID, LabelledFeatures, accuracies, held_out, probe, search
 from tests.support.classification import problem
 
 NAMES = ["a", "b", "c", "d", "e"]

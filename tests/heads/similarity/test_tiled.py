@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipzoo.api.build import build_objective
+from clipzoo.build import build_objective
 from clipzoo.distributed.world import World
-from clipzoo.heads.similarity.tiled import automatic_tile, tiled_anchors, tiled_scores
+from clipzoo.heads.scores import automatic_tile, tiled_anchors, tiled_scores
 from clipzoo.heads.vector import VectorHead
 from clipzoo.types import Batch, Progress, Similarity
 from scripts.compatibility import composed

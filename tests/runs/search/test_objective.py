@@ -7,7 +7,7 @@ import json
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.runs.search.objective import SUITE, measured, require_metrics, results_of
+from clipzoo.runs.search import SUITE, measured, require_metrics, results_of
 
 METRICS = {"zero_shot/a/top1": 40.0, "zero_shot/b/top1": 60.0, "zero_shot/b/top5": 90.0}
 

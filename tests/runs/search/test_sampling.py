@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clipzoo.runs.search.sampling import next_point
-from clipzoo.runs.search.trial import Trial
+from clipzoo.runs.search import Trial, next_point
 from tests.support.searches import accuracy, search, space
 
 

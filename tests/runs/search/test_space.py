@@ -7,7 +7,7 @@ import re
 import pytest
 
 from clipzoo.errors import ConfigError
-from clipzoo.runs.search.space import Choice, Interval, space_of
+from clipzoo.runs.search import Choice, Interval, space_of
 from clipzoo.runs.sweep import of_search_option
 
 

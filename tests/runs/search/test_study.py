@@ -15,7 +15,7 @@ import pytest
 
 from clipzoo.errors import ConfigError
 from clipzoo.io import WriteError
-from clipzoo.runs.search.study import study_folder
+from clipzoo.runs.search import study_folder
 from tests.support.processes import Process
 from tests.support.searches import LINES, accuracy, complete, search, space, study
 

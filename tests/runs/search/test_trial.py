@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clipzoo.runs.search.trial import Trial, front, passes
+from clipzoo.runs.search import Trial, front, passes
 
 
 def at_rung(number: int, value: float) -> Trial:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.objectives.nuclr import NUCLR
-from clipzoo.report.run_page.sample_figures import sample_histograms
+from clipzoo.report.figures import sample_histograms
 from clipzoo.training import diagnostics
 from clipzoo.types import PointSet
 from tests.support.objectives import NUCLR_OPTIONS, batch, progress, random_cosines, similarity

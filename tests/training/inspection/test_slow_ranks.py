@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import clipzoo
 from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Encoder
-from clipzoo.heads.clip import ClipHead
+from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.training.settings import Computation, Inspection

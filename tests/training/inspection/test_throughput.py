@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from clipzoo.api.build import build_model
+from clipzoo.build import build_model
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
 from clipzoo.objectives.infonce import InfoNCE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from clipzoo.api.build import part
+from clipzoo.build import build_part
 from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError
 from clipzoo.training.loggers import Logger, MetricLogger
@@ -28,7 +28,7 @@ def test_the_documented_logger_is_ten_lines_and_chosen_on_the_command_line(tmp_p
     monkeypatch.syspath_prepend(tmp_path)
     overrides = ["+logger.also.printer._target_=my_loggers.Printer", "+logger.also.printer.every=2"]
     node = compose(overrides, complete=False)["logger"]
-    chosen = part(node, trust=["my_loggers"])
+    chosen = build_part(node, trust=["my_loggers"])
     chosen.open(tmp_path / "run", CONFIG, 0)
     for step in (1, 2):
         chosen.log(step, {"loss": step / 4, "event": "text"})
@@ -55,7 +55,7 @@ def test_a_logger_that_fails_is_named_and_not_used_again(tmp_path, caplog):
 def test_a_missing_package_is_one_clear_message(monkeypatch, name):
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     with pytest.raises(ConfigError, match=rf"logger={name} needs {name}.*pip install -e .*\[{name}\]"):
-        part(compose([f"logger={name}"], complete=False)["logger"])
+        build_part(compose([f"logger={name}"], complete=False)["logger"])
 
 
 @pytest.mark.medium
@@ -92,7 +92,7 @@ def test_trackio_keeps_one_run_over_resumes(tmp_path, monkeypatch):
 def log_twice(node: dict, folder: Path, picture: Path) -> None:
     """Log a step, and after a resume another one with the final metrics."""
     for start in (0, 2):
-        chosen = part(node)
+        chosen = build_part(node)
         chosen.open(folder, CONFIG, start)
         chosen.log(start + 1, {"loss": float(start + 1)})
         if start:

@@ -12,7 +12,7 @@ from torch import nn
 
 import clipzoo
 from clipzoo.distributed.world import World
-from clipzoo.encoders.tuning.lora import merged, plain_name
+from clipzoo.encoders.tuning import merged, plain_name
 from clipzoo.io import DamagedFileError
 from clipzoo.training.feature_cache import FeatureCache
 from clipzoo.types import Batch, Features

@@ -1,1 +1,0 @@
-"""Start a run from weights: of another run, a file, open_clip, timm or transformers."""

@@ -1,0 +1,249 @@
+"""Build the parts of a run from its checked configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from clipzoo.config import schema, schema as relations
+from clipzoo.config.groups import CONF, options
+from clipzoo.config.schema import HYDRA_KEYS, class_constant, emptied, filled, has_open, is_a
+from clipzoo.config.trust import KEY, OWN, is_within, refusal, values_of
+from clipzoo.encoders.base import Encoder, on_meta, require_as_large
+from clipzoo.encoders.tuning import Tuning
+from clipzoo.errors import ConfigError, PartError, TrainingError, first_line
+from clipzoo.evaluation.suite import Suite
+from clipzoo.heads.base import Head
+from clipzoo.io import DamagedFileError
+from clipzoo.model import Model
+from clipzoo.objectives import base
+from clipzoo.objectives.base import Objective
+from clipzoo.training.parts import Averaging, Dataset, Logger, Optimizer, Parts
+from clipzoo.training.settings import Settings
+from clipzoo.types import Part
+
+
+def build_parts(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Parts:
+    """Build every part but the encoder, which takes longest. trust: as in `part`.
+
+    Raises:
+        ConfigError: a constructor refuses its arguments, or the objective cannot train the head.
+    """
+    suite = build_part(plain["eval"], trust, Suite)
+    parts = Parts(
+        settings=build_part(plain["trainer"], trust, Settings),
+        head=build_head(plain, trust),
+        objective=build_objective(plain, trust),
+        dataset=build_part(plain["data"], trust, Dataset),
+        evaluator=suite,
+        optimizer=build_part(plain["optim"], trust, Optimizer),
+        logger=build_part(plain["logger"], trust, Logger),
+        tuning=build_part(plain["tune"], trust, Tuning) if "tune" in plain else None,
+        averaging=build_part(plain["average"], trust, Averaging) if "average" in plain else None,
+        seed=plain["seed"],
+    )
+    base.require(parts.head, parts.objective)
+    if suite.validation is not None:
+        parts.objective.require_value_of_unseen()
+    return parts
+
+
+def found_in_model(plain: Mapping[str, Any], trust: Collection[str] = ()) -> dict[str, Any]:
+    """Return the values of `from_model:NAME` in a configuration, by name; empty if it has none.
+
+    The encoder is built on the meta device, without weights. trust: as in `part`.
+
+    Raises:
+        ConfigError: the encoder cannot be built, or cannot serve the head.
+    """
+    if not has_open(plain):
+        return {}
+    with torch.device("meta"):
+        encoder = build_part(emptied(plain["encoder"]), trust, Encoder)
+    found = dict(encoder.facts())
+    complete = filled(plain, found)
+    faults = schema.faults(complete) or list(relations.broken(relations.RUN, complete))
+    head = complete["head"]["_target_"] if "head" in complete else None
+    if head and class_constant(head, "needs_tokens") and (without := encoder.without_tokens()):
+        faults.append(
+            f"{' and '.join(without)} has no tokens, or tokens of another width than its pooled features, and cannot "
+            f"serve the heads {' and '.join(heads_with_tokens())}: choose another encoder, or another head"
+        )
+    if faults:
+        raise ConfigError("\n         ".join(faults))
+    return found
+
+
+def heads_with_tokens() -> list[str]:
+    """Return the options of the group `head` whose heads read tokens."""
+    targets = {name: yaml.safe_load((CONF / "head" / f"{name}.yaml").read_text()) for name in options("head")}
+    return [name for name, node in targets.items() if class_constant(node["_target_"], "needs_tokens")]
+
+
+def build_part(node: Mapping[str, Any], trust: Collection[str] = (), kind: type = object) -> Any:
+    """Build the object that a `_target_` node describes, and the nodes inside it, from plain values.
+
+    This is the only place where a `_target_` becomes a class; strings are taken as they are, never interpolated.
+
+    Args:
+        node: `_target_` and the arguments of the class; `_args_` and `_partial_` as in Hydra.
+        trust: packages and classes that the node may name beside the parts of this package.
+        kind: class or Protocol that the object must satisfy.
+
+    Raises:
+        ConfigError: a class is no part and is not trusted, its constructor refuses a value or fails, or the object is
+            not of this kind.
+    """
+    target = node.get("_target_")
+    constructor = _constructor(target, trust)
+    positional = _built(node.get("_args_", []), trust)
+    named = {str(key): _built(value, trust) for key, value in node.items() if key not in HYDRA_KEYS}
+    try:
+        built = (
+            partial(constructor, *positional, **named) if node.get("_partial_") else constructor(*positional, **named)
+        )
+    except (ConfigError, TrainingError):
+        raise
+    except Exception as error:
+        raise PartError(f"{target} cannot be built: {first_line(error)}") from error
+    if not is_a(built, kind):
+        raise ConfigError(f"{target} is not of type {kind.__name__}: change the _target_ of its group")
+    return built
+
+
+def _built(value: Any, trust: Collection[str]) -> Any:
+    """Return the value with every `_target_` node in it built."""
+    if isinstance(value, Mapping):
+        return build_part(value, trust) if "_target_" in value else {key: _built(value[key], trust) for key in value}
+    return [_built(item, trust) for item in value] if isinstance(value, list) else value
+
+
+def _constructor(target: object, trust: Collection[str]) -> Callable[..., Any]:
+    """Return the class with a dotted name. Raises ConfigError unless it is a part of this package or trusted."""
+    if reason := refusal(target, trust):
+        raise ConfigError(f"_target_={target} {reason}")
+    module, _, name = str(target).rpartition(".")
+    try:
+        constructor = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"_target_={target} cannot be imported: {error}") from error
+    origin = str(getattr(constructor, "__module__", ""))
+    if is_within(module, (OWN,)):
+        is_part = isinstance(constructor, type) and issubclass(constructor, nn.Module | Part)
+        is_allowed = is_part and is_within(origin, (OWN,))
+        reason = f"is not a part of {OWN}: it is not a head, objective, encoder or other class that runs are built from"
+    else:
+        # A trusted package may import modules that are not trusted.
+        is_allowed = callable(constructor) and is_within(origin, trust)
+        reason = f"comes from {origin}: add {KEY}={origin.partition('.')[0]} if you trust that package"
+    if not is_allowed and target not in trust:
+        raise ConfigError(f"_target_={target} {reason}")
+    return constructor
+
+
+def build_head(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Head:
+    """Build the head with the initial weights of `seed`."""
+    return _seeded(plain, "head", trust, Head)
+
+
+def build_objective(plain: Mapping[str, Any], trust: Collection[str] = ()) -> Objective:
+    """Build the objective with the initial parameters of `seed`."""
+    return _seeded(plain, "objective", trust, Objective)
+
+
+def build_model(plain: Mapping[str, Any], head: Head | None = None, trust: Collection[str] = ()) -> Model:
+    """Build encoder and head with the initial weights of `seed`; on the meta device under `torch.device("meta")`.
+
+    head: already built; None builds it. trust: as in `part`.
+    """
+    plain = filled(plain, found_in_model(plain, trust))
+    encoder = _seeded(plain, "encoder", trust, Encoder)
+    return Model(encoder, head or build_head(plain, trust))
+
+
+def build_trained(
+    plain: Mapping[str, Any],
+    state: Mapping[str, Any],
+    path: Path,
+    remedy: str,
+    trust: Collection[str] = (),
+    dtype: torch.dtype | None = None,
+    fixed: Collection[str] = (),
+) -> Model:
+    """Build encoder and head with stored weights. Names and shapes are compared before the model takes memory.
+
+    The configuration may be a stranger's: the model is built on the meta device first, with at most a few times as many
+    parameters as there are stored tensors. Pretrained weights that the configuration names are not downloaded.
+
+    Args:
+        state: tensors by the names of the model's state. path, remedy: of their file, for messages.
+        trust: as in `part`. dtype: of the model; None for that of its constructors.
+        fixed: names of tensors that keep the constructors' values where the state lacks them.
+
+    Raises:
+        DamagedFileError: a tensor is missing, left over, or has another shape; the message names the keys that give
+            the model's shape. Or the model computes buffers that are much larger than all weights.
+    """
+    plain = {**plain, "encoder": _without_pretrained(plain["encoder"])}
+    _require_fit(plain, state, path, remedy, trust, fixed)
+    model = build_model(plain, trust=trust).to(dtype)
+    model.load_state_dict({**{name: value for name, value in model.state_dict().items() if name in fixed}, **state})
+    return model
+
+
+def _without_pretrained(node: Any) -> Any:
+    """Return a node with `pretrained: false` in place of `pretrained: true`, at any depth."""
+    if isinstance(node, list):
+        return [_without_pretrained(value) for value in node]
+    if not isinstance(node, Mapping):
+        return node
+    return {key: value is not True and _without_pretrained(value) if key == "pretrained" else _without_pretrained(value)
+            for key, value in node.items()}  # fmt: skip
+
+
+def _require_fit(
+    plain: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    path: Path,
+    remedy: str,
+    trust: Collection[str],
+    fixed: Collection[str],
+) -> None:
+    try:
+        with on_meta(len(stored)):
+            model = build_model(plain, trust=trust)
+    except PartError as error:
+        raise DamagedFileError(path, f"does not fit the model of its configuration ({error})", remedy) from None
+    wanted = {name: list(value.shape) for name, value in model.state_dict().items()}
+    for name in [*wanted, *stored]:
+        value, asked = stored.get(name), wanted.get(name)
+        seen = list(value.shape) if isinstance(value, Tensor) else None
+        if seen == asked or (seen is None and name in fixed):
+            continue
+        # The keys that give the sizes that differ; for a tensor too many or too few, the numbers of layers.
+        keys, sizes = [], set(asked or ()) - set(seen or ())
+        for key, given in values_of(plain):
+            layers = (seen is None or asked is None) and "layers" in key and name.startswith(key.rpartition(".")[0])
+            if layers or (seen is not None and given in sizes):
+                keys.append(f"{key}={given}")
+        fault = f"{name} has shape {seen}, the model's has {asked}{' by ' if keys else ''}{', '.join(keys)}"
+        raise DamagedFileError(path, f"does not fit the model of its configuration ({fault})", remedy)
+    require_as_large(model, stored.values(), path, remedy)
+
+
+def _seeded(plain: Mapping[str, Any], name: str, trust: Collection[str], kind: type) -> Any:
+    """Build a part whose initial weights depend on the seed alone, not on the order of construction."""
+    torch.manual_seed(plain["seed"])
+    return build_part(plain[name], trust, kind)
+
+
+def parameters_of(module: nn.Module) -> int:
+    """Return the number of parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,369 @@
+"""Dataset of image-caption pairs in WebDataset shards: every sample once an epoch, in an order set by the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from clipzoo.config.schema import checked
+from clipzoo.config.vocabulary import Ascending, Count, Gigabytes, Pixels, Probability, Range, Share, Side, Workers
+from clipzoo.data.captions import CaptionCounts
+from clipzoo.data.faults import BadSampleError, Fault, FaultLog
+from clipzoo.data.images import ImageTransform
+from clipzoo.data.index import ShardIndex, check_shards, fingerprint, index_folders, load_or_build
+from clipzoo.data.loader import iterate
+from clipzoo.data.locations import ShardCache, parse_sources
+from clipzoo.data.plan import Plan, generator
+from clipzoo.data.reader import Prefetcher, ShardReader
+from clipzoo.data.tokenizer import Tokenizer, caption_lengths, trim_padding
+from clipzoo.distributed.launch import loader_workers
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.types import Batch, Part, World
+
+StoredKeys = Callable[[Tensor], Tensor]
+"""Sample ids [b] -> digests of the images whose features are stored, [b] int64; 0 where there are none."""
+Operations = Annotated[int, Range(at_least=0, at_most=100)]
+Magnitude = Annotated[int, Range(at_least=0, at_most=10)]
+_MOST_CANDIDATES = 64
+
+
+@checked
+class ShardDataset(Part):
+    """Batches of image-caption pairs from WebDataset shards. Satisfies `clipzoo.training.parts.Dataset`.
+
+    shards: a path, pattern or URL, a list of them, or a list of {path, weight}; see `sources.parse_sources`.
+    tokenizer: captions -> token ids.
+    image_size: side S of the square crops in pixels.
+    crop_scale: smallest and largest fraction of an image's area in a crop.
+    interpolation: how a crop is resized.
+    flip: probability of a horizontal flip.
+    rand_augment: number of operations and magnitude of 10; None for none.
+    decode: "exact" decodes every pixel; "fast" lets the JPEG decoder scale down by 2, 4 or 8 where the crop stays
+        larger than image_size.
+    max_pixels: larger images count as unusable.
+    caption_key: key of the .json that holds the caption or captions; None for the .txt.
+    shuffle_window: number of shards whose samples are shuffled together.
+    max_bad_fraction: fraction of unusable samples above which training stops.
+    workers: decoding processes of each rank; 0 decodes in the training process, "auto" is as many as the cores allow.
+    prefetch: batches that each worker prepares ahead.
+    index_folder: folder of the index; None for that of the shards, or the run directory if that is not writable.
+    cache_folder, cache_gigabytes: local copies of remote shards, see `cache.ShardCache`; at least two windows.
+    """
+
+    def __init__(
+        self,
+        shards: str | list[str] | list[dict[str, str | float | list[str]]],
+        tokenizer: Tokenizer,
+        image_size: Side,
+        crop_scale: Annotated[tuple[Share, Share], Ascending()],
+        interpolation: Literal["bicubic", "bilinear"],
+        flip: Probability,
+        rand_augment: tuple[Operations, Magnitude] | None,
+        decode: Literal["exact", "fast"],
+        max_pixels: Pixels,
+        caption_key: str | None,
+        shuffle_window: Count,
+        max_bad_fraction: Probability,
+        workers: Literal["auto"] | Workers,
+        prefetch: Annotated[int, Range(at_least=1, at_most=1024)],
+        index_folder: str | None,
+        cache_folder: str | None,
+        cache_gigabytes: Gigabytes,
+    ) -> None:
+        self._sources = parse_sources(shards)
+        self._tokenizer = tokenizer
+        # Plain tuples, because Hydra passes lists of its own that are slow to index.
+        scale = crop_scale[0], crop_scale[1]
+        augment = (rand_augment[0], rand_augment[1]) if rand_augment else None
+        self._transform = ImageTransform(image_size, scale, interpolation, flip, augment, decode, max_pixels)
+        self._caption_key = caption_key
+        self._window = shuffle_window
+        self._max_bad_fraction = max_bad_fraction
+        self._workers, self._prefetch = workers, prefetch
+        self._index_folder = index_folder
+        self._cache = ShardCache(cache_folder, cache_gigabytes)
+        self._run: Path | None = None
+        self._indexes: list[ShardIndex] = []
+        self._stored_keys: StoredKeys | None = None
+        self.samples = 0
+
+    def open(self, cache: Path | None, world: World) -> None:
+        """Load the index. The first rank builds it if needed, beside the shards or under `cache`, the run directory.
+
+        Raises ConfigError if damaged shards lack too many samples or the ranks see different shards. Collective.
+        """
+        self._run = cache
+        indexes, faults = world.run_on_first(self._load_and_check)
+        # A node with its own copies of shards and index has to build its own index.
+        self._indexes = indexes if all(index.data.is_file() for index in indexes) else self._load()
+        if len(set(world.gather_object(self.fingerprint))) > 1:
+            raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
+        self.samples = sum(index.samples for index in self._indexes)
+        self._faults = FaultLog(self.samples, self._max_bad_fraction)
+        if world.is_first:
+            self._open_fault_log(world)
+            self._faults.record(0, faults)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the shards' names and samples and of all that sets their order; a run resumes only on the same."""
+        return fingerprint(self._indexes, self._sources, self._window)
+
+    def repeats(self, view: Literal["image", "text"]) -> bool:
+        """Return True if a sample's image or caption is the same in every epoch, up to rare exceptions."""
+        transform = self._transform
+        return view == "text" or (
+            transform.crop_scale == (1, 1) and transform.flip == 0 and transform.rand_augment is None
+        )
+
+    def leave_out_images(self, stored_keys: StoredKeys) -> None:
+        """Do not decode images whose features are stored: batches have `image_key`, and such images are black.
+
+        stored_keys: called in the loader processes.
+        """
+        self._stored_keys = stored_keys
+
+    def captions(self) -> CaptionCounts:
+        """Return how often captions repeat, over all sources alike whatever their weights. Reads the index only."""
+        if len(self._indexes) == 1:
+            return self._indexes[0].captions
+        return CaptionCounts.of(np.concatenate([index.records["caption"] for index in self._indexes]))
+
+    def counters(self) -> dict[str, int]:
+        """Numbers of unusable or converted samples by kind, as seen by this rank since `open`."""
+        return dict(self._faults.counts)
+
+    def check(self, seed: int, global_batch: int) -> None:
+        """Raise ConfigError if a batch of this size would hold a sample twice."""
+        self._plan(seed, global_batch)
+
+    def batches(
+        self, *, seed: int, global_batch: int, world: World, start_step: int, stop_step: int, trim_text: bool
+    ) -> Iterator[Batch]:
+        """Yield this rank's rows [rank * b, (rank + 1) * b) of steps start_step .. stop_step - 1, on the CPU.
+
+        trim_text: cut the padding that all captions of the batch share; the length stays a multiple of 8. Raises
+        ConfigError once more than max_bad_fraction of the samples were replaced.
+        """
+        rows = rank_rows(global_batch, world)
+        self._open_fault_log(world)
+        plan = self._plan(seed, global_batch)
+        dataset = RankBatches(plan, self._reader(seed), self._tokenizer, rows, trim_text, self._stored_keys)
+        # Loads the vocabulary before the fork, so that the workers share it.
+        self._tokenizer([""])
+        steps = range(start_step, stop_step)
+        workers = loader_workers(world.device.type == "cuda", self._workers)
+        items = iterate(dataset, steps, workers, self._prefetch, world.timeout, "data.workers")
+        # Starts its threads after the fork: a process forked among threads inherits the locks that they hold.
+        prefetcher = Prefetcher(plan, self._indexes, self._cache)
+        prefetcher.advance(start_step)
+        try:
+            for step, (batch, faults) in enumerate(items, start_step):
+                self._faults.record(len(batch), faults)
+                prefetcher.advance(step)
+                yield batch
+        finally:
+            items.close()
+            prefetcher.close()
+
+    def examples(self, sample_ids: Sequence[int]) -> list[tuple[Tensor, str]]:
+        """Image (uint8 [3, S, S]) and caption of each sample, as in the first epoch with seed 0."""
+        reader = self._reader(seed=0)
+        samples = [reader.read(sample_id, epoch=0) for sample_id in sample_ids]
+        return [(sample.image, sample.caption) for sample in samples if sample.image is not None]
+
+    def names(self, sample_ids: Sequence[int]) -> list[str]:
+        """Shard and key of each sample, such as "00003.tar 000031415"."""
+        reader = self._reader(seed=0)
+        return [reader.name(sample_id) for sample_id in sample_ids]
+
+    def _plan(self, seed: int, global_batch: int) -> Plan:
+        counts = [index.counts.tolist() for index in self._indexes]
+        return Plan(counts, [source.weight for source in self._sources], seed, self._window, global_batch)
+
+    def _reader(self, seed: int) -> SampleReader:
+        return SampleReader(self._indexes, self._cache, self._transform, self._caption_key, seed)
+
+    def _open_fault_log(self, world: World) -> None:
+        if self._run is not None:
+            self._faults.write_to(self._run / f"bad_samples.rank{world.rank}.jsonl")
+
+    def _load_and_check(self) -> tuple[list[ShardIndex], list[Fault]]:
+        indexes = self._load()
+        return indexes, check_shards(indexes, self._max_bad_fraction)
+
+    def _load(self) -> list[ShardIndex]:
+        indexes = []
+        for source in self._sources:
+            folders = index_folders(source.shards, self._index_folder, self._run)
+            indexes.append(load_or_build(source.shards, self._cache, folders, caption_key=self._caption_key))
+        return indexes
+
+
+def rank_rows(global_batch: int, world: World) -> slice:
+    """Return this rank's rows of a global batch. Raises ConfigError if it cannot be divided evenly among the ranks."""
+    if global_batch % world.size:
+        raise ConfigError(
+            f"trainer.global_batch {global_batch} cannot be divided among {number_of(world.size, 'rank')}"
+        )
+    size = global_batch // world.size
+    return slice(world.rank * size, (world.rank + 1) * size)
+
+
+class LoadedBatch(NamedTuple):
+    """A batch and its faults."""
+
+    batch: Batch
+    faults: list[Fault]
+
+
+class RankBatches(Dataset[LoadedBatch]):
+    """Map-style dataset: item k is this rank's share of step k, the rows `rows` of the global batch.
+
+    An image whose digest is among `stored_keys` is not decoded: it is black. A batch without decoded images takes no
+    memory for them. stored_keys: None decodes all images and computes no digests.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        reader: SampleReader,
+        tokenizer: Tokenizer,
+        rows: slice,
+        trim_text: bool,
+        stored_keys: StoredKeys | None = None,
+    ) -> None:
+        self._plan, self._reader, self._tokenizer, self._rows, self._trim = plan, reader, tokenizer, rows, trim_text
+        self._stored_keys = stored_keys
+
+    def __getitem__(self, step: int) -> LoadedBatch:
+        rows = self._plan.rows(step)
+        ids, epochs = torch.from_numpy(rows.sample_id[self._rows].copy()), rows.epoch[self._rows].tolist()
+        stored = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
+        size = self._reader.image_size
+        images = torch.zeros(1, dtype=torch.uint8).expand(len(ids), 3, size, size)
+        captions: list[str] = []
+        keys: list[int] = []
+        faults: list[Fault] = []
+        for position, place in enumerate(zip(ids.tolist(), epochs, stored, strict=True)):
+            sample = self._reader.read(*place)
+            if sample.image is not None:
+                if not images.is_contiguous():
+                    images = images.contiguous()
+                images[position] = sample.image
+            captions.append(sample.caption)
+            keys.append(sample.image_key)
+            faults += sample.faults
+        text = self._tokenizer(captions)
+        lengths = None
+        if self._trim:
+            lengths = caption_lengths(text, self._tokenizer.end_token)
+            text = trim_padding(text, self._tokenizer.end_token)
+        image_keys = None if self._stored_keys is None else torch.tensor(keys)
+        return LoadedBatch(Batch(images, text, ids, image_keys, lengths), faults)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """image: uint8 [3, S, S]; None if it has not been decoded. faults: replacement and conversions of this sample.
+
+    image_key: digest of the encoded image and its crop; 0 if none was asked for.
+    """
+
+    image: Tensor | None
+    caption: str
+    faults: list[Fault]
+    image_key: int
+
+
+class SampleReader:
+    """Reads samples as a pure function of (seed, epoch, sample id) and the shards."""
+
+    def __init__(
+        self,
+        indexes: Sequence[ShardIndex],
+        cache: ShardCache,
+        transform: ImageTransform,
+        caption_key: str | None,
+        seed: int,
+    ) -> None:
+        self._indexes, self._transform, self._seed = indexes, transform, seed
+        self._first_ids = np.concatenate([[0], np.cumsum([index.samples for index in indexes])])
+        self._shards = ShardReader(cache, caption_key)
+
+    @property
+    def image_size(self) -> int:
+        return self._transform.image_size
+
+    def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
+        """Return the sample, or the next usable one after it in its shard (cyclically), then in the next shards.
+
+        stored_key: digest of the image that need not be decoded, 0 for none; None leaves the digests out.
+
+        Raises ConfigError if none of the candidates is usable.
+        """
+        index, *wanted = self._locate(sample_id)
+        failure: BadSampleError | None = None
+        for shard, position in _candidates(index, *wanted):
+            # Random choices depend on `sample_id`, also if another sample is read in its place.
+            random = generator("augment", self._seed, epoch, sample_id)
+            try:
+                captions = self._shards.captions(index, shard, position)
+                crop = self._transform.choose(self._shards.image(index, shard, position), random)
+                key = 0 if stored_key is None else crop.digest()
+                image = None if key and key == stored_key else self._transform.decode_crop(crop, random)
+            except BadSampleError as error:
+                failure = failure or error
+                continue
+            chosen = 0
+            if len(captions) > 1:
+                chosen = int(generator("caption", self._seed, epoch, sample_id).integers(len(captions)))
+            conversions, faults = crop.image.conversions, list[Fault]()
+            if failure or conversions:
+                place = _name(index, shard, position)
+                faults += [Fault(sample_id, *place, kind, "converted to plain RGB", None) for kind in conversions]
+            if failure:
+                name = _name(index, *wanted)
+                faults.append(Fault(sample_id, *name, failure.kind, failure.reason, " ".join(place)))
+            return Sample(image, captions[chosen], faults, key)
+        assert failure is not None
+        raise ConfigError(
+            f"{' '.join(_name(index, *wanted))} cannot be used ({failure.reason}), nor any of the samples that follow "
+            "it: check data.shards and data.caption_key"
+        )
+
+    def name(self, sample_id: int) -> str:
+        """Shard and key of a sample."""
+        return " ".join(_name(*self._locate(sample_id)))
+
+    def _locate(self, sample_id: int) -> tuple[ShardIndex, int, int]:
+        """Return the index that holds a sample, its shard and its position there."""
+        source = int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
+        index = self._indexes[source]
+        return index, *index.locate(sample_id - int(self._first_ids[source]))
+
+
+def _candidates(index: ShardIndex, shard: int, position: int) -> Iterator[tuple[int, int]]:
+    """Yield (shard, position): first the sample itself, then its possible replacements.
+
+    In other shards the position stays the same, so that the samples of a lost shard have different replacements.
+    """
+    count = index.counts[shard]
+    for step in range(min(count, _MOST_CANDIDATES)):
+        yield shard, (position + step) % count
+    shards = len(index.counts)
+    for step in range(1, min(shards, _MOST_CANDIDATES)):
+        following = (shard + step) % shards
+        if index.counts[following]:
+            yield following, position % index.counts[following]
+
+
+def _name(index: ShardIndex, shard: int, position: int) -> tuple[str, str]:
+    return index.locations[shard], index.keys(shard)[position]

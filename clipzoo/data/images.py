@@ -1,0 +1,361 @@
+"""Images: encoded bytes to 8-bit RGB, and the random crop and augmentation of training. Imports torch only to compute.
+
+The same conversion to RGB serves training, evaluation, inspection, reports and the library: the first frame of an
+animation, transparency over white, the upper 8 of 16 bits, other modes as PIL converts them. The orientation in EXIF
+metadata is not applied. JPEGs are decoded by simplejpeg if it is installed (the extra "fast"): the same libjpeg-turbo
+as in PIL, so the same pixels, in half the time. PIL decodes everything else, and the JPEGs that simplejpeg refuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from clipzoo.data.faults import BadSampleError
+from clipzoo.io import DamagedFileError, read_bytes
+
+try:
+    import simplejpeg
+except ImportError:
+    simplejpeg = None
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Pixels = NDArray[np.uint8]
+DECODING = "transparency over white, upper 8 of 16 bits"
+"""Part of the key of cached results: change it together with the pixels that an image is decoded to."""
+FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm"}
+"""Formats that are read, by PIL's name, and their file extension."""
+MAX_PIXELS = 89_000_000
+"""The default of data.max_pixels."""
+LARGEST_FILE = 2**28
+"""Bytes of the largest encoded image that is read."""
+OPERATIONS = (
+    "identity", "autocontrast", "equalize", "brightness", "sharpness", "shear x", "shear y", "shift x", "shift y",
+    "rotate",
+)  # fmt: skip
+"""Operations of RandAugment."""
+_STRIP = 1 << 20
+"""Number of pixels that are converted at a time."""
+_ASPECT = (math.log(3 / 4), math.log(4 / 3))
+_ATTEMPTS = 10
+_LEVELS = 10
+_MID_GREY = [128.0, 128.0, 128.0]
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Decode, crop, resize, flip and augment an image: bytes -> uint8 [3, S, S]. Arguments as in ShardDataset."""
+
+    image_size: int
+    crop_scale: tuple[float, float]
+    interpolation: Literal["bicubic", "bilinear"]
+    flip: float
+    rand_augment: tuple[int, int] | None
+    decode: Literal["exact", "fast"]
+    max_pixels: int
+
+    def __call__(self, encoded: bytes, random: np.random.Generator) -> tuple[Tensor, list[str]]:
+        """Return the crop and the kinds of conversion that the image needed. Raises BadSampleError."""
+        crop = self.choose(encoded, random)
+        return self.decode_crop(crop, random), crop.image.conversions
+
+    def choose(self, encoded: bytes, random: np.random.Generator) -> EncodedCrop:
+        """Read the header and choose the crop. Raises BadSampleError."""
+        image = read_header(encoded, self.max_pixels)
+        return EncodedCrop(encoded, image, random_crop(image.height, image.width, self.crop_scale, random))
+
+    def decode_crop(self, crop: EncodedCrop, random: np.random.Generator) -> Tensor:
+        """Return the pixels of a crop, with the generator that has chosen it. Raises BadSampleError."""
+        import torch
+
+        box, reduction = crop.box, 1
+        if self.decode == "fast" and crop.image.scalable:
+            # The decoder may scale down as long as the crop keeps at least S pixels a side.
+            shortest = min(box.height, box.width)
+            reduction = next((factor for factor in (8, 4, 2) if shortest >= factor * self.image_size), 1)
+        pixels = crop.image.decode(reduction)
+        # The crop starts on the grid of the reduced pixels; off the grid it would differ several times more from the
+        # exactly decoded one.
+        top, left, height, width = (edge // reduction for edge in (box.top, box.left, box.height, box.width))
+        resized = torch.nn.functional.interpolate(
+            torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None],
+            (self.image_size, self.image_size),
+            mode=self.interpolation,
+            antialias=True,
+            align_corners=False,
+        )[0]
+        if random.random() < self.flip:
+            resized = resized.flip(-1)
+        if self.rand_augment is not None:
+            resized = rand_augment(resized, self.rand_augment[0], self.rand_augment[1], random)
+        return resized
+
+
+@dataclass(frozen=True)
+class EncodedCrop:
+    """A crop of an image of which only the header has been read."""
+
+    encoded: bytes
+    image: EncodedImage
+    box: Box
+
+    def digest(self) -> int:
+        """Return 64 bits, never 0, that represent the encoded image and the place of the crop."""
+        hashed = hashlib.blake2b(self.encoded, digest_size=8, key=repr(self.box).encode()).digest()
+        return int.from_bytes(hashed, "little", signed=True) or 1
+
+
+@dataclass(frozen=True)
+class Box:
+    """A crop in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def random_crop(height: int, width: int, scale: tuple[float, float], random: np.random.Generator) -> Box:
+    """Return the box of a random resized crop: `scale` of the area, aspect ratio 3/4 to 4/3.
+
+    If none of ten attempts fits, the box is the largest central crop within those aspect ratios. The number of random
+    values drawn does not depend on the size of the image.
+
+    Source: Szegedy et al. 2015, as implemented in torchvision.
+    """
+    areas = random.uniform(scale[0], scale[1], _ATTEMPTS) * height * width
+    ratios = np.exp(random.uniform(*_ASPECT, _ATTEMPTS))
+    place = random.random(2)
+    for area, ratio in zip(areas, ratios, strict=True):
+        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top = int(place[0] * (height - crop_height + 1))
+            left = int(place[1] * (width - crop_width + 1))
+            return Box(top, left, crop_height, crop_width)
+    crop_width = min(width, max(1, round(height * math.exp(_ASPECT[1]))))
+    crop_height = min(height, max(1, round(width / math.exp(_ASPECT[0]))))
+    return Box((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width)
+
+
+def rand_augment(image: Tensor, operations: int, magnitude: int, random: np.random.Generator) -> Tensor:
+    """Apply up to `operations` random operations to an image, uint8 [3, S, S] -> uint8 [3, S, S].
+
+    Each operation is drawn from OPERATIONS with replacement, applied with probability 1/2 at `magnitude` of 10, and has
+    a random sign.
+
+    Source: RandAugment as in ALBEF and the vision-language codes that follow it.
+    """
+    kinds = random.integers(len(OPERATIONS), size=operations)
+    applied = random.random(operations) < 0.5
+    signs = np.where(random.random(operations) < 0.5, 1.0, -1.0)
+    for kind, chosen, sign in zip(kinds, applied, signs, strict=True):
+        if chosen:
+            image = apply_operation(image, OPERATIONS[kind], magnitude / _LEVELS, sign)
+    return image
+
+
+def apply_operation(image: Tensor, operation: str, level: float, sign: float) -> Tensor:
+    """Apply one of OPERATIONS to an image, uint8 [3, S, S]. level: strength from 0 to 1. sign: direction, 1 or -1."""
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
+    slope, pixels, angle = math.degrees(math.atan(sign * 0.3 * level)), sign * 10 * level, sign * 30 * level
+    shear, shift, turn = [0.0, 0.0], [0.0, 0.0], 0.0
+    match operation:
+        case "identity":
+            return image
+        case "autocontrast":
+            return functional.autocontrast(image)
+        case "equalize":
+            return functional.equalize(image)
+        case "brightness":
+            return functional.adjust_brightness(image, 0.1 + 1.8 * level)
+        case "sharpness":
+            return functional.adjust_sharpness(image, 0.1 + 1.8 * level)
+        case "shear x" | "shear y":
+            shear["xy".index(operation[-1])] = slope
+        case "shift x" | "shift y":
+            shift["xy".index(operation[-1])] = pixels
+        case "rotate":
+            turn = angle
+    bilinear = InterpolationMode.BILINEAR
+    return functional.affine(image, turn, shift, 1.0, shear, interpolation=bilinear, fill=_MID_GREY)
+
+
+# Decoding.
+
+
+def read_image_file(path: Path) -> bytes:
+    """Return the bytes of an image file. Raises BadSampleError."""
+    try:
+        return read_bytes(path, LARGEST_FILE)
+    except DamagedFileError as error:
+        if not path.exists():
+            raise BadSampleError("missing_file", "there is no such file") from None
+        raise BadSampleError("unreadable_file", f"it {error.fault}") from None
+
+
+def read_header(encoded: bytes, max_pixels: int | None) -> EncodedImage:
+    """Read the header of an image.
+
+    max_pixels: data.max_pixels; None for the limit of PIL, 2 * PIL.Image.MAX_IMAGE_PIXELS.
+
+    Raises:
+        BadSampleError: not an image, or larger than `max_pixels`.
+    """
+    if not encoded:
+        raise BadSampleError("empty_image", "the image has no bytes")
+    image: EncodedImage | None = None
+    if simplejpeg is not None and encoded.startswith(b"\xff\xd8\xff"):
+        with suppress(ValueError):
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
+            image = _SimpleJpegImage(encoded, height, width) if colours in ("YCbCr", "Gray") else None
+    image = image or _PilImage(encoded)
+    key, most = "data.max_pixels", max_pixels
+    if most is None:
+        key, most = "2 * PIL.Image.MAX_IMAGE_PIXELS =", 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
+    if image.height * image.width > most:
+        raise BadSampleError("enormous_image", f"{image.width} x {image.height} pixels, more than {key} {most}")
+    return image
+
+
+def decode(encoded: bytes) -> Image.Image:
+    """Return an image as a PIL image of mode RGB. Raises BadSampleError."""
+    return read_header(encoded, None).decode_for_pil()
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert the current frame of a PIL image of any mode to RGB; an RGB image is returned itself.
+
+    Raises:
+        BadSampleError: floating-point pixels, or integers that exceed 16 bits.
+    """
+    if image.mode == "F":
+        raise BadSampleError("undecodable_image", "floating-point pixels have no stated range")
+    if image.mode.startswith("I"):
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise BadSampleError("undecodable_image", f"values {values.min()} to {values.max()} exceed 16 bits")
+        upper = (values // 256).astype(np.uint8)
+        # A grey value that represents transparency becomes white.
+        if isinstance(transparent := image.info.get("transparency"), int):
+            upper[values == transparent] = 255
+        return Image.fromarray(upper).convert("RGB")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+class EncodedImage(Protocol):
+    """An image of which only the header has been read.
+
+    extension: of a file in its format. scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size. conversions:
+    kinds of conversion to RGB that are counted (CMYK, palette, 16 bits, transparency, animation); empty for a plain RGB
+    or grey image.
+    """
+
+    height: int
+    width: int
+    extension: str
+    scalable: bool
+    conversions: list[str]
+
+    def decode(self, reduction: int) -> Pixels:
+        """Return pixels [ceil(height / reduction), ceil(width / reduction), 3], once. Raises BadSampleError."""
+
+    def decode_for_pil(self) -> Image.Image:
+        """Return the pixels of `decode(1)` as a PIL image of mode RGB, once. Raises BadSampleError."""
+
+
+class _SimpleJpegImage:
+    scalable = True
+    extension = "jpg"
+
+    def __init__(self, encoded: bytes, height: int, width: int) -> None:
+        self._encoded, self.height, self.width = encoded, height, width
+        self.conversions: list[str] = []
+
+    def decode(self, reduction: int) -> Pixels:
+        height, width = -(-self.height // reduction), -(-self.width // reduction)
+        try:
+            return simplejpeg.decode_jpeg(self._encoded, min_height=height, min_width=width)
+        except ValueError:
+            return _PilImage(self._encoded).decode(reduction)
+
+    def decode_for_pil(self) -> Image.Image:
+        return Image.fromarray(self.decode(1))
+
+
+class _PilImage:
+    def __init__(self, encoded: bytes) -> None:
+        with _pil_errors():
+            self._image = Image.open(io.BytesIO(encoded), formats=list(FORMATS))
+            self.width, self.height = self._image.size
+            # A JPEG may hold further images, and is then of PIL's format MPO.
+            self.extension = FORMATS.get(self._image.format or "", "jpg")
+            self.scalable = self._image.format == "JPEG"
+            mode, transparent = self._image.mode, self._image.has_transparency_data
+            # Counting the frames would decode all of them.
+            animated = self._image.format != "JPEG" and getattr(self._image, "is_animated", False)
+            checks = {
+                "cmyk_image": mode == "CMYK", "palette_image": mode in ("P", "PA"),
+                "16_bit_image": mode.startswith("I"), "transparent_image": transparent, "animated_image": animated,
+            }  # fmt: skip
+            self.conversions = [kind for kind, applies in checks.items() if applies]
+
+    def decode(self, reduction: int) -> Pixels:
+        with _pil_errors():
+            if reduction > 1:
+                self._image.draft(None, (self.width // reduction, self.height // reduction))
+            self._image.load()
+            # Converted in strips: copies of a large image in other modes would take many times its memory.
+            width, height = self._image.size
+            rows = max(1, _STRIP // width)
+            if rows >= height:
+                pixels = np.array(to_rgb(self._image))
+            else:
+                pixels = np.empty((height, width, 3), np.uint8)
+                for top in range(0, height, rows):
+                    end = min(top + rows, height)
+                    pixels[top:end] = np.asarray(to_rgb(self._image.crop((0, top, width, end))))
+            self._image.close()
+            return pixels
+
+    def decode_for_pil(self) -> Image.Image:
+        if self._image.mode != "RGB" or self._image.has_transparency_data:
+            return Image.fromarray(self.decode(1))
+        with _pil_errors():
+            self._image.load()
+            return self._image
+
+
+@contextmanager
+def _pil_errors() -> Iterator[None]:
+    """Turn PIL's exceptions into BadSampleError and silence its warnings, mostly about damaged metadata."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except BadSampleError:
+            raise
+        except Image.DecompressionBombError as error:
+            raise BadSampleError("enormous_image", str(error)) from error
+        except UnidentifiedImageError as error:
+            raise BadSampleError("undecodable_image", f"not an image that is read ({', '.join(FORMATS)})") from error
+        # Damaged bytes raise OSError, SyntaxError, ValueError, struct.error, EOFError, MemoryError and others.
+        except Exception as error:
+            raise BadSampleError("undecodable_image", f"{type(error).__name__}: {error}") from error

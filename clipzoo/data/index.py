@@ -1,0 +1,470 @@
+"""Index of a source: number of samples of every shard, the position of their bytes, and how often captions repeat.
+
+The index is two files: `<digest>.json`, a table of the shards, and the `.bin` named in it, which holds records and
+then keys. The id of a sample is the first id of its source + the start of its shard + its position in the shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clipzoo import io
+from clipzoo.data.captions import CaptionCounts
+from clipzoo.data.children import map_in_children
+from clipzoo.data.faults import Fault
+from clipzoo.data.locations import ShardCache, Source, is_remote, parse_sources, states
+from clipzoo.data.tar import RECORD, ROLES, UNTERMINATED, Scan, scan_descriptor, scan_shard, split_keys
+from clipzoo.errors import ConfigError, masked, number_of
+
+FOLDER = "clipzoo_index"
+VERSION = 2
+DATASET = "clipzoo.data.dataset.ShardDataset"
+REMEDY = "the index is built again"
+STATS_REMEDY = "the size of other shards is used"
+MOST = 2**44
+"""Samples of a shard, and bytes of its keys: sums over a hundred thousand shards are 64-bit integers."""
+_CACHED_SHARDS = 8
+_SHARDS_PER_PROCESS = 8
+_SHOWN = 3
+_VERIFIED_BYTES = 2**29
+"""Bytes of an index that are verified when it is loaded: about a second."""
+_UNKNOWN = 10**15
+"""Larger than any number of samples, so that the fraction of lost samples is near 1."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A row of the table of shards.
+
+    bytes: size of the archive when its samples were listed. state: size and modification time of the file when it was
+    last checked; a size below `bytes` means that the shard was cut since then (-1: deleted). Its samples keep their
+    ids. key_start, key_bytes: position of its keys among all keys. digest: of keys, offsets and sizes. flaw: why the
+    list of samples may be incomplete.
+    """
+
+    name: str
+    count: int
+    bytes: int
+    state: tuple[int, int]
+    key_start: int
+    key_bytes: int
+    digest: str
+    duplicates: int
+    flaw: str | None
+
+
+class ShardIndex:
+    """Index of the shards of one source, in their order. keys(shard): keys of a shard's samples.
+
+    captions: how often the captions repeat; of samples with several captions, the first one.
+    """
+
+    def __init__(self, shards: Sequence[Shard], locations: Sequence[str], data: Path, captions: CaptionCounts) -> None:
+        self.shards, self.locations, self.data, self.captions = list(shards), list(locations), data, captions
+        self.counts = np.array([shard.count for shard in shards], dtype=np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(self.counts)])
+        self.samples = int(self.starts[-1])
+        self._records: np.ndarray | None = None
+        self.keys: Callable[[int], list[str]] = lru_cache(_CACHED_SHARDS)(self._read_keys)
+
+    @property
+    def records(self) -> np.ndarray:
+        """[n] of RECORD. Memory-mapped on first use, in the process that reads."""
+        if self._records is None:
+            empty = np.empty(0, RECORD)
+            self._records = np.memmap(self.data, RECORD, "r", shape=(self.samples,)) if self.samples else empty
+        return self._records
+
+    def records_of(self, shard: int) -> np.ndarray:
+        """Return the records [count] of a shard."""
+        return self.records[self.starts[shard] : self.starts[shard + 1]]
+
+    def key_bytes(self, shard: int) -> bytes:
+        """Read the keys of a shard as they are stored in the data file."""
+        with io.readable(self.data, io.ANY_SIZE, REMEDY) as file:
+            file.seek(self.samples * RECORD.itemsize + self.shards[shard].key_start)
+            return file.read(self.shards[shard].key_bytes)
+
+    def _read_keys(self, shard: int) -> list[str]:
+        return split_keys(self.key_bytes(shard), self.shards[shard].count)
+
+    def locate(self, sample: int) -> tuple[int, int]:
+        """Return (shard, position in the shard) of sample 0 .. n - 1 of the source."""
+        shard = int(np.searchsorted(self.starts, sample, side="right")) - 1
+        return shard, sample - int(self.starts[shard])
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the names, order, sizes and samples of the shards."""
+        facts = [(shard.name, shard.count, shard.bytes, shard.digest) for shard in self.shards]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def __reduce__(self) -> tuple[type[ShardIndex], tuple[list[Shard], list[str], Path, CaptionCounts]]:
+        return ShardIndex, (self.shards, self.locations, self.data, self.captions)
+
+
+# Reading and writing.
+
+
+def load_or_build(
+    locations: Sequence[str],
+    cache: ShardCache,
+    folders: Sequence[Path],
+    processes: int | None = None,
+    caption_key: str | None = None,
+) -> ShardIndex:
+    """Return an up-to-date index of the shards; only new and changed shards are read.
+
+    folders: a new index is written to the first of them that is writable. processes: limit of the reading processes;
+    None for one per core. caption_key: of the captions that are counted, see `read_captions`. Raises ConfigError if no
+    folder is writable.
+    """
+    known = load(locations, folders, caption_key)
+    now = states(locations)
+    before: list[Shard | None] = list(known.shards) if known else [None] * len(locations)
+    # The state of a pipe is unknown until it is read: an intact shard is trusted.
+    stale = [
+        shard is None or (shard.flaw is not None if state is None else state != shard.state)
+        for shard, state in zip(before, now, strict=True)
+    ]
+    if known and not any(stale):
+        return known
+    stale_locations = [location for location, read in zip(locations, stale, strict=True) if read]
+    scan_one: Callable[[str], Scan] = partial(_scan, cache, caption_key)
+    count = min(processes or os.cpu_count() or 1, len(stale_locations) // _SHARDS_PER_PROCESS)
+    scans = map_in_children(scan_one, stale_locations, count, 4) if count > 1 else map(scan_one, stale_locations)
+    names = relative_names(locations)
+    with (
+        _open_folder(folders, locations[0]) as folder,
+        _Writer(folder, index_name(locations, caption_key)) as writer,
+    ):
+        for number, (shard, state) in enumerate(zip(before, now, strict=True)):
+            scan = next(scans) if stale[number] else None
+            if scan is None or (known and scan.flaw and _is_start_of(scan, known, number)):
+                assert known and shard
+                row = replace(shard, state=state or shard.state, flaw=scan.flaw) if scan else shard
+                writer.add(row, known.records_of(number).tobytes(), known.key_bytes(number))
+            else:
+                records, keys = scan.records.tobytes(), scan.key_bytes
+                row = Shard(
+                    names[number], len(scan.records), scan.bytes, state or (scan.bytes, 0), 0, len(keys),
+                    _digest_of(keys, records), scan.duplicates, scan.flaw,
+                )  # fmt: skip
+                writer.add(row, records, keys)
+        # A source without samples, such as a mistyped one, leaves no files behind.
+        if not any(shard.count for shard in writer.shards):
+            return ShardIndex(writer.shards, locations, folder / "nothing", CaptionCounts())
+        return ShardIndex(writer.shards, locations, *writer.finish())
+
+
+def _scan(cache: ShardCache, caption_key: str | None, location: str) -> Scan:
+    if not is_remote(location):
+        return scan_shard(location, caption_key)
+    try:
+        descriptor = cache.open(location)
+    except OSError as error:
+        return Scan.unreadable(f"unreadable: {error}")
+    try:
+        return scan_descriptor(descriptor, caption_key)
+    finally:
+        os.close(descriptor)
+
+
+def _is_start_of(scan: Scan, known: ShardIndex, number: int) -> bool:
+    """Return True if the scan holds only the first known samples of this shard; its last one may lack members."""
+    count = len(scan.records)
+    if count > known.shards[number].count or scan.keys != known.keys(number)[:count]:
+        return False
+    before = known.records_of(number)[:count]
+    if not np.array_equal(scan.records[:-1], before[:-1]):
+        return False
+    return not count or all(new in (0, old) for new, old in zip(scan.records[-1], before[-1], strict=True))
+
+
+def _digest_of(key_bytes: bytes, records: bytes) -> str:
+    return hashlib.sha256(key_bytes + records).hexdigest()[:16]
+
+
+@contextmanager
+def _open_folder(folders: Sequence[Path], example: str) -> Iterator[Path]:
+    """Yield the first writable folder. A folder that is created here and stays empty is removed."""
+    refusals = []
+    for folder in folders:
+        new = not folder.exists()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / f".{os.uname().nodename}.{os.getpid()}.probe"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            refusals.append(f"{folder} ({error.strerror})")
+            continue
+        try:
+            yield folder
+        finally:
+            if new:
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
+        return
+    raise ConfigError(
+        f"the index of {example} and the other shards cannot be written: {', '.join(refusals) or 'no folder given'}; "
+        "set data.index_folder to a folder that you can write to"
+    )
+
+
+class _Writer:
+    """Writes an index shard by shard, with memory independent of the number of samples.
+
+    The writes are atomic, data before table: a reader sees the old index or the new one, whatever is interrupted. The
+    data file is named by its content, so a run that reads an older one is not disturbed.
+    """
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self.shards: list[Shard] = []
+        self._folder, self._digest = folder, digest
+        self._key_start = 0
+        self._content = hashlib.sha256()
+
+    def __enter__(self) -> _Writer:
+        with io.explained(self._folder):
+            # Without a name: a kill leaves nothing.
+            self._files = [tempfile.TemporaryFile(dir=self._folder) for _ in range(2)]  # noqa: SIM115 - closed on exit
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            with suppress(OSError):  # a full disk, which `add` or `finish` has reported
+                file.close()
+
+    def add(self, shard: Shard, records: bytes, keys: bytes) -> None:
+        self.shards.append(replace(shard, key_start=self._key_start))
+        self._key_start += len(keys)
+        for file, content in zip(self._files, (records, keys), strict=True):
+            with io.explained(self._folder):
+                file.write(content)
+            self._content.update(content)
+
+    def finish(self) -> tuple[Path, CaptionCounts]:
+        """Write the table; return the path of the data file, and how often captions repeat."""
+        data = self._folder / f"{self._digest}-{self._content.hexdigest()[:12]}.bin"
+        with io.whole(data) as target:
+            for file in self._files:
+                file.seek(0)
+                shutil.copyfileobj(file, target)
+        samples = sum(shard.count for shard in self.shards)
+        captions = CaptionCounts.of(np.memmap(data, RECORD, mode="r", shape=(samples,))["caption"])
+        table = {
+            "version": VERSION, "data": data.name, "captions": list(captions.occurrences.items()),
+            "shards": [asdict(shard) for shard in self.shards],
+        }  # fmt: skip
+        io.write_whole(self._folder / f"{self._digest}.json", json.dumps(table))
+        return data, captions
+
+
+def load(locations: Sequence[str], folders: Sequence[Path], caption_key: str | None = None) -> ShardIndex | None:
+    """Read the last written index from the first of the folders that has one; the shards are not checked.
+
+    A damaged index is named in the log and counts as none.
+    """
+    damage = io.DamageLog()
+    for folder in folders:
+        path = folder / f"{index_name(locations, caption_key)}.json"
+        if path.is_file() and (index := damage.read(partial(_read, path, locations), None)) is not None:
+            return index
+    return None
+
+
+def _read(path: Path, locations: Sequence[str]) -> ShardIndex | None:
+    """Read and verify an index; None for one of another version. Raises DamagedFileError.
+
+    The data file must have its size, and the records and keys that the digests describe. In a file larger than
+    _VERIFIED_BYTES, shards at equal distances are verified.
+    """
+    table = io.read_json(path, 64 * io.MB, REMEDY)
+    io.require_fields(path, table, {"version": int, "data": str, "shards": list}, REMEDY)
+    if table["version"] != VERSION:
+        return None
+    io.require_fields(path, table, {"captions": list}, REMEDY)
+    names = [row["name"] for row in table["shards"] if _is_row(row)]
+    if names != relative_names(locations) or len(names) != len(table["shards"]):
+        raise io.DamagedFileError(path, "does not describe the shards", REMEDY)
+    if Path(table["data"]).name != table["data"] or not table["data"]:
+        raise io.DamagedFileError(path, f"names {io.shortened(table['data'])}, not a file beside it", REMEDY)
+    shards = [Shard(**{**row, "state": tuple(row["state"])}) for row in table["shards"]]
+    if sum(shard.count for shard in shards) * RECORD.itemsize > 2**63:
+        raise io.DamagedFileError(path, "counts more samples than a file can hold", REMEDY)
+    for row in table["captions"]:
+        pair = row if isinstance(row, list) and len(row) == 2 else [None]
+        if not all(isinstance(number, int) and 0 < number < 2**63 for number in pair):
+            raise io.DamagedFileError(path, "does not count the captions", REMEDY)
+    captions = CaptionCounts({size: number for size, number in table["captions"]})
+    index = ShardIndex(shards, locations, io.below(path.parent, table["data"]), captions)
+
+    with io.readable(index.data, io.ANY_SIZE, REMEDY) as file:
+        size = file.seek(0, os.SEEK_END)
+        keys_start = index.samples * RECORD.itemsize
+        expected = keys_start + sum(shard.key_bytes for shard in shards)
+        if size != expected:
+            raise io.DamagedFileError(index.data, f"has {size} bytes, not {expected}", REMEDY)
+        for number in range(0, len(shards), 1 + size // _VERIFIED_BYTES):
+            shard = shards[number]
+            file.seek(int(index.starts[number]) * RECORD.itemsize)
+            records = file.read(shard.count * RECORD.itemsize)
+            file.seek(keys_start + shard.key_start)
+            if shard.digest != _digest_of(file.read(shard.key_bytes), records):
+                raise io.DamagedFileError(index.data, f"has damaged records or keys of {shard.name}", REMEDY)
+    return index
+
+
+def _is_row(row: object) -> bool:
+    """Return True for a mapping with the fields of `Shard`, in the form that JSON gives them."""
+    if not isinstance(row, dict) or row.keys() != Shard.__dataclass_fields__.keys():
+        return False
+    state = row["state"] if isinstance(row["state"], list) and len(row["state"]) == 2 else [None]
+    numbers = [row["bytes"], *state, *(row[name] for name in ("count", "key_start", "key_bytes", "duplicates"))]
+    bounds = [(-1, 2**63)] * 2 + [(0, 2**63)] + [(0, MOST)] * 4
+    return all(isinstance(row[name], str) for name in ("name", "digest")) and all(
+        type(number) is int and low <= number < high for number, (low, high) in zip(numbers, bounds, strict=False)
+    )
+
+
+def index_name(locations: Sequence[str], caption_key: str | None = None) -> str:
+    """Return the file name, without suffix, of the index of these shards with the captions under `caption_key`."""
+    names = [*relative_names(locations), *([] if caption_key is None else ["caption_key", caption_key])]
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16]
+
+
+def relative_names(locations: Sequence[str]) -> list[str]:
+    """Return names relative to the common folder: index and fingerprint stay valid when the folder is moved."""
+    # A token in a URL is no part of the shard's name.
+    names = masked(list(locations))
+    if any(name.startswith("pipe:") for name in names):
+        return names
+    folders = [name.rpartition("/")[0] + "/" for name in names]
+    common = os.path.commonprefix(folders).rpartition("/")[0] + "/"
+    return [name.removeprefix(common) for name in names]
+
+
+def index_folders(shards: Sequence[str], index_folder: str | None, run: Path | None) -> list[Path]:
+    """Return the folders in which the index of a source may be, the preferred one first."""
+    if index_folder is not None:
+        return [Path(index_folder)]
+    home = Path(shards[0]).parent
+    # The index must not create the folder of missing shards.
+    beside = [] if is_remote(shards[0]) or not home.is_dir() else [home / FOLDER]
+    return beside + ([run / FOLDER] if run else [])
+
+
+# Shards that are missing, truncated, damaged or empty before training starts, and the samples lost with them.
+
+
+def check_shards(indexes: Sequence[ShardIndex], max_bad_fraction: float) -> list[Fault]:
+    """Return a fault for every shard with a flaw or repeated keys.
+
+    Raises ConfigError if the fraction of lost samples exceeds max_bad_fraction. A shard that was cut after it was
+    indexed lost the samples beyond its present end. Any other flawed shard is expected to hold as many samples as
+    img2dataset's `<shard>_stats.json` states, or else the median of the intact shards.
+    """
+    faults: list[Fault] = []
+    cut = never_indexed = 0
+    for index in indexes:
+        intact = [shard.count for shard in index.shards if shard.count and shard.flaw in (None, UNTERMINATED)]
+        usual = int(np.median(intact)) if intact else _UNKNOWN
+        for number, (location, shard) in enumerate(zip(index.locations, index.shards, strict=True)):
+            shard_cut = shard_rest = 0
+            if shard.flaw is not None or not shard.count:
+                if shard.state[0] < shard.bytes:
+                    records = index.records_of(number)
+                    ends = np.max([records[f"{role}_offset"] + records[f"{role}_size"] for role in ROLES], axis=0)
+                    shard_cut = int((ends.astype(np.int64) > shard.state[0]).sum())
+                if not shard_cut:
+                    shard_rest = max(0, _stated_count(location, usual) - shard.count)
+                cut, never_indexed = cut + shard_cut, never_indexed + shard_rest
+                lost = shard_cut + shard_rest
+                loss = "an unknown number of" if lost >= _UNKNOWN else f"about {lost}"
+                kind = "missing_shards" if shard.state[0] < 0 else "truncated_shards" if shard.count else "empty_shards"
+                reason = f"{shard.flaw or 'no samples'}; {loss} samples are lost"
+                faults.append(Fault(-1, location, "", kind, reason, None))
+            if shard.duplicates:
+                repeated = [key for key, times in Counter(index.keys(number)).items() if times > 1]
+                reason = f"keys that occur more than once, each time as a sample: {', '.join(repeated[:_SHOWN])}, ..."
+                faults.append(Fault(-1, location, "", "duplicate_keys", reason, None))
+
+    present = sum(index.samples for index in indexes)
+    if not present:
+        shards = [pair for index in indexes for pair in zip(index.locations, index.shards, strict=True)]
+        shown = "; ".join(f"{location}: {shard.flaw or 'no samples'}" for location, shard in shards[:_SHOWN])
+        more = f"; and {len(shards) - _SHOWN} more" if len(shards) > _SHOWN else ""
+        demo = any("data/demo/" in location for location, _ in shards)
+        hint = ". `clipzoo world` makes the demo's in data/demo" if demo else ""
+        raise ConfigError(f"data.shards: none of the shards holds a sample. {shown}{more}{hint}")
+    fraction = (cut + never_indexed) / (present + never_indexed)
+    if fraction > max_bad_fraction:
+        shown = "; ".join(f"{fault.shard}: {fault.reason}" for fault in faults[:_SHOWN])
+        raise ConfigError(
+            f"data.shards lacks about {fraction:.2%} of its samples, more than data.max_bad_fraction "
+            f"{max_bad_fraction}: {number_of(len(faults), 'damaged shard')}. {shown}. Download them again, remove "
+            "them from data.shards, or raise data.max_bad_fraction."
+        )
+    for fault in faults[: _SHOWN * 3]:
+        _log.warning("shard %s: %s", fault.shard, fault.reason)
+    return faults
+
+
+def _stated_count(location: str, usual: int) -> int:
+    """Return the number of samples that img2dataset states for a shard, or else `usual`."""
+    if is_remote(location):
+        return usual
+    stats = Path(location).with_name(f"{Path(location).stem}_stats.json")
+    return io.DamageLog().read(partial(_successes, stats), usual) if stats.is_file() else usual
+
+
+def _successes(stats: Path) -> int:
+    content = io.read_json(stats, io.MB, STATS_REMEDY)
+    io.require_fields(stats, content, {"successes": int}, STATS_REMEDY)
+    return content["successes"]
+
+
+# Fingerprints of datasets: digests of their content, independent of their folder.
+
+
+def fingerprint(indexes: Sequence[ShardIndex], sources: Sequence[Source], window: int) -> str:
+    """Return a digest of the shards' names and samples and of all that sets their order."""
+    facts = [(index.fingerprint, source.weight) for index, source in zip(indexes, sources, strict=True)]
+    return hashlib.sha256(repr((facts, window)).encode()).hexdigest()
+
+
+def stored_fingerprint(data: Mapping[str, Any], run: Path) -> str | None:
+    """Return the fingerprint of the dataset of a `data` node, from its stored index; None without an up-to-date one.
+
+    run: run directory, which may hold the index.
+    """
+    if data["_target_"] != DATASET:
+        return None
+    sources, indexes = parse_sources(data["shards"]), []
+    for source in sources:
+        folders = index_folders(source.shards, data["index_folder"], run)
+        index = load(source.shards, folders, data["caption_key"])
+        # Another dataset may have shards of the same names.
+        try:
+            if index is None or states(source.shards) != [shard.state for shard in index.shards]:
+                return None
+        except OSError:
+            return None
+        indexes.append(index)
+    return fingerprint(indexes, sources, data["shuffle_window"])

@@ -1,0 +1,205 @@
+"""Loader processes: they end with their iterator, with the process that started them, and after a deadline."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import signal
+import threading
+import weakref
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, Dataset
+
+from clipzoo.data.children import bind_to_parent
+from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.types import Batch
+
+Item = TypeVar("Item")
+POLL = 0.5
+"""Seconds between two checks of the loader processes while an item is awaited."""
+SHARED_MEMORY = "/dev/shm"
+_running: weakref.WeakSet[Iterator] = weakref.WeakSet()
+
+
+def iterate(
+    dataset: Dataset[Item], steps: range, workers: int, prefetch: int, timeout: float, key: str
+) -> Generator[Item, None, None]:
+    """Yield the items of `steps` in order, computed by `workers` processes, `prefetch` items ahead each.
+
+    The workers start at once. They end when the generator ends or is closed, or when this process ends in any way.
+    With 0 workers the items are computed in this process.
+
+    timeout: seconds without an item after which the workers count as hanging. key: the configuration key that holds
+    `workers`, for messages.
+
+    Raises:
+        TrainingError: a worker was killed, hangs, or cannot pass an item through shared memory.
+    """
+    loader: DataLoader = DataLoader(
+        _InWorker(dataset, key) if workers else dataset,
+        batch_size=None,
+        sampler=steps,
+        num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
+        pin_memory=torch.cuda.is_available(),
+        multiprocessing_context="fork" if workers else None,
+        worker_init_fn=_start_worker,
+        # Without its own generator, the loader would draw a seed from the one that training uses.
+        generator=torch.Generator(),
+    )
+    handler = signal.getsignal(signal.SIGCHLD)
+    try:
+        iterator = iter(loader)
+    except OSError as error:
+        raise TrainingError(f"the loader processes cannot be started ({error}): lower {key}, or set {key}=0") from error
+    # torch would let a dead worker raise an error anywhere in the main thread.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, handler)
+    _running.add(iterator)
+    return _received(iterator, timeout, key) if workers else (item for item in iterator)
+
+
+def _start_worker(_: int) -> None:
+    bind_to_parent()
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A worker's error, which takes the place of an item and is raised in the parent."""
+
+    error: ConfigError | TrainingError | ExceptionWrapper
+
+
+class _InWorker(Dataset, Generic[Item]):
+    """Items of `dataset` with their tensors in shared memory, or a failure."""
+
+    def __init__(self, dataset: Dataset[Item], key: str) -> None:
+        self._dataset, self._key = dataset, key
+
+    def __getitem__(self, step: int) -> Item | _Failure:
+        try:
+            item = self._dataset[step]
+            # Here, because a failure in the thread that sends the item would leave the parent waiting for it.
+            self._share(item)
+            return item
+        except (ConfigError, TrainingError) as error:
+            return _Failure(error)
+        except Exception:
+            return _Failure(ExceptionWrapper(where="in a loader process"))
+
+    def _share(self, item: Any) -> None:
+        """Move the tensors of nested tuples and batches into shared memory."""
+        if isinstance(item, Batch):
+            item = (item.image, item.text, item.sample_id, item.image_key, item.text_length)
+        if isinstance(item, tuple):
+            for part in item:
+                self._share(part)
+        elif isinstance(item, torch.Tensor):
+            try:
+                item.share_memory_()
+            except (RuntimeError, OSError) as error:
+                memory = os.statvfs(SHARED_MEMORY)
+                free, total = (blocks * memory.f_frsize / 1e6 for blocks in (memory.f_bavail, memory.f_blocks))
+                raise TrainingError(
+                    f"a loader process cannot pass {item.nbytes / 1e6:.1f} MB through {SHARED_MEMORY}, which has "
+                    f"{free:.1f} of {total:.1f} MB free ({error}): enlarge it (docker run --shm-size=8g), lower "
+                    f"{self._key}, or set {self._key}=0"
+                ) from error
+
+
+def _received(iterator: Iterator[Item | _Failure], timeout: float, key: str) -> Generator[Item, None, None]:
+    """Yield the items of the workers. A thread takes them: torch waits without a limit for the rest of an item."""
+    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Item | _Failure | Exception | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(iterator, requests, results), name="loader", daemon=True).start()
+    workers = iterator._workers  # type: ignore[attr-defined]
+    healthy = False
+    try:
+        while True:
+            healthy = False
+            requests.put(True)
+            item = _next(results, workers, timeout, key)
+            healthy = True
+            if item is None:
+                return
+            if not isinstance(item, _Failure):
+                yield item
+            elif isinstance(item.error, Exception):
+                raise item.error
+            else:
+                item.error.reraise()
+    finally:
+        requests.put(False)
+        _stop(iterator, healthy)
+
+
+def _receive(iterator: Iterator, requests: queue.SimpleQueue[bool], results: queue.SimpleQueue) -> None:
+    """Put one item for each request, None after the last one; an error of the loader takes the place of an item."""
+    while requests.get():
+        try:
+            results.put(next(iterator, None))
+        except Exception as error:
+            results.put(error)
+
+
+def _next(results: queue.SimpleQueue, workers: list, timeout: float, key: str) -> Any:
+    """Wait for a result while the workers live, for `timeout` seconds."""
+    waited = 0.0
+    while True:
+        try:
+            item = results.get(timeout=POLL)
+        except queue.Empty:
+            item = None
+        else:
+            if not isinstance(item, Exception):
+                return item
+        for pid, code in ((worker.pid, worker.exitcode) for worker in workers):
+            if code:  # 0 at the end of the items
+                cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+                reasons = {-signal.SIGKILL: " (out of memory?)", -signal.SIGBUS: f" ({SHARED_MEMORY} or a disk full?)"}
+                reason = reasons.get(code, "")
+                raise TrainingError(f"loader process {pid} {cause}{reason}: lower {key}, or set {key}=0")
+        if isinstance(item, Exception):
+            # Errors of the dataset are items: this is one of the loader.
+            raise TrainingError(f"the loader processes failed: {item}; {key}=0 uses none") from item
+        waited += POLL  # polls, not seconds: a job that was suspended does not count as hanging
+        if waited >= timeout:
+            words = {"D": "waits for a disk or a network", "R": "computes", "T": "is stopped"}
+            states = []
+            for pid in (worker.pid for worker in workers):
+                letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                states.append(f"{pid} {words.get(letter, 'sleeps')}")
+            raise TrainingError(
+                f"the loader processes have not delivered a batch for {timeout:g} seconds ({', '.join(states)}): check "
+                f"the storage; raise trainer.timeout if it is slow, or set {key}=0 to use no loader processes"
+            )
+
+
+def _stop(iterator: Iterator, healthy: bool = True) -> None:
+    """End the workers. They may be busy, and ignore SIGTERM; their items are not needed any more."""
+    workers = getattr(iterator, "_workers", [])
+    # A thread that pins memory waits for the rest of an item whose sender is killed: it has to end first.
+    pins = hasattr(iterator, "_pin_memory_thread")
+    if not (pins and healthy):
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.join()
+    if pins and not healthy:
+        iterator._shutdown = True  # type: ignore[attr-defined]
+    elif workers:
+        iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+@atexit.register
+def _stop_all() -> None:
+    for iterator in list(_running):
+        _stop(iterator)

@@ -1,0 +1,388 @@
+"""Shard locations (local paths, fsspec URLs and `pipe:COMMAND`), and local copies of remote shards."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import math
+import os
+import re
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated, Any, TextIO
+
+from clipzoo.config.schema import kind_of_object
+from clipzoo.config.vocabulary import Range
+from clipzoo.errors import ConfigError, TrainingError
+from clipzoo.io import NO_SPACE, kind_of
+from clipzoo.io.stores import RANGE, TruncatedError, is_url, open_filesystem, read_ranges, repeated
+
+KEY = "data.shards"
+MOST_SHARDS = 1_000_000
+"""Largest number of shards of one pattern."""
+WEIGHT = kind_of_object(Annotated[float, Range(at_least=1e-3, at_most=1e3)])
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+"""Endings of files that list images and captions."""
+SILENCE_TIMEOUT_SECONDS = 300.0
+"""Seconds without output after which a command counts as hanging."""
+Paths = str | Path | Sequence[str | Path]
+Shards = Paths | Sequence[Mapping[str, str | float | Sequence[str]]]
+State = tuple[int, int]
+"""Size of a shard in bytes, and its modification time or a number made from its tag."""
+MISSING: State = (-1, 0)
+_THREADS = 16
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
+_MARKS = 0xF0000
+"""First of the characters that no path contains."""
+_SCRIPT = """
+exec 3<&0 </dev/null
+((read -r line <&3; kill -KILL 0) >/dev/null 2>&1 &)
+exec 3<&-
+eval "$1"
+"""
+"""Runs its argument. Its standard input ends with the process that started it, and with it all of its processes."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Shards that are shuffled together. weight: how often a sample comes, relative to other sources."""
+
+    shards: tuple[str, ...]
+    weight: float
+
+
+def parse_sources(shards: Shards) -> list[Source]:
+    """Return the sources of `data.shards`: one for a path or a list of paths, one per entry of {path, weight}.
+
+    A path is a tar, a brace pattern, a glob, a folder (its *.tar), an fsspec URL of one of these, or `pipe:COMMAND`.
+    """
+    if isinstance(shards, str | Path):
+        return [Source(_expand_all([shards]), 1.0)]
+    if not isinstance(shards, Sequence) or not shards:
+        raise ConfigError(f"data.shards is {shards!r}: give a path, a pattern, or a list of them")
+    if all(isinstance(entry, str | Path) for entry in shards):
+        return [Source(_expand_all(shards), 1.0)]
+    sources, entries = [], list[Any](shards)
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not entry.get("path") or set(entry) - {"path", "weight"}:
+            raise ConfigError(
+                f"data.shards holds {entry!r}: in a list with weights, every entry is {{path: ..., weight: ...}}"
+            )
+        weight, paths = entry.get("weight", 1.0), entry["path"]
+        if not WEIGHT.admits(weight):
+            raise ConfigError(f"data.shards: the weight of {paths} must be {WEIGHT.words}, not {weight!r}")
+        sources.append(Source(_expand_all([paths] if isinstance(paths, str) else paths), float(weight)))
+    return sources
+
+
+def _expand_all(patterns: Sequence[object]) -> tuple[str, ...]:
+    shards = [shard for pattern in patterns for shard in _expand(str(pattern))]
+    if len(set(shards)) < len(shards):
+        repeated = min(shard for shard in shards if shards.count(shard) > 1)
+        raise ConfigError(f"data.shards names {repeated} twice: every sample comes once an epoch")
+    return tuple(shards)
+
+
+def _expand(pattern: str) -> list[str]:
+    from braceexpand import braceexpand
+
+    if not pattern:
+        raise ConfigError("data.shards holds an empty path")
+    if pattern.lower().endswith(TABLES):
+        raise ConfigError(
+            f"data.shards={pattern} is a table, not shards: make them with clipzoo shards make {pattern} shards/ "
+            "then give data.shards=shards"
+        )
+    if _count(pattern) > MOST_SHARDS:
+        raise ConfigError(f"data.shards: {pattern} matches more than {MOST_SHARDS:,} shards: give a folder")
+    # Without this test, braceexpand would refuse a lone closing brace, as in a shell command.
+    try:
+        paths = list(braceexpand(pattern)) if "{" in pattern else [pattern]
+    except ValueError as error:
+        raise ConfigError(f"data.shards: {pattern}: {error}") from None
+    if pattern.startswith("pipe:"):
+        return paths
+    return [shard for path in paths for shard in (_listed_remotely(path) if is_remote(path) else _listed(path))]
+
+
+def _count(pattern: str) -> int:
+    """Return the number of shards that the braces of a pattern represent. Nothing is expanded."""
+    counts: list[int] = []
+
+    def product(text: str) -> int:
+        return math.prod(counts[ord(mark) - _MARKS] for mark in text if ord(mark) >= _MARKS)
+
+    def marked(match: re.Match[str]) -> str:
+        if numbers := _NUMBERS.fullmatch(match[1]):
+            # More digits represent more shards than are allowed.
+            first, last, step = (int((number or "1")[:19]) for number in numbers.groups())
+            counts.append(abs(last - first) // (abs(step) or 1) + 1)
+        else:
+            counts.append(sum(map(product, match[1].split(","))))
+        return chr(_MARKS + len(counts) - 1)
+
+    text, replaced = "".join(character for character in pattern if ord(character) < _MARKS), 1
+    while replaced:
+        # Innermost braces first: each becomes a character that represents its count.
+        text, replaced = _BRACES.subn(marked, text)
+    return product(text)
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        absolute = Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(f"data.shards: {path}: {error}") from None
+    if absolute.is_dir():
+        shards, fault = sorted(str(shard) for shard in absolute.glob("*.tar")), "holds no *.tar"
+    elif glob.has_magic(path) and not absolute.exists():
+        shards, fault = sorted(glob.glob(str(absolute))), "matches no file"
+    else:
+        return [str(absolute)]
+    if not shards:
+        raise ConfigError(f"data.shards: {path} {fault}")
+    return shards
+
+
+def _listed_remotely(url: str) -> list[str]:
+    if not glob.has_magic(url) and not url.endswith("/"):
+        return [url]
+    filesystem, path = open_filesystem(url, KEY)
+    pattern = path.rstrip("/") + "/*.tar" if url.endswith("/") else path
+    try:
+        shards = sorted(repeated(url, lambda: filesystem.glob(pattern), KEY))
+    except OSError as error:
+        raise ConfigError(f"data.shards: {url} cannot be listed: {error}") from error
+    if not shards:
+        raise ConfigError(f"data.shards: {url} matches no file")
+    return [filesystem.unstrip_protocol(shard) for shard in shards]
+
+
+def is_remote(location: str) -> bool:
+    return location.startswith("pipe:") or is_url(location)
+
+
+def states(locations: Sequence[str]) -> list[State | None]:
+    """Return the state of every shard: MISSING if there is none, None if only reading the shard would tell."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(_state, locations))
+
+
+def _state(location: str) -> State | None:
+    if location.startswith("pipe:"):
+        return None
+    try:
+        if is_remote(location):
+            filesystem, path = open_filesystem(location, KEY)
+            facts = repeated(location, lambda: filesystem.info(path), KEY)
+            if facts.get("size") is None:
+                return None
+            return int(facts["size"]), int(hashlib.sha256(_version(facts).encode()).hexdigest()[:12], 16)
+        status = os.stat(location)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(
+                f"data.shards: {location} is {kind_of(status.st_mode)}, not a file (pipe:COMMAND reads from a command)"
+            )
+        return status.st_size, status.st_mtime_ns
+    except FileNotFoundError:
+        return MISSING
+    except OSError as error:
+        raise ConfigError(f"data.shards: {location} cannot be read: {error.strerror or error}") from error
+
+
+def _version(facts: Mapping[str, Any]) -> str:
+    """Return the tag or time by which a store tells versions of a file apart."""
+    names = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
+    return "".join(str(facts[name]) for name in names if name in facts)
+
+
+# Local copies of remote shards.
+#
+# A shard is opened while its lock is held, and an open file stays readable after its deletion. The bytes that are read
+# therefore never depend on the size of the cache, however many processes share it.
+
+
+class ShardCache:
+    """Opens shards. Remote shards are copied whole into a bounded folder.
+
+    All processes of a machine share the cache. folder: None for a folder of this user in the temporary folder.
+    gigabytes: limit of the cache; the least recently used shards are deleted first.
+    """
+
+    def __init__(self, folder: str | None, gigabytes: float) -> None:
+        self._folder = Path(folder or Path(tempfile.gettempdir()) / f"clipzoo-shards-{os.getuid()}")
+        self._chosen = folder is not None
+        self._limit = gigabytes * 1e9
+
+    def open(self, location: str, *, size: int | None = None) -> int:
+        """Return a file descriptor of the shard, which the caller closes; download the shard if needed.
+
+        size: a cached copy of that many bytes is reused; None: always download.
+
+        Raises:
+            OSError: the shard cannot be read.
+            ConfigError: the cache cannot be written.
+        """
+        if not is_remote(location):
+            # A named pipe that has taken the place of a shard would wait for a writer.
+            return os.open(location, os.O_RDONLY | os.O_NONBLOCK)
+        with self._explained():
+            self._folder.mkdir(mode=0o777 if self._chosen else 0o700, parents=True, exist_ok=True)
+            # Everyone can write to the temporary folder: files of another user are neither read nor written through.
+            if not self._chosen and (self._folder.is_symlink() or self._folder.stat().st_uid != os.getuid()):
+                raise ConfigError(f"{self._folder} belongs to another user: set data.cache_folder to a folder of yours")
+            name = location.rpartition("/")[2].partition("?")[0][-60:].replace(" ", "_")
+            copy = self._folder / f"{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}"
+            lock = open(self._folder / f".{copy.name}.lock", "w")  # noqa: SIM115 - closed by `_held`
+        with _held(lock):
+            descriptor = None if size is None else _open_copy(copy, size)
+            if descriptor is not None:
+                return descriptor
+            part = copy.with_name(f".{copy.name}.part")
+            try:
+                with self._explained():
+                    target = open(part, "wb")  # noqa: SIM115 - closed below
+                with self._explained(full_disk_only=True), target:
+                    copy_location(location, target)
+                with self._explained():
+                    descriptor = os.open(part, os.O_RDONLY)
+                    os.replace(part, copy)
+            finally:
+                part.unlink(missing_ok=True)
+            with _held(open(self._folder / ".evict.lock", "w")):
+                self._evict(copy)
+            return descriptor
+
+    def _evict(self, newest: Path) -> None:
+        copies = []
+        for path in self._folder.glob("[!.]*"):
+            # The folder may be emptied by hand at any time, and may have files of other users.
+            with suppress(OSError):
+                copies.append((path.stat(), path))
+        total = sum(status.st_size for status, _ in copies)
+        for status, path in sorted(copies, key=lambda copy: copy[0].st_mtime_ns):
+            if total > self._limit and path != newest:
+                with suppress(OSError):
+                    path.unlink()
+                total -= status.st_size
+
+    @contextmanager
+    def _explained(self, full_disk_only: bool = False) -> Iterator[None]:
+        """Turn errors of the cache's own files into ConfigError: they must not count as unusable samples.
+
+        full_disk_only: other errors are those of the shard's source.
+        """
+        try:
+            yield
+        except OSError as error:
+            # A command whose output does not fit reports a full disk in its own words.
+            full = error.errno in NO_SPACE or (self._folder.exists() and os.statvfs(self._folder).f_bavail == 0)
+            if full_disk_only and not full:
+                raise
+            cause = "the disk is full" if full else error.strerror or error
+            raise ConfigError(
+                f"the cache of remote shards {self._folder} cannot be written: {cause}; free some space, or set "
+                "data.cache_folder to another folder or data.cache_gigabytes to less"
+            ) from error
+
+
+def _open_copy(copy: Path, size: int) -> int | None:
+    """Open a copy of that many bytes and mark it as used; None if there is none."""
+    try:
+        descriptor = os.open(copy, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    if os.fstat(descriptor).st_size == size:
+        with suppress(PermissionError):  # a copy of another user
+            os.utime(descriptor)
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+@contextmanager
+def _held(file: TextIO) -> Iterator[None]:
+    """Hold the lock of an open file, and close the file."""
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            # Closing does not suffice: a loader process forked in the meantime shares the open file and its lock.
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def copy_location(location: str, target: IO[bytes]) -> None:
+    """Copy a remote shard into an open file.
+
+    Raises:
+        OSError: the shard cannot be read.
+        TrainingError: its server does not answer.
+    """
+    if location.startswith("pipe:"):
+        copy_output(location.removeprefix("pipe:"), target)
+        return
+    filesystem, path = open_filesystem(location, KEY)
+
+    def download() -> None:
+        target.seek(0)
+        target.truncate()
+        facts = filesystem.info(path)
+        if facts.get("size") is None:
+            with filesystem.open(path, "rb") as source:
+                shutil.copyfileobj(source, target, 1 << 20)
+            return
+        for content in read_ranges(location, filesystem, path, int(facts["size"]), KEY):
+            target.write(content)
+        if int(facts["size"]) > RANGE and _version(filesystem.info(path)) != _version(facts):
+            raise TruncatedError("the shard has changed while it was read")
+
+    repeated(location, download, KEY)
+
+
+def copy_output(command: str, target: IO[bytes]) -> None:
+    """Write the output of a command to an open file.
+
+    Raises:
+        OSError: the command failed.
+        TrainingError: it writes nothing for SILENCE_TIMEOUT_SECONDS seconds.
+    """
+    shell = shutil.which("bash")
+    # With pipefail, a pipeline fails when any of its commands fails.
+    words = [shell, "-o", "pipefail", "-c"] if shell else ["/bin/sh", "-c"]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [*words, _SCRIPT, "clipzoo", command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            output, poll = process.stdout.fileno(), select.poll()
+            poll.register(output)
+            content: bytes | None = None
+            while content != b"":
+                if not poll.poll(SILENCE_TIMEOUT_SECONDS * 1000):
+                    silence = f"has written nothing for {SILENCE_TIMEOUT_SECONDS:g} seconds"
+                    raise TrainingError(f"data.shards: {command!r} {silence}")
+                content = os.read(output, 1 << 20)
+                target.write(content)
+            code = process.wait(SILENCE_TIMEOUT_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        if code:
+            errors.seek(0)
+            text = errors.read().decode(errors="replace").strip()[-200:]
+            raise OSError(f"{command!r} exited with {code}: {text}")

@@ -1,0 +1,101 @@
+"""Captions and encoded images of samples from their shards, and the download of shards ahead of their use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from clipzoo.data.captions import read_captions, read_member
+from clipzoo.data.faults import BadSampleError
+from clipzoo.data.index import ShardIndex
+from clipzoo.data.locations import ShardCache, is_remote
+from clipzoo.data.plan import Plan
+from clipzoo.errors import ConfigError, TrainingError
+
+_OPEN_SHARDS = 64
+_DOWNLOAD_THREADS = 4
+
+
+class ShardReader:
+    """Reads samples at random; the most recently used shards stay open.
+
+    caption_key: key of the .json that holds the caption; None for the .txt.
+    """
+
+    def __init__(self, cache: ShardCache, caption_key: str | None) -> None:
+        self._cache, self._caption_key = cache, caption_key
+        self._descriptors: OrderedDict[str, int] = OrderedDict()
+
+    def captions(self, index: ShardIndex, shard: int, position: int) -> list[str]:
+        """Return the usable captions of a sample. Raises BadSampleError, also without one."""
+        record = index.records[index.starts[shard] + position]
+        return read_captions(self._open(index, shard), record, self._caption_key)
+
+    def image(self, index: ShardIndex, shard: int, position: int) -> bytes:
+        """Return the encoded image of a sample. Raises BadSampleError."""
+        return read_member(self._open(index, shard), index.records[index.starts[shard] + position], "image")
+
+    def _open(self, index: ShardIndex, shard: int) -> int:
+        """Return a descriptor of the shard. Raises BadSampleError if it is missing or differs from the index."""
+        location = index.locations[shard]
+        if location in self._descriptors:
+            self._descriptors.move_to_end(location)
+            return self._descriptors[location]
+        entry = index.shards[shard]
+        try:
+            descriptor = self._cache.open(location, size=entry.bytes)
+        except OSError as error:
+            raise BadSampleError("shard_missing", f"{error.strerror or error}: {location}") from error
+        size = os.fstat(descriptor).st_size
+        # A shard that the index knows to be cut is read as far as it goes.
+        if size not in (entry.bytes, entry.state[0]):
+            os.close(descriptor)
+            raise BadSampleError("shard_changed", f"{location} has {size} bytes, {entry.bytes} when it was indexed")
+        self._descriptors[location] = descriptor
+        if len(self._descriptors) > _OPEN_SHARDS:
+            os.close(self._descriptors.popitem(last=False)[1])
+        return descriptor
+
+
+class Prefetcher:
+    """Downloads the remote shards of the current window and of the next one. Call `advance` after every step."""
+
+    def __init__(self, plan: Plan, indexes: Sequence[ShardIndex], cache: ShardCache) -> None:
+        self._plan, self._indexes, self._cache = plan, indexes, cache
+        self._requested: set[tuple[int, int]] = set()
+        self._queue: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._remote = any(is_remote(location) for index in indexes for location in index.locations)
+        if self._remote:
+            for _ in range(_DOWNLOAD_THREADS):
+                threading.Thread(target=self._download, name="prefetch", daemon=True).start()
+
+    def advance(self, step: int) -> None:
+        """Request the shards that are needed after `step`."""
+        if not self._remote:
+            return
+        upcoming = self._plan.upcoming_shards(step)
+        for source, shard in upcoming:
+            index = self._indexes[source]
+            if (source, shard) not in self._requested and is_remote(index.locations[shard]):
+                self._queue.put((index.locations[shard], index.shards[shard].bytes))
+        self._requested = set(upcoming)
+
+    def close(self) -> None:
+        """Stop. A download that has begun is completed in the background."""
+        self._closed = True
+        for _ in range(_DOWNLOAD_THREADS):
+            self._queue.put(None)
+
+    def _download(self) -> None:
+        while (request := self._queue.get()) is not None:
+            if self._closed:
+                return
+            location, size = request
+            # The reader of the shard reports the error.
+            with contextlib.suppress(OSError, ConfigError, TrainingError):
+                os.close(self._cache.open(location, size=size))

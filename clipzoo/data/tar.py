@@ -1,0 +1,249 @@
+"""Samples of a tar shard: the members of the archive, from its headers alone, grouped by key.
+
+Member names serve only as labels: no path named in an archive is ever opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipzoo.data.captions import NO_CAPTION, digest, read_captions
+from clipzoo.data.faults import BadSampleError
+from clipzoo.io import ANY_SIZE, DamagedFileError, readable
+
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm")
+ROLES = ("image", "txt", "json")
+# Offset 0 marks a missing member: the first header of the archive is there.
+# The digest of the caption, or of the first one, lets a run count repeated captions without reading them.
+RECORD = np.dtype(
+    [(f"{role}_{name}", kind) for role in ROLES for name, kind in (("offset", "<u8"), ("size", "<u4"))]
+    + [("caption", "<u8")]
+)
+UNTERMINATED = "no end-of-archive block"
+_BLOCK = 512
+_READ_SIZE = 8192
+_LONGEST_NAME = 1 << 20
+
+
+@dataclass
+class Scan:
+    """Samples of a shard.
+
+    records: [count] of RECORD, in the order of the archive. key_bytes: the samples' keys, joined by zero bytes.
+    bytes: size of the archive, -1 if it cannot be read. duplicates: number of samples whose key occurred before.
+    flaw: why there may be more samples; None for an intact shard.
+    """
+
+    records: NDArray[np.void]
+    key_bytes: bytes
+    bytes: int
+    duplicates: int = 0
+    flaw: str | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        return split_keys(self.key_bytes, len(self.records))
+
+    @classmethod
+    def unreadable(cls, flaw: str) -> Scan:
+        """Return the scan of a shard that cannot be opened: no samples."""
+        return cls(np.empty(0, RECORD), b"", -1, flaw=flaw)
+
+
+def split_keys(key_bytes: bytes, count: int) -> list[str]:
+    return key_bytes.decode().split("\0") if count else []
+
+
+def scan_shard(path: str, caption_key: str | None = None) -> Scan:
+    """List the samples of a shard by reading its headers and captions. caption_key: see `read_captions`.
+
+    Members with the same key (the name up to the first dot of its last part) form a sample wherever they are in the
+    shard. If a key repeats a member, a second sample with that key begins. A key without image and caption is no
+    sample.
+    """
+    try:
+        with readable(Path(path), ANY_SIZE) as file:
+            return scan_descriptor(file.fileno(), caption_key)
+    except DamagedFileError as error:
+        return Scan.unreadable(error.fault.removeprefix("is "))
+
+
+def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
+    """List the samples of an open shard; see `scan_shard`."""
+    try:
+        size = os.fstat(descriptor).st_size
+        contents = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
+    except OSError as error:
+        return Scan.unreadable(f"unreadable: {error.strerror}")
+    samples, duplicates = _group_by_key(contents.members)
+    records = np.zeros(len(samples), RECORD)
+    for role in ROLES:
+        members = [sample.members.get(role) for sample in samples]
+        records[f"{role}_offset"] = [member.offset if member else 0 for member in members]
+        records[f"{role}_size"] = [min(member.size, 2**32 - 1) if member else 0 for member in members]
+    for record in records:
+        try:
+            record["caption"] = digest(read_captions(descriptor, record, caption_key)[0])
+        except BadSampleError:
+            record["caption"] = NO_CAPTION
+    keys = "\0".join(sample.key for sample in samples).encode()
+    return Scan(records, keys, size, duplicates, contents.flaw)
+
+
+@dataclass
+class _Sample:
+    key: str
+    members: dict[str, Member] = field(default_factory=dict)
+    extensions: set[str] = field(default_factory=set)
+
+
+def _group_by_key(members: list[Member]) -> tuple[list[_Sample], int]:
+    """Return the samples in the order of the archive, and how many of them repeat a key."""
+    by_key: dict[str, list[_Sample]] = {}
+    samples: list[_Sample] = []
+    for member in members:
+        folder, _, name = member.name.rpartition("/")
+        stem, _, extension = name.partition(".")
+        extension = extension.lower()
+        role = "image" if extension in IMAGE_EXTENSIONS else extension
+        if not stem or role not in ROLES:
+            continue
+        key = f"{folder}/{stem}" if folder else stem
+        same_key = by_key.setdefault(key, [])
+        sample = next((sample for sample in same_key if extension not in sample.extensions), None)
+        if sample is None:
+            sample = _Sample(key)
+            same_key.append(sample)
+            samples.append(sample)
+        sample.extensions.add(extension)
+        sample.members.setdefault(role, member)
+    return samples, len(samples) - len(by_key)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A regular file in the archive: bytes [offset, offset + size) of the archive."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@dataclass
+class Contents:
+    """All complete members of an archive. flaw: why there may be more; None for an intact archive."""
+
+    members: list[Member] = field(default_factory=list)
+    flaw: str | None = None
+
+
+def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
+    """List the members of an archive of `size` bytes.
+
+    read(length, offset) returns bytes of the archive, fewer only at its end. Archives joined end to end are read to
+    the last one. Damage raises nothing: it ends the list and is described by `flaw`.
+    """
+    contents = Contents()
+    if 0 < size < _BLOCK:
+        contents.flaw = "not a tar archive" + _compression(read(_BLOCK, 0))
+        return contents
+    position = buffer_start = 0
+    buffer = b""
+    long_name: bytes | None = None
+    pax: dict[str, str] = {}
+    ended = False
+    while position + _BLOCK <= size:
+        # Captions are small, so one read of several blocks often serves several headers.
+        begin = position - buffer_start
+        if begin < 0 or begin + _BLOCK > len(buffer):
+            buffer_start, buffer, begin = position, read(_READ_SIZE, position), 0
+        header = buffer[begin : begin + _BLOCK]
+        ended = header == bytes(_BLOCK)
+        if ended:
+            position += _BLOCK
+            continue
+        try:
+            length = int(pax["size"]) if "size" in pax else _number(header[124:136])
+        except ValueError:
+            length = -1
+        kind = header[156:157]
+        contents.flaw = _header_flaw(header, position, length, kind, size)
+        if contents.flaw is not None:
+            return contents
+        start = position + _BLOCK
+        position = start + -(-length // _BLOCK) * _BLOCK
+        if kind == b"L":
+            long_name = read(length, start).rstrip(b"\0")
+        elif kind == b"x":
+            pax = _pax_records(read(length, start))
+        elif kind not in b"gK":
+            # Regular files.
+            if kind in b"0\0" or kind == b"7":
+                name, prefix = (header[first:end].split(b"\0", 1)[0] for first, end in ((0, 100), (345, 500)))
+                if header[257:263] == b"ustar\0" and prefix:
+                    name = prefix + b"/" + name
+                label = pax.get("path") or _text(name if long_name is None else long_name)
+                contents.members.append(Member(label, start, length))
+            long_name, pax = None, {}
+    if not ended:
+        cut = f"truncated: {size} bytes end inside a member"
+        contents.flaw = "empty file" if size == 0 else UNTERMINATED if position == size else cut
+    return contents
+
+
+def _header_flaw(header: bytes, position: int, length: int, kind: bytes, size: int) -> str | None:
+    """Return the flaw that ends the archive at this header, or None.
+
+    length: of the member; a negative one is damage: it would lead back to earlier headers without end.
+    """
+    try:
+        checksum = _number(header[148:156])
+    except ValueError:
+        checksum = -1
+    if len(header) != _BLOCK or checksum != sum(header) - sum(header[148:156]) + 8 * ord(" "):
+        return f"no tar header at byte {position}" if position else "not a tar archive" + _compression(header)
+    if length < 0 or (kind in b"LxgK" and length > _LONGEST_NAME):
+        return f"damaged tar header at byte {position}"
+    end = position + _BLOCK + length
+    return f"truncated: a member ends at byte {end} of {size}" if end > size else None
+
+
+def _number(digits: bytes) -> int:
+    """Parse octal text, or GNU's base 256 for larger numbers."""
+    if digits[0] & 0x80:
+        return int.from_bytes(bytes([digits[0] & 0x7F]) + digits[1:], "big")
+    return int(digits.strip(b" \0") or b"0", 8)
+
+
+def _pax_records(payload: bytes) -> dict[str, str]:
+    """Parse records "LENGTH KEY=VALUE\\n"; stop at the first one that is malformed."""
+    records = {}
+    begin = 0
+    while begin < len(payload):
+        space = payload.find(b" ", begin, begin + 20)
+        digits = payload[begin : max(space, begin)]
+        if not digits.isdigit() or not space < begin + int(digits) <= len(payload):
+            break
+        end = begin + int(digits)
+        key, _, value = payload[space + 1 : end - 1].partition(b"=")
+        records[_text(key)] = _text(value)
+        begin = end
+    return records
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace").replace("\0", "")
+
+
+def _compression(header: bytes) -> str:
+    formats = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+    for magic, name in formats.items():
+        if header.startswith(magic):
+            return f" ({name} data: a compressed archive does not allow random access, decompress it first)"
+    return ""

@@ -1,0 +1,442 @@
+"""Datasets from files on disk: pairs of an image file and its captions, their shards, and statistics of shards."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from clipzoo.data.captions import CaptionCounts, described, digest, has_text
+from clipzoo.data.children import map_in_children
+from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, counted
+from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
+from clipzoo.data.index import ShardIndex
+from clipzoo.data.locations import ShardCache
+from clipzoo.data.reader import ShardReader
+from clipzoo.data.tar import IMAGE_EXTENSIONS
+from clipzoo.errors import ConfigError, first_line, number_of
+from clipzoo.io import MB, DamagedFileError, below, make_folder, read_bytes, read_table, whole, write_json
+from clipzoo.io.text import save_figure, wrap
+
+ALL_LINES = "all"
+_LARGEST = 10**9
+"""Pixels of the largest image that is scaled down."""
+_PAIRS_A_PROCESS = 100
+"""Fewer are packed sooner than another process starts."""
+_WRITE_CHUNK = 8
+_CHUNK = 200
+"""Samples that a process reads at a time for statistics."""
+_TILE = 160
+_QUANTILES = {"min": 0, "5%": 5, "median": 50, "95%": 95, "max": 100}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An image file and its captions: given, or in a file of which `caption_line` is read.
+
+    caption_line: None joins all lines to one caption; "all" makes each line a caption; "2" is the second line; any
+    other text is the beginning of the line, which is removed: "de.utf8=" chooses "Hund" from "de.utf8=Hund".
+    """
+
+    image: Path
+    captions: list[str]
+    caption_file: Path | None = None
+    caption_line: str | None = None
+
+    def read_captions(self) -> tuple[list[str], bool]:
+        """Return the captions, and True if several lines were joined to one.
+
+        Raises BadSampleError if the file of the captions cannot be read or lacks the line.
+        """
+        if self.caption_file is None:
+            return self.captions, False
+        try:
+            text = read_bytes(self.caption_file, MB).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise BadSampleError("caption_not_utf8", f"{self.caption_file.name}: {error}") from error
+        except DamagedFileError as error:
+            raise BadSampleError("missing_caption", f"{self.caption_file.name}: {error.fault}") from error
+        lines, line = text.splitlines(), self.caption_line
+        if line is None:
+            return [text], sum(bool(entry.strip()) for entry in lines) > 1
+        if line == ALL_LINES:
+            return lines, False
+        if line.isdecimal():
+            chosen = lines[int(line) - 1 : int(line)]
+        else:
+            chosen = [entry.removeprefix(line) for entry in lines if entry.startswith(line)][:1]
+        if not chosen:
+            raise BadSampleError("missing_caption", f"the caption file has no line {line}")
+        return chosen, False
+
+
+def pairs_from_folder(folder: Path, caption_line: str | None = None) -> tuple[list[Pair], list[LeftOut]]:
+    """Return all images below the folder that have a caption beside them, the same name with .txt, and all other files.
+
+    Images without a caption have the kind "missing_caption", files of another type NO_IMAGE_FILE.
+
+    Raises:
+        ConfigError: there is no such pair.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    known, pairs, left_out = set(files), list[Pair](), list[LeftOut]()
+    for path in files:
+        if not _is_image(path):
+            continue
+        if (caption := path.with_suffix(".txt")) in known:
+            pairs.append(Pair(path, [], caption, caption_line))
+        else:
+            left_out.append(LeftOut(path, "missing_caption", f"there is no {caption.name} next to it"))
+    used = {pair.caption_file for pair in pairs}
+    for path in files:
+        if path not in used and not _is_image(path):
+            reason = "there is no image next to it" if path.suffix == ".txt" else f"not {', '.join(IMAGE_EXTENSIONS)}"
+            left_out.append(LeftOut(path, NO_IMAGE_FILE, reason))
+    if not pairs:
+        images = sum(_is_image(path) for path in files)
+        others = f"; it holds {len(files) - images} other files" if len(files) > images else ""
+        raise ConfigError(
+            f"{folder}: none of {number_of(images, 'image')} has a caption next to it (the same name with .txt){others}"
+        )
+    return pairs, left_out
+
+
+def pairs_from_table(table: Path, image_column: str, caption_column: str) -> list[Pair]:
+    """Return the pairs of a CSV or TSV. Paths are relative to the table; rows with the same image become one pair."""
+    captions: dict[str, list[str]] = {}
+    for row in read_table(table, (image_column, caption_column)):
+        captions.setdefault(row[image_column], []).append(row[caption_column])
+    if not captions:
+        raise ConfigError(f"{table} has no rows")
+    return [Pair(table.parent / image, texts) for image, texts in captions.items()]
+
+
+def pairs_from_karpathy(split_file: Path, images: Path, splits: list[str]) -> list[Pair]:
+    """Return the images of some splits of Karpathy's dataset_coco.json or dataset_flickr30k.json, with all captions."""
+    try:
+        entries = json.loads(read_bytes(split_file, 160 * MB))["images"]
+        known = sorted({str(entry["split"]) for entry in entries})
+        pairs = [
+            Pair(
+                below(images, "/".join(filter(None, (entry.get("filepath"), entry["filename"]))), links=True),
+                [str(text["raw"]) for text in entry["sentences"]],
+            )
+            for entry in entries
+            if entry["split"] in splits
+        ]
+    except DamagedFileError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{split_file} is not Karpathy's splits as JSON: {first_line(error)}") from None
+    if set(splits) - set(known):
+        raise ConfigError(f"{split_file} has no split {sorted(set(splits) - set(known))[0]!r}, but: {', '.join(known)}")
+    return pairs
+
+
+def hold_out(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Divide pairs into those for training and those held out; no caption is on both sides.
+
+    Pairs that share a caption, directly or through other pairs, form a group and stay together. Groups are held out in
+    an order that depends on the seed and their captions alone, as long as they fit into `share` of the pairs; a larger
+    group stays in training. Pairs whose captions cannot be read stay in training too.
+
+    Raises:
+        ConfigError: fewer than two pairs are held out.
+    """
+    # Takes a second to import.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    digests, owners = array("Q"), array("q")
+    for number, pair in enumerate(pairs):
+        try:
+            captions = [caption for caption in pair.read_captions()[0] if has_text(caption)]
+        except BadSampleError:
+            continue
+        digests.extend(map(digest, captions))
+        owners.extend([number] * len(captions))
+    values, captions_of_pairs = np.unique(np.array(digests, np.uint64), return_inverse=True)
+    nodes = len(pairs) + len(values)
+    edges = np.ones(len(owners), bool), (np.array(owners, np.int64), len(pairs) + captions_of_pairs)
+    group_of = connected_components(coo_array(edges, shape=(nodes, nodes)), directed=False)[1]
+    sizes = np.bincount(group_of[: len(pairs)])
+    # The smallest digest of a group, drawn with the seed, gives its place.
+    of_captions = group_of[len(pairs) :]
+    names = {int(group): int(value) for group, value in zip(of_captions[::-1], values[::-1], strict=True)}
+    room, chosen = int(share * len(pairs)), set()
+    for group in sorted(names, key=lambda group: digest(f"{seed} {names[group]}")):
+        if sizes[group] <= room:
+            room -= int(sizes[group])
+            chosen.add(group)
+    sides: tuple[list[Pair], list[Pair]] = [], []
+    for pair, group in zip(pairs, group_of, strict=False):
+        sides[int(group) in chosen].append(pair)
+    if len(sides[1]) < 2:
+        raise ConfigError(
+            f"--hold-out {share:.3g} of {len(pairs)} pairs holds out {len(sides[1])}: give a larger share; pairs with "
+            "equal captions stay together"
+        )
+    return sides
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix[1:].lower() in IMAGE_EXTENSIONS
+
+
+@dataclass
+class Written:
+    """Result of `write_shards`. joined: samples whose caption was joined from several lines.
+
+    captions: how often the first captions repeat.
+    """
+
+    samples: int = 0
+    shards: int = 0
+    joined: int = 0
+    captions: CaptionCounts = field(default_factory=CaptionCounts)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    extension: str
+    encoded: bytes
+    captions: list[str]
+    joined: bool
+
+
+def write_shards(
+    pairs: Sequence[Pair],
+    folder: Path,
+    *,
+    samples_a_shard: int,
+    shuffle_seed: int | None,
+    shortest_side: int | None,
+    max_pixels: int = MAX_PIXELS,
+    processes: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Written:
+    """Write `folder`/00000.tar, ... with NAME.jpg, .txt and .json of every pair that training can use.
+
+    shuffle_seed: shuffle the samples, because a shard of one class or album makes poor batches; None for the given
+    order. shortest_side: scale larger images down to it, as JPEG; None to write the original bytes. max_pixels: larger
+    images are left out. progress: called with the numbers of pairs that are read, and of all.
+
+    Raises:
+        ConfigError: the folder has shards already.
+    """
+    make_folder(folder)
+    if any(folder.glob("*.tar")):
+        raise ConfigError(f"{folder} already has shards: give an empty folder")
+    order: Iterable[int] = range(len(pairs))
+    if shuffle_seed is not None:
+        order = np.random.default_rng(shuffle_seed).permutation(len(pairs)).tolist()
+    written, digests = Written(), array("Q")
+    ordered = [pairs[number] for number in order]
+    prepare = partial(_prepare, shortest_side=shortest_side, max_pixels=max_pixels)
+    count = min(processes, len(pairs) // _PAIRS_A_PROCESS)
+    prepared = map_in_children(prepare, ordered, count, _WRITE_CHUNK) if count > 1 else map(prepare, ordered)
+
+    def usable() -> Iterator[tuple[Pair, _Sample]]:
+        for done, (pair, sample) in enumerate(zip(ordered, prepared, strict=True), 1):
+            progress(done, len(pairs))
+            if isinstance(sample, LeftOut):
+                written.left_out.append(sample)
+            else:
+                yield pair, sample
+
+    samples = usable()
+    for first in samples:
+        path, before = folder / f"{written.shards:05d}.tar", written.samples
+        with whole(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for pair, sample in chain([first], islice(samples, samples_a_shard - 1)):
+                facts = {"caption": sample.captions[0], "captions": sample.captions, "file": pair.image.name}
+                members = {
+                    sample.extension: sample.encoded,
+                    "txt": sample.captions[0].encode(),
+                    "json": json.dumps(facts).encode(),
+                }
+                for extension, content in members.items():
+                    entry = tarfile.TarInfo(f"{written.samples:09d}.{extension}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+                written.samples += 1
+                written.joined += sample.joined
+                digests.append(digest(sample.captions[0]))
+        write_json(path.with_name(f"{path.stem}_stats.json"), {"successes": written.samples - before})
+        written.shards += 1
+    written.captions = CaptionCounts.of(np.array(digests, np.uint64))
+    return written
+
+
+def _prepare(pair: Pair, shortest_side: int | None, max_pixels: int) -> _Sample | LeftOut:
+    """Read a pair whose image training can decode."""
+    try:
+        texts, joined = pair.read_captions()
+        captions = [" ".join(caption.split()) for caption in texts if has_text(caption)]
+        if not captions:
+            raise BadSampleError("empty_caption", "the caption has no letter or digit")
+        encoded = read_image_file(pair.image)
+        header = read_header(encoded, _LARGEST if shortest_side else max_pixels)
+        scale = min(1.0, shortest_side / min(header.height, header.width)) if shortest_side else 1.0
+        width, height = max(1, round(header.width * scale)), max(1, round(header.height * scale))
+        if width * height > max_pixels:
+            raise BadSampleError("enormous_image", f"{width} x {height} pixels, more than --max-pixels {max_pixels}")
+        pixels = header.decode(1)
+    except BadSampleError as error:
+        return LeftOut(pair.image, error.kind, error.reason)
+    if scale == 1:
+        extension = pair.image.suffix[1:].lower() if _is_image(pair.image) else header.extension
+        return _Sample(extension, encoded, captions, joined)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS).save(stream, "JPEG", quality=95)
+    return _Sample("jpg", stream.getvalue(), captions, joined)
+
+
+# Statistics and a contact sheet of a source of shards: a sample is usable if training could use it.
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Rules by which samples are read: those of ShardDataset. decode: decode images whole, not their headers alone."""
+
+    cache: ShardCache
+    caption_key: str | None
+    max_pixels: int
+    decode: bool = True
+
+
+@dataclass
+class SampleStatistics:
+    """Statistics of samples; the lists have one entry per usable sample.
+
+    bad, converted: numbers of unusable samples, and of converted images, by kind. examples: unusable samples, named.
+    tiles: images with captions, by sample id.
+    """
+
+    widths: list[int] = field(default_factory=list)
+    heights: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    words: list[int] = field(default_factory=list)
+    bad: Counter[str] = field(default_factory=Counter)
+    converted: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    tiles: dict[int, tuple[Image.Image, str]] = field(default_factory=dict)
+
+    def add(self, other: SampleStatistics) -> None:
+        """Add the statistics of further samples."""
+        for name in ("widths", "heights", "bytes", "words", "examples"):
+            getattr(self, name).extend(getattr(other, name))
+        self.bad.update(other.bad)
+        self.converted.update(other.converted)
+        self.tiles.update(other.tiles)
+
+
+def sample_statistics(
+    index: ShardIndex,
+    rules: Inspection,
+    samples: int,
+    tiles: int = 0,
+    seed: int = 0,
+    processes: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> SampleStatistics:
+    """Read up to `samples` samples chosen at random, and collect `tiles` of their images with captions.
+
+    progress: called with the numbers of samples that are read, and that will be.
+    """
+    order = np.random.default_rng(seed).permutation(index.samples)[:samples]
+    chosen, shown = np.sort(order), frozenset(order[:tiles].tolist())
+    chunks = [chosen[start : start + _CHUNK].tolist() for start in range(0, len(chosen), _CHUNK)]
+    read, count = partial(_read, index, rules, shown), min(processes, len(chunks))
+    parts = map_in_children(read, chunks, count, chunk=1) if count > 1 else map(read, chunks)
+    statistics, done = SampleStatistics(), 0
+    for chunk, part in zip(chunks, parts, strict=True):
+        statistics.add(part)
+        done += len(chunk)
+        progress(done, len(chosen))
+    return statistics
+
+
+def _read(index: ShardIndex, rules: Inspection, shown: frozenset[int], samples: list[int]) -> SampleStatistics:
+    """Read samples, in a child process if there are several."""
+    statistics, reader = SampleStatistics(), ShardReader(rules.cache, rules.caption_key)
+    for sample in samples:
+        shard, position = index.locate(sample)
+        try:
+            caption, encoded = reader.captions(index, shard, position)[0], reader.image(index, shard, position)
+            image = read_header(encoded, rules.max_pixels)
+            pixels = image.decode(1) if rules.decode or sample in shown else None
+        except BadSampleError as error:
+            statistics.bad[error.kind] += 1
+            statistics.examples.append(f"{index.locations[shard]} {index.keys(shard)[position]}: {error.reason}")
+            continue
+        if sample in shown and pixels is not None:
+            tile = Image.fromarray(pixels)
+            tile.thumbnail((2 * _TILE, 2 * _TILE))
+            statistics.tiles[sample] = (tile, caption)
+        statistics.widths.append(image.width)
+        statistics.heights.append(image.height)
+        statistics.bytes.append(len(encoded))
+        statistics.words.append(len(caption.split()))
+        statistics.converted.update(image.conversions)
+    return statistics
+
+
+def describe(index: ShardIndex, statistics: SampleStatistics, batch: int) -> str:
+    """Return the statistics as plain text. batch: for which the expected number of equal captions is given."""
+    size = sum(max(shard.state[0], 0) for shard in index.shards)
+    counts = [int(count) for count in index.counts]
+    samples = len(statistics.words) + statistics.bad.total()
+    lines = [
+        f"{number_of(index.samples, 'sample')} in {number_of(len(counts), 'shard')}, {size / 1e9:.2f} GB; "
+        f"{index.locations[0]} ...",
+        f"samples per shard  {_quantiles(counts)}",
+        f"image width        {_quantiles(statistics.widths)}",
+        f"image height       {_quantiles(statistics.heights)}",
+        f"image kilobytes    {_quantiles([length // 1000 for length in statistics.bytes])}",
+        f"words per caption  {_quantiles(statistics.words)}",
+        f"captions           {described(index.captions.figures(batch))}",
+        f"samples read       {samples:,}, of which cannot be used: {_counts(statistics.bad)}",
+    ]
+    lines += [f"converted to RGB   {_counts(statistics.converted)}"] if statistics.converted else []
+    flaws = [f"{shard.name}: {shard.flaw}" for shard in index.shards if shard.flaw]
+    duplicates = sum(shard.duplicates for shard in index.shards)
+    lines += [f"damaged shards     {len(flaws)}: {'; '.join(flaws[:5])}"] if flaws else []
+    lines += [f"repeated keys      {duplicates}"] if duplicates else []
+    return "\n".join([*lines, *(f"    {example}" for example in statistics.examples[:5])])
+
+
+def contact_sheet(tiles: Sequence[tuple[Image.Image, str]], path: Path, columns: int = 6) -> None:
+    """Write a PNG of the images with the first words of their captions."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(tiles) // columns)
+    figure = Figure(figsize=(columns * 2, rows * 2.4), layout="constrained")
+    for axes in figure.subplots(rows, columns, squeeze=False).flat:
+        axes.axis("off")
+    for axes, (image, caption) in zip(figure.axes, tiles, strict=False):
+        axes.imshow(image)
+        axes.set_title(wrap(caption, 34, lines=3) or "-", fontsize=6)
+    save_figure(figure, path, dpi=120)
+
+
+def _counts(kinds: Counter[str]) -> str:
+    return f"{kinds.total():,} ({counted(kinds)})" if kinds else "none"
+
+
+def _quantiles(values: Sequence[int]) -> str:
+    if not values:
+        return "-"
+    quantiles = np.percentile(values, list(_QUANTILES.values()))
+    return "  ".join(f"{name} {value:,.0f}" for name, value in zip(_QUANTILES, quantiles, strict=True))

@@ -1,0 +1,296 @@
+"""Start of a process: its rank, its cores, requests to stop, its last message, and jobs of SLURM. Imports no torch.
+
+The scripts in slurm/ run `python -m clipzoo.distributed.launch train OVERRIDES` on the first node of their job.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from clipzoo.errors import ConfigError, PartError, TrainingError, UnexpectedError, masked, unexpected, written_traceback
+
+if TYPE_CHECKING:
+    from clipzoo.distributed.world import World
+
+EXIT_CODE = 75
+"""EX_TEMPFAIL: stopped on request; the same command resumes."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
+"""Signals that ask a run to stop."""
+SECONDS_FOR_LAUNCHER = 2.0
+"""Time in which a launcher ends the other ranks when the first one has failed."""
+MASTER = "CLIPZOO_SLURM_MASTER"
+"""Environment variable that makes the tasks of srun ranks: the address of the job's first node."""
+SRUN = ("srun", "--wait=120")
+"""A failing rank stops the others and reports the cause; --wait covers ranks that no longer react."""
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Quota and period in microseconds of a container's CPU time; the quota is "max" without a limit."""
+MOST_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Environment:
+    """rank: 0 .. world_size - 1. local_rank: rank within the node, of local_size ranks.
+
+    address: host:port of the ranks' store. store_server: the process that serves the store, for messages.
+    is_elastic: torchrun starts the ranks again after a failure, possibly fewer. shares_agent_store: the store is that
+    of torchrun itself, and outlives the ranks.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    address: str
+    store_server: str
+    is_elastic: bool
+    shares_agent_store: bool
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def read() -> Environment:
+    """Return what torchrun or `set_environment` tells this process; without their variables it is the only rank."""
+    variables = os.environ
+    shares_agent_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Environment(
+        rank=int(variables.get("RANK", "0")),
+        world_size=int(variables.get("WORLD_SIZE", "1")),
+        local_rank=int(variables.get("LOCAL_RANK", "0")),
+        local_size=max(1, int(variables.get("LOCAL_WORLD_SIZE", "1"))),
+        address=f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}",
+        store_server="the first node's torchrun" if shares_agent_store else "rank 0",
+        is_elastic=int(variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0,
+        shares_agent_store=shares_agent_store,
+    )
+
+
+def set_world_size(size: int) -> None:
+    """Let only the first `size` ranks take part: this process and torch read the smaller world from now on."""
+    os.environ["WORLD_SIZE"] = str(size)
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, on the first rank only."""
+    if read().is_first:
+        print(masked(text), file=sys.stderr, flush=True)
+
+
+# Requests to stop before there is a run, and errors of a command.
+
+
+def handle_until_the_run_begins() -> None:
+    """Make requests to stop end this process with exit code 75: imports take seconds. `Preemption` replaces this."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        # A launcher's own handlers stay, and so do ignored signals.
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, exit_before_the_run)
+
+
+def exit_before_the_run(number: int, frame: FrameType | None) -> NoReturn:
+    """Signal handler while there is nothing to save."""
+    if read().is_first:
+        # Not print: the signal may have interrupted another one.
+        os.write(2, b"clipzoo: stopped on request before the run began; run the same command again\n")
+    os._exit(EXIT_CODE)
+
+
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """Turn every error into one message on stderr and an exit code: that of the error, 1 for unexpected ones.
+
+    The traceback of an unexpected error goes to a file that the message names. If the reader of stdout has closed it,
+    as `head` does, the command ends in silence with the exit code of SIGPIPE.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, BrokenPipeError):
+            poll = select.poll()
+            poll.register(sys.stdout, 0)
+            if any(events & select.POLLERR for _, events in poll.poll(0)):
+                # Python flushes stdout at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                sys.exit(128 + signal.SIGPIPE)
+        if not isinstance(error, ConfigError | TrainingError | UnexpectedError):
+            error = unexpected(error)
+        elif isinstance(error, PartError):
+            error = PartError(f"{error} (traceback: {written_traceback(error)})")
+        if not repeats_first_rank(error):
+            if not read().is_first:
+                time.sleep(SECONDS_FOR_LAUNCHER)
+            print(f"clipzoo: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+@contextmanager
+def same_on_all_ranks() -> Iterator[None]:
+    """Leave it to the first rank to report a ConfigError of the block, which all ranks raise."""
+    try:
+        yield
+    except ConfigError as error:
+        error.repeats_first_rank = not read().is_first  # type: ignore[attr-defined]
+        raise
+
+
+def repeats_first_rank(error: BaseException) -> bool:
+    """Return True if `error` was raised by the first rank too, which reports it."""
+    return getattr(error, "repeats_first_rank", False)
+
+
+# Jobs of SLURM.
+
+
+def main(arguments: list[str]) -> int:
+    """Run `clipzoo ARGUMENTS` with one rank per task of this job; return its exit code.
+
+    A search (`train -m`) runs once, and its trials start their ranks with `search.launcher`. The job is requeued if the
+    command was stopped on request, or if it failed and a node does not answer.
+    """
+    os.environ[MASTER] = _address()
+    hand_on_cores()
+    ranks = () if "-m" in arguments else SRUN
+    code = subprocess.run([*ranks, sys.executable, "-m", "clipzoo.cli", *arguments]).returncode
+
+    # SLURM itself requeues a preempted job, and one that has lost its first node; a cancelled job does not get here.
+    cause = "stopped" if code == EXIT_CODE else ""
+    nodes = os.environ["SLURM_JOB_NUM_NODES"]
+    if code and not cause and int(nodes) > 1:
+        step = ["srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+        # timeout, because srun may ignore SIGTERM while it waits for the lost node.
+        probe = ["timeout", "--kill-after=10", "90", *step, "--cpus-per-task=1", "true"]
+        cause = "a node was lost" if subprocess.run(probe).returncode else ""
+    if cause:
+        attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0")) + 1
+        print(f"== {cause} in attempt {attempt}, requeued", flush=True)
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+    return code if code >= 0 else 128 - code
+
+
+def hand_on_cores() -> None:
+    """Let every srun of this process and its children give each task the cores that the job asked for.
+
+    Since SLURM 22.05 srun does not take --cpus-per-task from the job: with core binding each task would get one core.
+    """
+    if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
+        os.environ["SRUN_CPUS_PER_TASK"] = cores
+
+
+def set_environment() -> None:
+    """In a task of SLURM, set the variables by which torchrun tells a process its rank and number of threads."""
+    variables = os.environ
+    if not _is_task() or "RANK" in variables:
+        return
+    # All tasks have one port, and the next attempt has another one.
+    attempt = int(variables["SLURM_JOB_ID"]) * 7 + int(variables.get("SLURM_RESTART_COUNT", "0"))
+    # With --gpus-per-task a task sees only its own device, which is number 0.
+    one_device = "," not in variables.get("CUDA_VISIBLE_DEVICES", ",")
+    variables.update(
+        RANK=variables["SLURM_PROCID"],
+        WORLD_SIZE=variables["SLURM_STEP_NUM_TASKS"],
+        LOCAL_RANK="0" if one_device else variables["SLURM_LOCALID"],
+        MASTER_ADDR=variables.get(MASTER) or _address(),
+        MASTER_PORT=str(20000 + attempt % 10000),
+    )
+    if cores := variables.get("SLURM_CPUS_PER_TASK"):
+        variables.setdefault("OMP_NUM_THREADS", cores)
+
+
+def _is_task() -> bool:
+    """Return True in a task that srun has started for a batch script in slurm/ or for submitit."""
+    by_clipzoo = MASTER in os.environ or os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
+    return by_clipzoo and "SLURM_STEP_NUM_TASKS" in os.environ
+
+
+def _address() -> str:
+    """Return the address of the job's first node, because its name may not resolve."""
+    node = _output("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).splitlines()[0]
+    fields = _output("scontrol", "show", "node", "-o", node).split()
+    properties = dict(field.split("=", 1) for field in fields if "=" in field)
+    return properties.get("NodeAddr", node)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+# CPU cores.
+
+
+def cores_of_rank() -> int:
+    """Return the number of cores of this rank, at least 1.
+
+    Under SLURM the cores of its task, else those that this process may use, divided among the ranks of its node.
+    """
+    granted = min(len(os.sched_getaffinity(0)), _quota())
+    task = int(os.environ.get("SLURM_CPUS_PER_TASK", granted)) if _is_task() else granted
+    return max(1, min(granted, task) // read().local_size)
+
+
+def loader_workers(on_gpu: bool, asked: Literal["auto"] | int = "auto") -> int:
+    """Return the number of loader processes of this rank. asked: `data.workers`.
+
+    "auto": beside a GPU as many as there are cores, at most MOST_WORKERS. Training on a CPU needs the cores itself, and
+    takes longer for a sample than decoding does: one process for every four cores.
+    """
+    if asked != "auto":
+        return asked
+    cores = cores_of_rank()
+    return min(MOST_WORKERS, cores if on_gpu else max(1, cores // 4))
+
+
+def load_warning() -> str | None:
+    """Return a warning if the machine's load of the last minute exceeds its number of cores, else None."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores:
+        return None
+    return (
+        f"the machine's load of the last minute, {load:.1f}, exceeds its number of cores, {cores}: other programs "
+        "take their time; on busy cores one thread trains faster than several (OMP_NUM_THREADS=1)"
+    )
+
+
+def cores_per_rank(world: World, workers: int) -> tuple[str, str]:
+    """Return the number of cores per rank in words, and a warning if ranks or loader processes share one core, or "".
+
+    workers: loader processes of a rank. Collective.
+    """
+    ranks = world.gather_object((socket.gethostname(), os.sched_getaffinity(0), _quota(), cores_of_rank()))
+    least, most = (bound(cores for *_, cores in ranks) for bound in (min, max))
+    warning = ""
+    for host in dict.fromkeys(host for host, *_ in ranks):
+        masks, quotas = zip(*((mask, quota) for name, mask, quota, _ in ranks if name == host), strict=True)
+        granted = min(len(set().union(*masks)), *quotas)
+        if granted < len(masks):
+            cores = f"{granted} core{'s' if granted > 1 else ''}"
+            warning = f"{len(masks)} ranks share {cores} of {host}: start fewer ranks"
+            break
+    if not warning and least == 1 and workers:
+        warning = "a rank and its loader processes share one core: set data.workers=0"
+    hint = warning and ", or give every rank more cores (SLURM: sbatch --cpus-per-task)"
+    return f"{least}" if least == most else f"{least} to {most}", warning + hint
+
+
+def _quota() -> int:
+    try:
+        quota, period = QUOTA.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""Weights from elsewhere: names matched, positional embeddings resized, nothing filled by half."""

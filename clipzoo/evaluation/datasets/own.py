@@ -1,0 +1,305 @@
+"""Evaluation datasets made from the user's own images, written in the tar layout and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from clipzoo.data.captions import CaptionCounts, has_text
+from clipzoo.data.children import map_in_children
+from clipzoo.data.faults import NO_IMAGE_FILE, BadSampleError, LeftOut, write_left_out
+from clipzoo.data.images import MAX_PIXELS, read_header, read_image_file
+from clipzoo.data.tar import IMAGE_EXTENSIONS
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.evaluation.datasets.dataset import SIGNATURES, Metric, catalogue, png
+from clipzoo.evaluation.datasets.tar import open_tar_dataset, write_classification, write_retrieval
+from clipzoo.io import MB, folder_name, read_bytes, read_table
+
+SPLITS = ("train", "val", "test")
+CHUNK = 50
+"""Images that a process decodes at a time; fewer images are decoded in this process."""
+
+
+@dataclass(frozen=True)
+class OwnImage:
+    """An image file with the name of its class, or with captions."""
+
+    path: Path
+    split: str = "test"
+    class_name: str = ""
+    captions: tuple[str, ...] = ()
+
+
+@dataclass
+class Source:
+    """Images in the order of the source, the files that are left out, and the names of all classes."""
+
+    images: list[OwnImage] = field(default_factory=list)
+    class_names: set[str] = field(default_factory=set)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    def leave_out(self, path: Path, kind: str, reason: str) -> None:
+        self.left_out.append(LeftOut(path, kind, reason))
+
+    def accepts(self, path: Path) -> bool:
+        """Return True for the extension of an image; other files are left out."""
+        is_image = path.suffix[1:].lower() in IMAGE_EXTENSIONS
+        if not is_image:
+            self.leave_out(path, NO_IMAGE_FILE, f"files of type {path.suffix or 'none'} are not read")
+        return is_image
+
+    def add_captions(self, path: Path, texts: Collection[str]) -> None:
+        """Add an image with the captions that have a letter or digit."""
+        captions = tuple(" ".join(text.split()) for text in texts if has_text(text))
+        if captions:
+            self.images.append(OwnImage(path, captions=captions))
+        else:
+            self.leave_out(path, "empty_caption", "its caption has no letter or digit")
+
+
+def class_folders(folder: Path) -> Source:
+    """Read <folder>/<class>/.../IMAGE as the split test, or <folder>/<split>/<class>/.../IMAGE.
+
+    A class is called like its folder, with spaces for underscores. Captions next to images (NAME.txt) are not used.
+
+    Raises:
+        ConfigError: there is no folder in `folder`, or no split test.
+    """
+    parts = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = {part.name for part in parts}
+    if not parts:
+        raise ConfigError(f"{folder} has no folder: put the images of each class into a separate folder, or give "
+                          "--captions for images with NAME.txt next to them")  # fmt: skip
+    by_split = names <= set(SPLITS) or {"train", "test"} <= names
+    if by_split and ("test" not in names or names - set(SPLITS)):
+        shown = ", ".join(sorted(names))
+        raise ConfigError(f"{folder} has the folders {shown}: splits are called train, val and test, and need test")
+    source = Source()
+    for split, root in [(part.name, part) for part in parts] if by_split else [("test", folder)]:
+        for entry in sorted(root.iterdir()):
+            class_name = " ".join(entry.name.replace("_", " ").split()) or entry.name
+            if entry.is_dir() and not entry.name.startswith("."):
+                source.class_names.add(class_name)
+            files = list(_files(entry))
+            images = {path.with_suffix("") for path in files if path.suffix[1:].lower() in IMAGE_EXTENSIONS}
+            for path in files:
+                if path.suffix.lower() == ".txt" and path.with_suffix("") in images:
+                    continue  # the caption of an image
+                if path == entry:
+                    source.leave_out(path, "no_class", "it is in no folder of a class")
+                elif source.accepts(path):
+                    source.images.append(OwnImage(path, split, class_name))
+    return source
+
+
+def captioned_folder(folder: Path) -> Source:
+    """Read all images below the folder with the captions in NAME.txt next to them, one per line."""
+    source = Source()
+    for path in _files(folder):
+        text = path.with_suffix(".txt")
+        if path.suffix.lower() == ".txt" or not source.accepts(path):
+            continue
+        if text.is_file():
+            lines = read_bytes(text, MB).decode("utf-8-sig", errors="replace").splitlines()
+            source.add_captions(path, lines)
+        else:
+            source.leave_out(path, "no_caption_file", f"{text.name} is missing")
+    return source
+
+
+def table_of_classes(table: Path, image: str, class_name: str, split: str | None) -> Source:
+    """Read a table with one image a row. image, class_name, split: columns; without `split` all rows are test."""
+    source = Source()
+    for path, part, row in _rows(table, image, split, (class_name,)):
+        name = " ".join(row[class_name].split())
+        if name:
+            source.class_names.add(name)
+            source.images.append(OwnImage(path, part, name))
+        else:
+            source.leave_out(path, "no_class", f"its {class_name} is empty")
+    return source
+
+
+def table_of_captions(table: Path, image: str, caption: str, split: str | None) -> Source:
+    """Read a table of captions; rows with the same image are its captions. Only rows of the split test are read."""
+    captions: dict[Path, list[str]] = {}
+    for path, part, row in _rows(table, image, split, (caption,)):
+        if part == "test":
+            captions.setdefault(path, []).append(row[caption])
+    source = Source()
+    for path, texts in captions.items():
+        source.add_captions(path, texts)
+    return source
+
+
+def _rows(
+    table: Path, image: str, split: str | None, columns: Collection[str]
+) -> Iterator[tuple[Path, str, dict[str, str]]]:
+    """Yield (path, split, row) of a table; paths are relative to the table."""
+    for row in read_table(table, [image, *columns, *([split] if split else [])]):
+        part = row[split].strip() if split else "test"
+        if part not in SPLITS:
+            raise ConfigError(f"{table} has the split {part!r} for {row[image]}: splits are {', '.join(SPLITS)}")
+        yield table.parent / row[image], part, row
+
+
+def _files(entry: Path) -> Iterator[Path]:
+    """Yield the file `entry`, or all files below the folder `entry` in the order of their names; no hidden ones."""
+    for path in [entry] if entry.is_file() else sorted(entry.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(entry.parent).parts)
+        if path.is_file() and not hidden:
+            yield path
+
+
+@dataclass(frozen=True)
+class Made:
+    """A dataset that was written.
+
+    samples: number of images per split. left_out: files that are not in the dataset. classes, captions: their numbers,
+    0 for a dataset of the other kind. repetition: how often captions repeat among images. probed: True if a linear
+    probe can be fitted: every class has images in train. empty_classes: classes that are left out because they have no
+    image in test.
+    """
+
+    folder: Path
+    samples: dict[str, int]
+    left_out: Sequence[LeftOut]
+    classes: int = 0
+    captions: int = 0
+    repetition: CaptionCounts = CaptionCounts()
+    probed: bool = False
+    empty_classes: Sequence[str] = ()
+
+
+def require_free(folder: Path) -> None:
+    """Raise ConfigError if the folder exists, or if its name is that of a benchmark dataset or of no folder."""
+    if folder_name(folder.name, "the dataset's name") in catalogue():
+        raise ConfigError(f"{folder.name} is the name of a benchmark dataset (clipzoo datasets list): choose another")
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already: remove it to write the dataset again")
+
+
+def make_classification(
+    source: Source,
+    folder: Path,
+    templates: Sequence[str],
+    metric: Metric,
+    processes: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Made:
+    """Write the images with their classes to `folder`, whose name is that of the dataset.
+
+    Images keep their bytes if they are JPEG, PNG or WebP, others become PNG. Files that cannot be decoded are left out,
+    and so are the other images of a class that has none in test. Classes are in alphabetical order.
+
+    progress: called with the number of images that are decoded, and of all.
+
+    Raises:
+        ConfigError: fewer than two classes remain, a template lacks {c}, or the folder exists.
+    """
+    wrong = next((template for template in templates if "{c}" not in template), None)
+    if wrong is not None:
+        raise ConfigError(f"the prompt template {wrong!r} has no {{c}}, where the class name goes")
+    require_free(folder)
+    images, left_out = _usable(source, processes, progress)
+    names = sorted({image.class_name for image in images if image.split == "test"})
+    left_out += [
+        LeftOut(image.path, "class_without_test", f"the class {image.class_name!r} has no image in test")
+        for image in images
+        if image.class_name not in names
+    ]
+    images = [image for image in images if image.class_name in names]
+    if len(names) < 2:
+        raise ConfigError(f"{folder.name} needs at least two classes and has {len(names)}" + _summary(left_out))
+    labels = {name: label for label, name in enumerate(names)}
+    splits = {split: part for split in SPLITS if (part := [image for image in images if image.split == split])}
+    write_classification(
+        folder,
+        class_names=names,
+        templates=templates,
+        metric=metric,
+        recipe=f"own images; {number_of(len(left_out), 'file')} left out",
+        splits={
+            split: zip(
+                map(_encoded, [image.path for image in part]), [labels[image.class_name] for image in part], strict=True
+            )
+            for split, part in splits.items()
+        },
+    )
+    probed = {image.class_name for image in splits.get("train", ())} == set(names)
+    samples = {split: len(part) for split, part in splits.items()}
+    empty = sorted(source.class_names - set(names))
+    return _written(Made(folder, samples, left_out, len(names), probed=probed, empty_classes=empty))
+
+
+def make_retrieval(
+    source: Source,
+    folder: Path,
+    processes: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Made:
+    """Write the images with their captions to `folder`; otherwise like `make_classification`.
+
+    Raises:
+        ConfigError: no image remains, or the folder exists.
+    """
+    require_free(folder)
+    images, left_out = _usable(source, processes, progress)
+    if not images:
+        raise ConfigError(f"{folder.name} has no image" + _summary(left_out))
+    examples = ((_encoded(image.path), image.captions) for image in images)
+    write_retrieval(folder, recipe=f"own images; {number_of(len(left_out), 'file')} left out", examples=examples)
+    captions = sum(len(image.captions) for image in images)
+    # A caption that repeats within one image is the same pair.
+    repetition = CaptionCounts.of_captions(caption for image in images for caption in dict.fromkeys(image.captions))
+    return _written(Made(folder, {"test": len(images)}, left_out, captions=captions, repetition=repetition))
+
+
+def _usable(
+    source: Source, processes: int, progress: Callable[[int, int], None]
+) -> tuple[list[OwnImage], list[LeftOut]]:
+    """Return the images that can be decoded, and all files that are left out."""
+    paths = list(dict.fromkeys(image.path for image in source.images))
+    if processes > 1 and len(paths) > CHUNK:
+        faults = map_in_children(fault, paths, min(processes, -(-len(paths) // CHUNK)), CHUNK)
+    else:
+        faults = map(fault, paths)
+    faulty: dict[Path, LeftOut] = {}
+    for done, (path, left_out) in enumerate(zip(paths, faults, strict=True), start=1):
+        if left_out is not None:
+            faulty[path] = left_out
+        progress(done, len(paths))
+    return [image for image in source.images if image.path not in faulty], [*source.left_out, *faulty.values()]
+
+
+def fault(path: Path) -> LeftOut | None:
+    """Return why an image file cannot be decoded whole, None if it can be."""
+    try:
+        read_header(read_image_file(path), MAX_PIXELS).decode(1)
+    except BadSampleError as error:
+        return LeftOut(path, error.kind, error.reason)
+    return None
+
+
+def _encoded(path: Path) -> bytes:
+    """Return the bytes of the file, or a PNG of its pixels if the tar layout does not hold its format."""
+    content = read_image_file(path)
+    if content.startswith(tuple(SIGNATURES)):
+        return content
+    return png(Image.fromarray(read_header(content, MAX_PIXELS).decode(1)))
+
+
+def _summary(left_out: Sequence[LeftOut]) -> str:
+    """Return the first files that are left out, for a message."""
+    shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in left_out[:3])
+    return f" (left out: {number_of(len(left_out), 'file')}, {shown})" if left_out else ""
+
+
+def _written(made: Made) -> Made:
+    """Open the dataset as an evaluation does, and list the files that are left out in left_out.tsv."""
+    open_tar_dataset(made.folder.parent, made.folder.name)
+    write_left_out(made.left_out, made.folder)
+    return made

@@ -1,0 +1,255 @@
+"""Evaluation datasets in the tar layout of CLIP_benchmark, read at random.
+
+    <root>/<dataset>/classnames.txt                          class names, one per line, in the order of the labels
+    <root>/<dataset>/zeroshot_classification_templates.txt   prompt templates, one per line, with {c}
+    <root>/<dataset>/dataset_type.txt                        "retrieval" or "classification" (the default)
+    <root>/<dataset>/<split>/nshards.txt                     number k of tars
+    <root>/<dataset>/<split>/{0..k-1}.tar                    images with .cls (label) or .txt (captions, one per line)
+    <root>/<dataset>/meta.json                               optional, clipzoo's own: metric, recipe, counts, digests
+
+Datasets exported by CLIP_benchmark open unchanged, and CLIP_benchmark opens the datasets written here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clipzoo import io
+from clipzoo.data.tar import UNTERMINATED, Member, list_members
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.evaluation.datasets.dataset import (
+    METRICS,
+    SIGNATURES,
+    ClassificationDataset,
+    EvaluationDataset,
+    ImageFile,
+    ImageFiles,
+    LabelledSplit,
+    RetrievalDataset,
+    read_range,
+)
+
+MEMBER_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+REMEDY = "restore the file, or convert the dataset again"
+LINES = 16 * io.MB
+"""Largest size of a list of class names or templates."""
+NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
+
+
+@dataclass(frozen=True)
+class TarSample:
+    """Members of one tar with the same key, by extension."""
+
+    path: Path
+    key: str
+    members: Mapping[str, Member]
+
+    @property
+    def image(self) -> ImageFile:
+        member = next((self.members[extension] for extension in MEMBER_EXTENSIONS if extension in self.members), None)
+        if member is None:
+            extensions = ", .".join(self.members)
+            raise ConfigError(
+                f"{self.path}: {self.key} has no image ({', '.join(MEMBER_EXTENSIONS)}), only .{extensions}"
+            )
+        return ImageFile(self.path, member.offset, member.size, self.key)
+
+    def text(self, extension: str) -> str:
+        if extension not in self.members:
+            raise ConfigError(f"{self.path}: {self.key} has no .{extension}")
+        member = self.members[extension]
+        try:
+            return read_range(self.path, member.offset, member.size).decode("utf-8")
+        except UnicodeDecodeError:
+            raise io.DamagedFileError(self.path, f"has a .{extension} of {self.key} that is not UTF-8 text") from None
+
+
+def is_tar_dataset(folder: Path) -> bool:
+    return any(folder.glob("*/nshards.txt"))
+
+
+def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
+    """Open <root>/<name>. Raises ConfigError if files are missing, damaged or contradict meta.json."""
+    folder = io.below(Path(root), name, links=True)
+    splits = sorted(path.parent.name for path in folder.glob("*/nshards.txt"))
+    if not splits:
+        others = ", ".join(sorted({path.parent.parent.name for path in Path(root).glob("*/*/nshards.txt")}))
+        raise ConfigError(
+            f"no evaluation dataset {name} at {root}/{name} (eval.root={root} has {others or 'none'}); "
+            "`clipzoo world` generates the demo's in data/demo/downstream"
+        )
+    meta_file, type_file = folder / "meta.json", folder / "dataset_type.txt"
+    meta = io.read_json(meta_file, io.MB, REMEDY) if meta_file.exists() else {}
+    stated = meta.get("splits", {})
+    io.require_fields(meta_file, {"splits": stated}, {"splits": dict}, REMEDY)
+    io.require_fields(meta_file, stated, dict.fromkeys(stated, dict), REMEDY)
+    for facts in stated.values():
+        io.require_fields(meta_file, facts, {"samples": int}, REMEDY)
+    samples = {split: _split_samples(io.below(folder, split, links=True)) for split in splits}
+    for split, facts in stated.items():
+        count = len(samples.get(split, ()))
+        if count != facts["samples"]:
+            place = io.below(folder, split, links=True)
+            raise ConfigError(f"{place} has {number_of(count, 'sample')}, but its meta.json says {facts['samples']}")
+    kind = io.read_text(type_file, io.MB, REMEDY).strip().lower() if type_file.exists() else "classification"
+    if kind == "retrieval":
+        return _retrieval(name, folder, samples)
+    if kind == "classification":
+        return _classification(name, folder, meta, samples)
+    raise ConfigError(f"{type_file} says {kind!r}: only classification and retrieval datasets can be evaluated")
+
+
+def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[TarSample]:
+    """Samples of one tar in its order. Member names are labels; none is ever used as a path on disk.
+
+    remedy: for the message about a damaged tar. unterminated: accept a tar without its closing blocks, as
+    img2dataset may leave it.
+    """
+    with io.readable(path, io.ANY_SIZE, remedy) as file:
+        descriptor = file.fileno()
+        contents = list_members(lambda size, offset: os.pread(descriptor, size, offset), os.fstat(descriptor).st_size)
+    if contents.flaw is not None and not (unterminated and contents.flaw == UNTERMINATED):
+        raise ConfigError(f"{path}: {contents.flaw}; {remedy}")
+    samples: dict[str, dict[str, Member]] = {}
+    for member in contents.members:
+        parent, slash, base = member.name.rpartition("/")
+        stem, _, extension = base.partition(".")
+        samples.setdefault(parent + slash + stem, {})[extension.lower()] = member
+    return [TarSample(path, key, members) for key, members in samples.items()]
+
+
+def _classification(
+    name: str, folder: Path, meta: Mapping[str, Any], samples: Mapping[str, Sequence[TarSample]]
+) -> ClassificationDataset:
+    # Only empty lines at the end are ignored; one inside is a class.
+    class_names = io.read_lines(folder / NAMES_FILE, LINES, REMEDY)
+    templates = io.read_lines(folder / TEMPLATES_FILE, LINES, REMEDY)
+    for template in templates:
+        if "{c}" not in template:
+            fault = f"has the prompt template {template!r} without {{c}}, where the class name goes"
+            raise io.DamagedFileError(folder / TEMPLATES_FILE, fault, REMEDY)
+    metric = meta.get("metric", "top1")
+    if not isinstance(metric, str) or metric not in METRICS:
+        raise ConfigError(f"{folder / 'meta.json'}: metric {metric!r} is not one of {', '.join(METRICS)}")
+    splits = {}
+    for split, part in samples.items():
+        images, labels = ImageFiles([sample.image for sample in part]), []
+        for sample in part:
+            label = sample.text("cls").strip()
+            if not label.isdecimal() or int(label) >= len(class_names):
+                raise ConfigError(
+                    f"{sample.path}: {sample.key} has the label {label!r}, but {NAMES_FILE} names "
+                    f"{number_of(len(class_names), 'class', 'es')}"
+                )
+            labels.append(int(label))
+        splits[split] = LabelledSplit(images, labels)
+    return ClassificationDataset(name, class_names, templates, metric, splits)
+
+
+def _retrieval(name: str, folder: Path, samples: Mapping[str, Sequence[TarSample]]) -> RetrievalDataset:
+    if "test" not in samples:
+        raise ConfigError(f"{folder}: a retrieval dataset needs the split test; it has {', '.join(samples)}")
+    captions: list[str] = []
+    caption_image: list[int] = []
+    for index, sample in enumerate(samples["test"]):
+        lines = [line.strip() for line in sample.text("txt").splitlines() if line.strip()]
+        if not lines:
+            raise ConfigError(f"{sample.path}: {sample.key} has no caption")
+        captions += lines
+        caption_image += [index] * len(lines)
+    return RetrievalDataset(name, ImageFiles([sample.image for sample in samples["test"]]), captions, caption_image)
+
+
+def _split_samples(folder: Path) -> list[TarSample]:
+    count = io.read_text(folder / "nshards.txt", io.MB, REMEDY).strip()
+    if not re.fullmatch("[0-9]{1,9}", count):
+        raise ConfigError(f"{folder / 'nshards.txt'} must hold the number of tars, not {count[:40]!r}")
+    paths: list[Path] = []
+    for shard in range(int(count)):
+        paths.append(folder / f"{shard}.tar")
+        if not paths[-1].is_file():
+            raise ConfigError(f"{paths[-1]} is missing, but {folder / 'nshards.txt'} counts it")
+    return [sample for path in paths for sample in tar_samples(path, "write the dataset again")]
+
+
+def write_classification(
+    folder: Path,
+    *,
+    class_names: Sequence[str],
+    templates: Sequence[str],
+    metric: str,
+    recipe: str,
+    splits: Mapping[str, Iterable[tuple[bytes, int]]],
+    shard_size: int = 1000,
+) -> None:
+    """Write a classification dataset; the encoded images are stored unchanged.
+
+    folder: of the dataset; it appears only when it is complete. metric: "top1" or "mean_per_class". recipe: a sentence
+    on how the splits were made, for meta.json. splits: (encoded image, label) pairs. shard_size: samples per tar.
+    """
+    lists = {NAMES_FILE: class_names, TEMPLATES_FILE: templates}
+    rows = {split: ((image, "cls", str(label)) for image, label in examples) for split, examples in splits.items()}
+    _write_dataset(folder, "classification", {"metric": metric, "recipe": recipe}, lists, rows, shard_size)
+
+
+def write_retrieval(
+    folder: Path, *, recipe: str, examples: Iterable[tuple[bytes, Sequence[str]]], shard_size: int = 1000
+) -> None:
+    """Write a retrieval dataset with the split "test". examples: encoded images with their captions."""
+    rows = ((image, "txt", _joined(captions)) for image, captions in examples)
+    _write_dataset(folder, "retrieval", {"recipe": recipe}, {}, {"test": rows}, shard_size)
+
+
+def _write_dataset(
+    folder: Path,
+    kind: str,
+    meta: Mapping[str, str],
+    lists: Mapping[str, Sequence[str]],
+    splits: Mapping[str, Iterable[tuple[bytes, str, str]]],
+    shard_size: int,
+) -> None:
+    """Write a dataset whose folder takes its name when all is written, and is removed after an error.
+
+    lists: lines of text by file name. splits: (image, extension of the annotation, annotation) rows.
+    """
+    from webdataset.writer import ShardWriter  # imports torch
+
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already: remove it to write the dataset again")
+    with io.new_folder(folder) as new:
+        for name, lines in lists.items():
+            io.write_whole(new / name, _joined(lines))
+        facts = {}
+        for split, rows in splits.items():
+            place = io.below(new, split)
+            place.mkdir()
+            digest, count = hashlib.sha256(), 0
+            with ShardWriter(f"{place}/%d.tar", maxcount=shard_size, verbose=0, mtime=0) as writer:
+                for image, extension, annotation in rows:
+                    encoding = next((name for start, name in SIGNATURES.items() if image.startswith(start)), None)
+                    if encoding is None:
+                        raise ConfigError(
+                            f"the tar layout holds JPEG, PNG and WebP images, not one that begins with {image[:8]!r}"
+                        )
+                    encoded = annotation.encode("utf-8")
+                    digest.update(hashlib.sha256(image).digest() + hashlib.sha256(encoded).digest())
+                    writer.write({"__key__": f"s{count:07d}", encoding: image, extension: encoded})
+                    count += 1
+                shards = writer.shard
+            io.write_whole(place / "nshards.txt", f"{shards}\n")
+            facts[split] = {"samples": count, "digest": digest.hexdigest()}
+        io.write_whole(new / "dataset_type.txt", kind + "\n")
+        io.write_json(new / "meta.json", {**meta, "splits": facts})
+
+
+def _joined(lines: Sequence[str]) -> str:
+    for line in lines:
+        if line != line.strip() or len(line.splitlines()) != 1:
+            raise ConfigError(f"the tar layout has one name, template or caption per line: {line!r} is not one line")
+    return "\n".join(lines) + "\n"

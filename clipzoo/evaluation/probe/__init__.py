@@ -1,1 +1,0 @@
-"""Linear probes: frozen features, logistic regression, and the search for its penalty."""

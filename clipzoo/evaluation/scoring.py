@@ -1,0 +1,165 @@
+"""Scores of images with texts, the positions of right answers, and accuracy and recall from exact counts.
+
+Answers are in the order of descending scores; equal scores are in the order of their columns, as with argmax and a
+stable sort. A model that gives all answers the same score is then right by chance, not always. Libraries that use topk
+leave the order of equal scores open and average in float32; percentages here are quotients of integers, the same on any
+device and any number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.model import Model
+from clipzoo.runs.metric_key import DEVIATION
+from clipzoo.types import Embedding, Features, PointSet, map_embedding
+
+BLOCK_POINT_PAIRS = 1 << 28
+"""Pairs of points whose similarity is computed at a time; heads divide this further as they need."""
+
+
+@torch.no_grad()
+def score_blocks(model: Model, image: Embedding, text: Embedding) -> Iterator[tuple[int, Tensor]]:
+    """Yield blocks of rows of the similarity matrix [n, k], with the index of each block's first row.
+
+    Scores are in the head's own precision: bf16 and TF32 products change predictions (54 of 1000 in a trial of bf16).
+    Raises ConfigError if a score is NaN.
+    """
+    points = math.prod(view.points.shape[1] for view in (image, text) if isinstance(view, PointSet))
+    rows = max(1, BLOCK_POINT_PAIRS // (points * len(text)))
+    for start in range(0, len(image), rows):
+        block = map_embedding(lambda tensor, start=start: tensor[start : start + rows], image)  # type: ignore[misc]
+        with exact_products():
+            scores = model.similarity(block, text)
+        if scores.isnan().any():
+            raise ConfigError("the model's similarities are NaN: its weights are broken; evaluate another checkpoint")
+        yield start, scores
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Multiply float32 matrices in float32, whatever precision training has set."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def positions(scores: Tensor, column: Tensor) -> Tensor:
+    """scores [n, k], one answer's column per row [n] -> [n] int64, the number of answers before it; 0 for the best."""
+    own = scores.gather(1, column[:, None])
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    before = (scores > own) | ((scores == own) & (columns < column[:, None]))
+    return before.sum(dim=1)
+
+
+def accuracy(position: Tensor, labels: Tensor, classes: int, world: World) -> dict[str, float]:
+    """Return top1, mean_per_class, and top5 for more than five classes, in percent over all ranks. Collective.
+
+    position: [n] of the right class, 0 for the best. labels: [n]. mean_per_class: mean top-1 accuracy of the classes
+    that have samples.
+    """
+    cutoffs = (1, 5) if classes > 5 else (1,)
+    counts = [torch.bincount(labels[position < cutoff], minlength=classes) for cutoff in cutoffs]
+    samples, *hits = world.sum(torch.stack([torch.bincount(labels, minlength=classes), *counts]))
+    present = samples > 0
+    per_class = hits[0][present].double() / samples[present]
+    top1, *others = (100 * int(row.sum()) / int(samples.sum()) for row in hits)
+    top5 = {f"top{cutoff}": value for cutoff, value in zip(cutoffs[1:], others, strict=True)}
+    return {"top1": top1, "mean_per_class": 100 * per_class.mean().item(), **top5}
+
+
+def recall(position: Tensor, cutoffs: Sequence[int], world: World) -> dict[str, float]:
+    """Return recall_at_k for each cutoff k: percentage of queries whose position [n] is below k. Collective."""
+    counts = torch.stack([*((position < cutoff).sum() for cutoff in cutoffs), torch.tensor(len(position)).to(position)])
+    *hits, queries = world.sum(counts).tolist()
+    return {f"recall_at_{cutoff}": 100 * count / queries for cutoff, count in zip(cutoffs, hits, strict=True)}
+
+
+def embed_draws(
+    model: Model, draws: int, embed: Callable[[Features], Embedding], features: Features
+) -> list[Embedding]:
+    """Embed the same features under each of `draws` draws of the head's random features."""
+    if draws == 1:
+        return [embed(features)]
+    embeddings = []
+    for draw in range(draws):
+        model.head.resample(draw)
+        embeddings.append(embed(features))
+    model.head.resample(0)
+    return embeddings
+
+
+def mean_over_draws(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over several draws, followed by its sample deviation; one draw as it is."""
+    if len(metrics) == 1:
+        return dict(metrics[0])
+    summary = {}
+    for name in metrics[0]:
+        values = [draw[name] for draw in metrics]
+        summary[name] = statistics.fmean(values)
+        summary[f"{name}{DEVIATION}"] = statistics.stdev(values)
+    return summary
+
+
+# Faults of a dataset that would otherwise give wrong numbers. where: dataset and split, for the message.
+
+
+def check_labels(labels: Tensor, class_names: Sequence[str], where: str) -> None:
+    """Raise ConfigError unless every label has a class name."""
+    wrong = labels[(labels < 0) | (labels >= len(class_names))]
+    if len(wrong):
+        raise ConfigError(f"{where}: label {int(wrong[0])}, but its classes are 0 to {len(class_names) - 1}")
+
+
+def check_classes(labels: Tensor, class_names: Sequence[str], where: str) -> None:
+    """Raise ConfigError unless there are at least two classes and every class has a sample."""
+    if len(class_names) < 2:
+        raise ConfigError(f"{where}: {len(class_names)} class, nothing can be classified")
+    empty = (torch.bincount(labels, minlength=len(class_names)) == 0).nonzero().flatten().tolist()
+    if empty:
+        shown = ", ".join(repr(class_names[index]) for index in empty[:5])
+        raise ConfigError(
+            f"{where}: {len(empty)} of {number_of(len(class_names), 'class', 'es')} have no sample ({shown})"
+        )
+
+
+def check_captions(caption_image: Tensor, images: int, captions: int, name: str) -> None:
+    """Raise ConfigError unless every caption belongs to an image and every image has a caption.
+
+    caption_image: [captions], index of each caption's image. images, captions: their numbers. name: of the dataset.
+    """
+    if len(caption_image) != captions:
+        raise ConfigError(
+            f"{name}: {number_of(captions, 'caption')}, but {len(caption_image)} entries in caption_image"
+        )
+    if captions == 0 or caption_image.min() < 0 or caption_image.max() >= images:
+        shown = caption_image.tolist()[:5]
+        raise ConfigError(
+            f"{name}: captions belong to images {shown}..., but the dataset has {number_of(images, 'image')}"
+        )
+    without = (torch.bincount(caption_image, minlength=images) == 0).nonzero().flatten().tolist()
+    if without:
+        raise ConfigError(
+            f"{name}: {len(without)} of {number_of(images, 'image')} have no caption (the first is number {without[0]})"
+        )
+
+
+def check_paired(caption_image: Tensor, name: str) -> None:
+    """Raise ConfigError unless all images have equally many captions. caption_image: see `check_captions`."""
+    counts = torch.bincount(caption_image)
+    if counts.min() != counts.max():
+        raise ConfigError(
+            f"{name}: images have {int(counts.min())} to {int(counts.max())} captions, but the paired protocol needs "
+            "equally many: set eval.paired=false"
+        )

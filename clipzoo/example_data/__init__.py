@@ -1,1 +1,0 @@
-"""Data sets made here or fetched from package registries."""

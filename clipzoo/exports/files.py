@@ -1,0 +1,187 @@
+"""Tokenizers as tokenizer.json and tokenizer_config.json, which `transformers.AutoTokenizer` and tokenizers load.
+
+Ids and padding are those of clipzoo's tokenizers. Text is cleaned by rules: named entities, curly quotes, ligatures and
+control characters. Repairing other broken encodings (ftfy) is left out: these files hold no code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from clipzoo import io
+from clipzoo.data.tokenizer import ClipTokenizer
+from clipzoo.encoders.huggingface import HuggingFaceTokenizer
+from clipzoo.errors import ConfigError
+from clipzoo.loading import LoadedModel
+
+ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&#x27;": "'", "&nbsp;": " "}
+LIGATURES = {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "ſt", "ﬆ": "st"}
+CONTROLS = r"[\x00-\x08\x0b\x0e-\x1f\x7f\u206a-\u206f\ufeff\ufff9-\ufffc]"
+SINGLE_QUOTES, DOUBLE_QUOTES = "[\u02bc\u2018-\u201b]", "[\u201c-\u201f]"
+PUNCTUATION = r"[!-/:-@\[-^`{-~]"
+"""ASCII punctuation but the underscore, which becomes a space."""
+PROBE = [
+    "", "a red circle", "Two BLUE squares! above_a (green) triangle.", "it's 12 o'clock  \t in\nParis", "naïve café",
+    "“quoted” &amp; ‘curly’ &lt;b&gt;", "東京 🎉", "! ?", "<s> </s> <pad> [SEP] <eos>", "long " * 600,
+]  # fmt: skip
+"""Captions on which a tokenizer of the hub is compared with its files."""
+
+Files = tuple[Any, dict[str, Any]]
+"""A tokenizer of the library tokenizers, and the content of tokenizer_config.json."""
+
+
+def tokenizer_files(tokenizer: Any) -> Files:
+    """Return the files of a tokenizer. Raises ConfigError if they cannot represent it."""
+    kinds: dict[type, Callable[[Any], Files]] = {ClipTokenizer: _clip, HuggingFaceTokenizer: _huggingface}
+    if type(tokenizer) not in kinds:
+        names = " and ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(f"its tokenizer is {type(tokenizer).__name__}, only {names} can be written")
+    return kinds[type(tokenizer)](tokenizer)
+
+
+def _clip(tokenizer: ClipTokenizer) -> Files:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    vocabulary, merges, pattern = tokenizer.tables()
+    start, end, pad = (_text_of(vocabulary, token) for token in (tokenizer.start_token, tokenizer.end_token, 0))
+    fast = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
+    fast.normalizer = normalizers.Sequence(_cleaning("lower"))
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    fast.decoder = decoders.ByteLevel()
+    # Control tokens are no added tokens: text that spells one is ordinary text.
+    controls = [(start, tokenizer.start_token), (end, tokenizer.end_token)]
+    fast.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=controls)
+    return _limited(fast, tokenizer.context_length, 0, pad), {
+        **_settings(tokenizer.context_length), "bos_token": start, "eos_token": end, "unk_token": end, "pad_token": pad,
+    }  # fmt: skip
+
+
+def _huggingface(tokenizer: HuggingFaceTokenizer) -> Files:
+    from tokenizers import Tokenizer, normalizers
+
+    source = tokenizer.source
+    what = f"its tokenizer, {type(source).__name__} of {tokenizer.name},"
+    if not source.is_fast:
+        raise ConfigError(f"{what} runs in Python and has no tokenizer.json")
+    if tokenizer.strip_end or not tokenizer.ends_itself:
+        raise ConfigError(f"{what} ends captions in a way that tokenizer.json cannot represent")
+    content = json.loads(source.backend_tokenizer.to_str())
+    # As added tokens they would be recognised in text. The post-processor and the model keep their ids.
+    in_model = _words(content["model"])
+    content["added_tokens"] = [t for t in content["added_tokens"] if not t["special"] or t["content"] not in in_model]
+    fast = Tokenizer.from_str(json.dumps(content))
+    if cleaning := _cleaning(tokenizer.clean):
+        fast.normalizer = normalizers.Sequence([*cleaning, *filter(None, [fast.normalizer])])
+    pad = tokenizer.pad_token
+    fast = _limited(fast, tokenizer.context_length, pad, source.convert_ids_to_tokens(pad))
+    names = {name: getattr(source, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")}
+    settings = {**_settings(tokenizer.context_length), **{name: text for name, text in names.items() if text}}
+    if [encoding.ids for encoding in fast.encode_batch(PROBE)] != tokenizer(PROBE).tolist():
+        raise ConfigError(f"{what} gives other tokens than its tokenizer.json would")
+    return fast, settings
+
+
+def _cleaning(kind: str) -> list[Any]:
+    """Return the normalizers that clean text as open_clip does. kind: see `HuggingFaceTokenizer`."""
+    from tokenizers import Regex, normalizers
+
+    if kind == "none":
+        return []
+    replaced = [*ENTITIES.items(), ("&amp;", "&"), *ENTITIES.items(), *LIGATURES.items()]
+    patterns = [(CONTROLS, ""), (SINGLE_QUOTES, "'"), (DOUBLE_QUOTES, '"')]
+    if kind == "canonicalize":
+        patterns += [("_", " "), (PUNCTUATION, "")]
+    return [
+        *(normalizers.Replace(old, new) for old, new in replaced),
+        normalizers.NFC(),
+        *(normalizers.Replace(Regex(old), new) for old, new in [*patterns, (r"\s+", " ")]),
+        normalizers.Strip(),
+        *([] if kind == "whitespace" else [normalizers.Lowercase()]),
+    ]
+
+
+def _limited(fast: Any, context_length: int, pad: int, text: str) -> Any:
+    fast.enable_truncation(context_length)
+    fast.enable_padding(pad_id=pad, pad_token=text, length=context_length)
+    return fast
+
+
+def _settings(context_length: int) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context_length, "padding_side": "right",
+        "split_special_tokens": True,
+    }  # fmt: skip
+
+
+def _text_of(vocabulary: dict[str, int], token: int) -> str:
+    """Return the text of a token's id."""
+    return next(name for name, number in vocabulary.items() if number == token)
+
+
+def _words(model: dict[str, Any]) -> set[str]:
+    """Return the texts of the vocabulary of a model in tokenizer.json, a mapping or a list of pairs."""
+    vocabulary = model["vocab"]
+    return set(vocabulary) if isinstance(vocabulary, dict) else {text for text, _ in vocabulary}
+
+
+# Preprocessing as files of transformers: the tokenizer, and the resize, crop and normalisation of images.
+
+
+def image_settings(model: LoadedModel) -> dict[str, Any]:
+    """Return the image processor of transformers with exactly the pixels of `LoadedModel.transform`.
+
+    transformers' CLIPImageProcessor resizes tensors and rounds the central crop down; the one for timm's models uses
+    torchvision's transforms of PIL images, as clipzoo and open_clip do.
+    """
+    size, encoder = model.encoder.image_size, model.config["encoder"]
+    mode = {"shortest": "center", "squash": "squash"}.get(model.transform.resize_mode)
+    if mode is None:
+        raise ConfigError(f"transformers has no resize_mode={model.transform.resize_mode}: export to another format")
+    transform = {
+        "input_size": [3, size, size], "interpolation": model.transform.interpolation, "crop_pct": 1.0,
+        "crop_mode": mode, "mean": list(encoder["mean"]), "std": list(encoder["std"]),
+    }  # fmt: skip
+    return {"image_processor_type": "TimmWrapperImageProcessor", "pretrained_cfg": transform}
+
+
+def write_preprocessing(model: LoadedModel, folder: Path, processor: str | None = None) -> None:
+    """Write the tokenizer's files and preprocessor_config.json. processor: class of transformers that joins both."""
+    fast, settings = tokenizer_files(model.tokenizer)
+    # A text tower that attends to padding takes no mask.
+    settings["model_input_names"] = ["input_ids"] if model.encoder.needs_padding else ["input_ids", "attention_mask"]
+    io.write_whole(folder / "tokenizer.json", fast.to_str())
+    io.write_json(folder / "tokenizer_config.json", settings)
+    named = {} if processor is None else {"processor_class": processor}
+    io.write_json(folder / "preprocessor_config.json", {**named, **image_settings(model)})
+
+
+def tokenizer_faults(model: LoadedModel) -> list[str]:
+    """Return the reason why the tokenizer cannot be written."""
+    try:
+        tokenizer_files(model.tokenizer)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+# Weights as safetensors, which hold tensors and never code.
+
+
+def save_weights(state: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors to a .safetensors file, atomically. Raises WriteError."""
+    from safetensors.torch import save
+
+    # transformers reads only files that name the framework.
+    content = save({key: value.detach().cpu().contiguous() for key, value in state.items()}, {"format": "pt"})
+    with io.whole(path) as file:
+        file.write(content)

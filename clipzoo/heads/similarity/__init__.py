@@ -1,1 +1,0 @@
-"""Implementations of `clipzoo.types.Scores`."""

@@ -1,0 +1,143 @@
+"""Judge a model of an enumerated world: zero-shot, retrieval, and agreement of its scores with the PMI."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from scipy import stats
+from scipy.special import logsumexp
+from torch import Tensor
+
+from clipzoo.lab.worlds.world import EnumeratedWorld, full_name
+from clipzoo.model import Model
+
+ZERO_SHOT, IMAGE_TO_TEXT, TEXT_TO_IMAGE = "zero_shot", "image_to_text", "text_to_image"
+LOSS = "loss"
+"""InfoNCE of the whole split, in nats: the mean of both directions."""
+ACCURACY = "accuracy"
+"""Mean of the three tasks, which a search maximises."""
+DIGITS = 9
+"""Decimal places to which scores and PMIs are compared."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images [n, 3, S, S] uint8, the scene of each image and its caption, both [n], as numbers of the world."""
+
+    images: Tensor
+    scenes: np.ndarray
+    captions: np.ndarray
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Metrics of a model, and outcomes by task, [n] in [0, 1] for each sample.
+
+    metrics: by name, of tasks in percent; the loss and the agreement with the PMI.
+    """
+
+    metrics: dict[str, float]
+    outcomes: dict[str, np.ndarray]
+
+
+@torch.no_grad()
+def judge(model: Model, world: EnumeratedWorld, split: Split, factor: float = 1.0) -> Judgement:
+    """Judge a model on a split.
+
+    factor: of the scores, where the objective has a temperature of its own.
+    """
+    training = model.training
+    model.eval()
+    try:
+        images = model.encode_image(split.images)
+        texts = [*world.captions, *map(full_name, world.objects)]
+        scores = model.similarity(images, model.encode_text(model.encoder.tokenizer(texts))).double().numpy()
+    finally:
+        model.train(training)
+    captions = len(world.captions)
+    return judge_scores(factor * scores[:, :captions], scores[:, captions:], world, split)
+
+
+def judge_scores(scores: np.ndarray, named: np.ndarray, world: EnumeratedWorld, split: Split) -> Judgement:
+    """Judge the scores of the images of a split with all captions of the world, [n, c].
+
+    named: scores of the images with the full names of all objects, [n, o].
+    zero_shot: share of images whose best object is in the scene. image_to_text, text_to_image: mean reciprocal rank of
+    the own caption or image among those of the split.
+    """
+    present = np.array([[item in scene for item in world.objects] for scene in world.scenes])
+    pairs = scores[:, split.captions]
+    outcomes = {
+        ZERO_SHOT: present[split.scenes, named.argmax(1)].astype(np.float64),
+        IMAGE_TO_TEXT: _reciprocal_ranks(pairs),
+        TEXT_TO_IMAGE: _reciprocal_ranks(pairs.T),
+    }
+    metrics = {name: 100 * float(values.mean()) for name, values in outcomes.items()}
+    metrics[ACCURACY] = float(np.mean(list(metrics.values())))
+    metrics[LOSS] = float((logsumexp(pairs, 0) + logsumexp(pairs, 1) - 2 * np.diag(pairs)).mean() / 2)
+    joint = world.scene_probability[:, None] * world.caption_given_scene
+    # Every scene has equally many images.
+    weights = pair_weights(joint)[split.scenes]
+    return Judgement(metrics | asdict(agreement(scores, world.pmi[split.scenes], weights)), outcomes)
+
+
+def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
+    """[n, n] scores, the right answers on the diagonal -> 1 / rank of each, [n]; equal scores share their mean rank."""
+    own = np.diag(scores)[:, None]
+    above, equal = (scores > own).sum(1), (scores == own).sum(1)
+    return 1 / (1 + above + (equal - 1) / 2)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of scores with the PMI.
+
+    rank_correlation: Spearman's. slope: of the line that predicts the PMI from the score; 1 is calibrated, below 1 the
+    scores are too far apart. error: root mean square distance from the PMI plus the best constant, in nats; it is 0 for
+    the PMI itself. calibrated_error: the same after the best line.
+    """
+
+    rank_correlation: float
+    slope: float
+    error: float
+    calibrated_error: float
+
+
+def agreement(scores: ArrayLike, pmi: ArrayLike, weights: ArrayLike) -> Agreement:
+    """Compare scores with the PMI of the same pairs.
+
+    scores, pmi, weights: of one shape. weights: of the pairs, not negative. Pairs whose PMI is -inf, which no finite
+    score can follow, count for the rank correlation alone.
+    """
+    s, p, w = (np.asarray(values, dtype=np.float64).ravel() for values in (scores, pmi, weights))
+    if not s.shape == p.shape == w.shape:
+        raise ValueError(f"scores, PMI and weights need one shape, not {s.shape}, {p.shape} and {w.shape}")
+    # Equal PMIs differ by rounding, and ranks would tell them apart.
+    ranks = (stats.rankdata(s.round(DIGITS)), stats.rankdata(p.round(DIGITS)))
+    held = np.isfinite(p) & (w > 0)
+    difference = s[held] - p[held]
+    spread = difference - np.average(difference, weights=w[held])
+    _, slope, residual = _line(s[held], p[held], w[held])
+    return Agreement(_line(*ranks, w)[0], slope, float(np.sqrt(np.average(spread**2, weights=w[held]))), residual)
+
+
+def pair_weights(joint: ArrayLike) -> np.ndarray:
+    """Return weights of all pairs: half from their joint probability [s, c], half from the product of its margins.
+
+    These are the pairs that contrastive training compares: matched ones and independent ones.
+    """
+    probability = np.asarray(joint, dtype=np.float64)
+    product = probability.sum(1, keepdims=True) * probability.sum(0, keepdims=True)
+    return (probability + product) / 2
+
+
+def _line(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float, float]:
+    """Return correlation, slope and root mean square residual of the weighted least-squares line of y on x."""
+    x, y = (values - np.average(values, weights=weights) for values in (x, y))
+    xx, xy, yy = (np.average(product, weights=weights) for product in (x * x, x * y, y * y))
+    if xx <= 0 or yy <= 0:
+        return 0.0, 0.0, float(np.sqrt(max(yy, 0.0)))
+    return float(xy / np.sqrt(xx * yy)), float(xy / xx), float(np.sqrt(max(yy - xy * xy / xx, 0.0)))

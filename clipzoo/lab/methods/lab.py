@@ -1,0 +1,678 @@
+"""Compare methods with equal search budgets and fresh seeds on generated scenes.
+
+The same command continues after a kill.
+
+clipzoo lab                                     the lab of conf/lab/default.yaml, in the folder lab/default
+clipzoo lab my_lab.yaml --output lab/mine       your own lab
+clipzoo lab --methods CLIP KME-CLIP --seeds 10  some methods, more seeds
+clipzoo lab scaling                             power laws in compute, samples and width
+clipzoo lab mine.yaml --config-dir conf --trust mypackage   a lab with your own head
+clipzoo lab --report                            the page of the trainings so far
+
+Any number of processes may run the same command: they share the trainings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor, nn
+
+from clipzoo import io
+from clipzoo.api.training import train
+from clipzoo.build import build_model, build_objective, build_part as build_part
+from clipzoo.cli.arguments import number_in, output_folder, with_config_folder
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
+from clipzoo.config.schema import kind_of
+from clipzoo.config.vocabulary import Ascending, Count, Probability, Range, Seed, Share
+from clipzoo.data.in_memory import InMemoryDataset
+from clipzoo.distributed.launch import say
+from clipzoo.distributed.world import World
+from clipzoo.errors import ConfigError, TrainingError, first_line
+from clipzoo.io import below
+from clipzoo.lab.methods.judge import ACCURACY, Split, judge, judge_scores
+from clipzoo.lab.methods.page import BEST, MANIFEST, OUTCOMES, is_whole, write_page
+from clipzoo.lab.worlds.scenes import render
+from clipzoo.lab.worlds.world import CaptionSettings, EnumeratedWorld
+from clipzoo.model import Model
+from clipzoo.objectives.base import Objective
+from clipzoo.runs.directory import CONFIG, is_finished
+from clipzoo.runs.lock import try_lock
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.record import ENDED_EARLY, RunRecord, results
+from clipzoo.runs.search import Search, Space, Trial, Value, next_point, passes, space_of
+from clipzoo.runs.training_log import TrainingLog
+from clipzoo.training.parts import Optimizer
+from clipzoo.training.settings import Computation
+from clipzoo.training.throughput import flops_per_step
+from clipzoo.types import Batch, Part, Progress, as_captions, checked
+
+SCALES = "scales"
+"""Key that a lab may leave out: overrides by name, with each of which every method is trained."""
+CLAIM = ("says", "source", "better", "than", "comparison", "metric")
+METRICS = ("accuracy", "zero_shot", "image_to_text", "text_to_image", "rank_correlation", "error", "calibrated_error")
+"""Metrics of which a claim can say that one method is better."""
+KINDS = {
+    "title": "str", "baseline": "str", "seeds": "Count", "evaluations": "Count", "search": "dict",
+    "training": "list[str]", "ranges": "list[str]", "worlds": "dict[str, dict]", "towers": "dict[str, list[str]]",
+    "methods": "dict[str, list[str]]", "comparisons": "list[dict]", "claims": "list[dict]", "notes": "list[str]",
+}  # fmt: skip
+"""Annotations of the keys of a lab."""
+TRAIN, VALIDATION, TEST = range(3)
+"""Numbers of the splits' random streams."""
+WAIT = 2.0
+"""Seconds between two looks at trainings of other processes."""
+SEARCH_SEED = 0
+"""Seed of all trainings of a search; the winner's fresh seeds follow it."""
+DATA = ("data=demo", "eval=none", "trainer.precision=float32")
+"""Overrides of every training; the dataset of the configuration is not used."""
+WORDS = (
+    "circle", "square", "triangle", "star", "heart", "cross", "ring", "crescent", "diamond", "arrow", "red", "orange",
+    "yellow", "green", "blue", "purple", "pink", "brown", "black", "white", "a", "an", "and", "something", "picture",
+    "image", "of", "this", "shows",
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("lab", nargs="?", default="default", help="name in conf/lab, or a YAML file")
+    parser.add_argument("--output", type=output_folder, help="folder of the lab (default: lab/NAME)")
+    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="only these methods")
+    parser.add_argument("--comparisons", nargs="+", default=[], metavar="WORLD-TOWER", help="only these comparisons")
+    parser.add_argument("--seeds", type=number_in(Count), help="fresh seeds of every winner")
+    parser.add_argument(
+        "--trust", nargs="+", default=[], metavar="PACKAGE", help="packages of the methods' own classes"
+    )
+    parser.add_argument(
+        "--config-dir", type=Path, metavar="FOLDER", help="folder of custom config options, as for clipzoo train"
+    )
+    parser.add_argument("--report", action="store_true", help="train nothing; write the page of the trainings so far")
+    parser.add_argument(
+        "--page", type=Path, help="file of the Markdown page (default: lab.md in the folder of the lab)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.config_dir is not None:
+        with_config_folder(["--config-dir", str(options.config_dir)])
+    lab = read_settings(options.lab).chosen(options.methods, options.comparisons, options.seeds)
+    lab = replace(lab, trust=tuple(options.trust))
+    output = options.output or below(Path("lab"), lab.name)
+    if not options.report:
+        run_lab(lab, output)
+    page, index = write_page(output, options.page, _command(options), lab.said)
+    print(f"the page of the lab: {page}, {index}")
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return the command that trains what these options choose."""
+    words = ["clipzoo", "lab", *([] if options.lab == "default" else [options.lab])]
+    for name in ("methods", "comparisons", "seeds", "trust", "config_dir"):
+        if value := getattr(options, name):
+            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)
+
+
+@checked
+@dataclass(frozen=True)
+class WorldSettings:
+    """A world and its splits.
+
+    shapes, colours: numbers of them. image_size: side in pixels. train: number of training pairs.
+    validation, test: images of each scene in these splits, whose scenes are equally frequent. seed: of all pictures.
+    several, partial, openings, popularity, unmatched: see `CaptionSettings`.
+    """
+
+    shapes: Annotated[int, Range(at_least=2, at_most=10)]
+    colours: Annotated[int, Range(at_least=2, at_most=10)]
+    image_size: Count
+    train: Count
+    validation: Count
+    test: Count
+    seed: Seed
+    several: Probability
+    partial: Probability
+    openings: Annotated[int, Range(at_least=1, at_most=4)]
+    popularity: Annotated[float, Range(at_least=0, at_most=3)]
+    unmatched: Probability
+
+    @property
+    def enumerated(self) -> EnumeratedWorld:
+        captions = {field.name: getattr(self, field.name) for field in fields(CaptionSettings)}
+        return EnumeratedWorld(self.shapes, self.colours, CaptionSettings(**captions))
+
+
+@checked
+@dataclass(frozen=True)
+class SearchSettings:
+    """The budget of every method: `trials` points of its ranges.
+
+    rungs, keep, seed: as `search.rungs`, `search.keep` and `search.seed` of a configuration.
+    """
+
+    trials: Count
+    rungs: Annotated[list[Annotated[float, Range(above=0, below=1)]], Ascending()]
+    keep: Share
+    seed: Seed
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods that are compared on one world with one pair of towers. methods: their overrides by name."""
+
+    name: str
+    world_name: str
+    tower: str
+    world: WorldSettings
+    methods: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class LabSettings:
+    """A lab.
+
+    name: of the file. baseline: method from which the others' differences are measured. seeds: fresh seeds of every
+    winner. evaluations: evenly spaced evaluations on the validation split during a training. claims: of the papers, see
+    `_claim`. notes: paragraphs of the page. scales: names of those of every method, for the power laws of the page.
+    trust: packages whose classes the methods may name; from the command line alone.
+    """
+
+    name: str
+    title: str
+    baseline: str
+    seeds: int
+    evaluations: int
+    search: SearchSettings
+    comparisons: tuple[Comparison, ...]
+    claims: tuple[Mapping[str, str], ...]
+    notes: tuple[str, ...]
+    scales: tuple[str, ...] = ()
+    trust: tuple[str, ...] = ()
+
+    @property
+    def said(self) -> dict[str, object]:
+        """Settings that change the page alone: no training depends on them."""
+        return {
+            "title": self.title, "baseline": self.baseline, "claims": list(self.claims), "notes": list(self.notes),
+            "scales": list(self.scales), "rungs": list(self.search.rungs),
+        }  # fmt: skip
+
+    def chosen(self, methods: Sequence[str], comparisons: Sequence[str], seeds: int | None) -> LabSettings:
+        """Return the lab of some methods and comparisons alone; empty lists for all. Raises ConfigError."""
+        known = list(dict.fromkeys(name for part in self.comparisons for name in part.methods))
+        _require_known("method", methods, known)
+        _require_known("comparison", comparisons, [part.name for part in self.comparisons])
+        parts = [
+            replace(
+                part, methods={name: lines for name, lines in part.methods.items() if not methods or name in methods}
+            )
+            for part in self.comparisons
+            if not comparisons or part.name in comparisons
+        ]
+        return replace(self, comparisons=tuple(part for part in parts if part.methods), seeds=seeds or self.seeds)
+
+
+def read_settings(name: str) -> LabSettings:
+    """Read the lab of a name in conf/lab, or of the path of a YAML file. Raises ConfigError."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else CONF / "lab" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in (CONF / "lab").glob("*.yaml")))
+        raise ConfigError(f"there is no lab {name}: give a YAML file, or one of {known}")
+    content = io.read_yaml(path)
+    if missing := [key for key in KINDS if key not in content]:
+        raise io.DamagedFileError(path, f"lacks {', '.join(missing)}")
+    for key, value in content.items():
+        if key not in KINDS and key != SCALES:
+            raise ConfigError(f"{path} has the unknown key {key}; its keys are {', '.join(KINDS)}, {SCALES}")
+        kind = kind_of(ast.Constant(KINDS.get(key, "dict[str, list[str]]")))
+        if not kind.admits(value):
+            raise ConfigError(f"{path}: {key} must be {kind.words}, not {value!r:.80}")
+    parts = tuple(_comparison(path, content, node) for node in content["comparisons"])
+    search = _built(SearchSettings, content["search"], f"{path}: search")
+    if any(abs(place - round(place)) > 1e-9 for place in (rung * content["evaluations"] for rung in search.rungs)):
+        raise ConfigError(f"{path}: search.rungs={search.rungs} must be multiples of 1 / evaluations")
+    return LabSettings(
+        path.stem, content["title"], content["baseline"], content["seeds"], content["evaluations"], search, parts,
+        tuple(_claim(path, node, parts) for node in content["claims"]), tuple(map(str, content["notes"])),
+        tuple(content.get(SCALES) or ()),
+    )  # fmt: skip
+
+
+def _comparison(path: Path, content: Mapping[str, Any], node: Any) -> Comparison:
+    io.require_fields(path, node, {"world": str, "tower": str, **({"methods": list} if "methods" in node else {})})
+    for kind in ("world", "tower"):
+        _require_known(kind, [node[kind]], list(content[f"{kind}s"]))
+    names = node.get("methods") or list(content["methods"])
+    _require_known("method", names, list(content["methods"]))
+    shared = [*content["towers"][node["tower"]], *content["training"]]
+    methods = {
+        f"{name}, {scale}" if scale else name: _lines([*shared, *content["ranges"]], content["methods"][name], own)
+        for name in names
+        for scale, own in (content.get(SCALES) or {"": []}).items()
+    }
+    world = _built(WorldSettings, content["worlds"][node["world"]], f"{path}: worlds.{node['world']}")
+    return Comparison(f"{node['world']}-{node['tower']}", node["world"], node["tower"], world, methods)
+
+
+def _claim(path: Path, node: Any, parts: Sequence[Comparison]) -> Mapping[str, str]:
+    """Return a claim: `says` that method `better` has a better `metric` than method `than` in `comparison`."""
+    io.require_fields(path, node, dict.fromkeys(CLAIM, str))
+    _require_known("comparison", [node["comparison"]], [part.name for part in parts])
+    methods = next(part.methods for part in parts if part.name == node["comparison"])
+    _require_known("method", [node["better"], node["than"]], list(methods))
+    _require_known("metric", [node["metric"]], METRICS)
+    return dict(node)
+
+
+def _lines(*parts: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides of a method: those of later parts replace earlier ones of the same key."""
+    merged: dict[str, str] = {}
+    for line in (line for part in parts for line in part):
+        merged.pop(key := line.partition("=")[0], None)
+        merged[key] = line
+    return tuple(merged.values())
+
+
+def _built(kind: type, values: Any, place: str) -> Any:
+    names = [field.name for field in fields(kind)]
+    if not isinstance(values, dict) or set(values) != set(names):
+        raise ConfigError(f"{place} must have the keys {', '.join(names)}")
+    return kind(**values)
+
+
+def _require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no {kind} {name} in this lab: give one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class LabData:
+    """A world and its splits: training pairs drawn from the world, and equally many images of every scene to judge."""
+
+    settings: WorldSettings
+
+    @cached_property
+    def world(self) -> EnumeratedWorld:
+        return self.settings.enumerated
+
+    @cached_property
+    def train(self) -> Split:
+        return self._split(TRAIN, [None] * self.settings.train)
+
+    @cached_property
+    def validation(self) -> Split:
+        return self._split(VALIDATION, [*range(len(self.world.scenes))] * self.settings.validation)
+
+    @cached_property
+    def test(self) -> Split:
+        return self._split(TEST, [*range(len(self.world.scenes))] * self.settings.test)
+
+    def tokens(self, tokenizer: Callable[[list[str]], Tensor]) -> Tensor:
+        """Return the tokenised captions of the training pairs, [n, L]."""
+        return tokenizer(self.world.captions)[self.train.captions]
+
+    def _split(self, stream: int, scenes: list[int] | list[None]) -> Split:
+        size = self.settings.image_size
+        images, drawn = [], []
+        for index, wanted in enumerate(scenes):
+            random = np.random.default_rng([self.settings.seed, stream, index])
+            scene, caption = self.world.draw(random, wanted)
+            images.append(render(self.world.picture(scene, random), size, random))
+            drawn.append((scene, caption))
+        pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+        numbers = np.array(drawn)
+        return Split(pixels, numbers[:, 0], numbers[:, 1])
+
+
+def run_lab(lab: LabSettings, root: Path) -> None:
+    """Train everything that is not finished under `root`. The same call continues after a kill.
+
+    Raises:
+        ConfigError: the overrides of a method are not valid, before anything is trained.
+    """
+    # The matrices are small: a second thread costs more than it gains, and another process may use the core.
+    torch.set_num_threads(1)
+    everything = cells(lab, root)
+    for cell in everything:
+        cell.require_valid()
+    write_manifest(lab, everything, root)
+    while True:
+        if any(cell.work() for cell in everything):
+            continue
+        if all(cell.is_done() for cell in everything):
+            return
+        time.sleep(WAIT)
+
+
+def cells(lab: LabSettings, root: Path) -> list[Cell]:
+    """Return all methods of all comparisons, in the order of the settings."""
+    worlds: dict[str, LabData] = {}
+    return [
+        Cell(lab, part, method, worlds.setdefault(part.world_name, LabData(part.world)), root)
+        for part in lab.comparisons
+        for method in part.methods
+    ]
+
+
+def write_manifest(lab: LabSettings, everything: Sequence[Cell], root: Path) -> None:
+    """Write what the page needs beside the runs: methods, their points, and what a score that is the PMI reaches."""
+    comparisons = [
+        {
+            "name": part.name, "world": part.world_name, "tower": part.tower,
+            "methods": [
+                {"name": cell.method, "folder": str(cell.folder.relative_to(root)), "points": cell.points}
+                for cell in everything
+                if cell.comparison is part
+            ],
+            **oracle(next(cell.data for cell in everything if cell.comparison is part)),
+        }
+        for part in lab.comparisons
+    ]  # fmt: skip
+    described = {"name": lab.name, "seeds": lab.seeds, "trials": lab.search.trials, "comparisons": comparisons}
+    io.write_json(root / MANIFEST, {**described, **lab.said})
+
+
+def oracle(data: LabData) -> dict[str, Any]:
+    """Return facts of a world and what the pointwise mutual information, as a score, reaches on its test split."""
+    world, split = data.world, data.test
+    names = np.array([[item in scene for item in world.objects] for scene in world.scenes], dtype=np.float64)
+    judged = judge_scores(world.pmi[split.scenes], names[split.scenes], world, split)
+    return {
+        "scenes": len(world.scenes), "captions": len(world.captions), "information": world.information,
+        "oracle": judged.metrics, "chance": 100 * 2 / len(world.objects),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method of a comparison: its search, then the winner with fresh seeds. Any number of processes works on it.
+
+    <folder>/trial-<n>     run directory of point n of the search
+    <folder>/seed-<seed>   run directory of the winner with a fresh seed
+
+    A process that holds the lock of a run directory trains the run; results.json ends it, as everywhere.
+    """
+
+    lab: LabSettings
+    comparison: Comparison
+    method: str
+    data: LabData
+    root: Path
+
+    @cached_property
+    def folder(self) -> Path:
+        """Named by comparison, method and a digest of all settings: other settings never mix with these."""
+        described = {
+            "world": asdict(self.comparison.world), "overrides": list(self.comparison.methods[self.method]),
+            "search": asdict(self.lab.search), "evaluations": self.lab.evaluations,
+        }  # fmt: skip
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]
+        slug = "".join(letter if letter.isalnum() else "-" for letter in self.method.lower())
+        return io.below(self.root, f"{self.comparison.name}/{slug}-{digest}")
+
+    @cached_property
+    def space(self) -> Space:
+        return space_of([], self.comparison.methods[self.method])
+
+    @cached_property
+    def points(self) -> list[dict[str, Value]]:
+        """All points of the search: quasi-random draws do not depend on results."""
+        settings = self.lab.search
+        search = Search(
+            sampler="quasi_random", trials=settings.trials, maximize=[ACCURACY], minimize=[], seed=settings.seed,
+            startup=settings.trials, rungs=settings.rungs, keep=settings.keep, launcher=None,
+        )  # fmt: skip
+        drawn: list[Trial] = []
+        while len(drawn) < settings.trials and (values := next_point(search, self.space, drawn)) is not None:
+            drawn.append(Trial(len(drawn), values, "running", ()))
+        return [dict(trial.values) for trial in drawn]
+
+    def require_valid(self) -> None:
+        """Raise ConfigError if the configuration of a trial is not valid, or names a class that is not trusted."""
+        settings_of(self.space.overrides(self.space.corners()[0]), self.lab.trust)
+
+    def trial(self, number: int) -> Path:
+        return self.folder / f"trial-{number}"
+
+    def seed(self, seed: int) -> Path:
+        return self.folder / f"seed-{seed}"
+
+    @property
+    def seeds(self) -> range:
+        return range(SEARCH_SEED + 1, SEARCH_SEED + 1 + self.lab.seeds)
+
+    def work(self) -> bool:
+        """Do one training that no other process does; return False if there is none."""
+        for number, values in enumerate(self.points):
+            title = f"trial {number + 1} of {len(self.points)}"
+            if self._train(self.trial(number), title, values, SEARCH_SEED, partial(self._passes, number)):
+                return True
+        winner = self.winner()
+        return winner is not None and any(
+            self._train(self.seed(seed), f"seed {seed}", self.points[winner], seed) for seed in self.seeds
+        )
+
+    def winner(self) -> int | None:
+        """Return the number of the trial with the best validation accuracy; None before all trials have ended."""
+        if not all(is_finished(self.trial(number)) for number in range(len(self.points))):
+            return None
+        records = {number: RunRecord.read(self.trial(number)) for number in range(len(self.points))}
+        reached = {number: record.metrics[BEST] for number, record in records.items() if is_whole(record)}
+        return max(reached, key=lambda number: (reached[number], -number), default=None)
+
+    def is_done(self) -> bool:
+        """Return True if nothing is left to train."""
+        if not all(is_finished(self.trial(number)) for number in range(len(self.points))):
+            return False
+        return self.winner() is None or all(is_finished(self.seed(seed)) for seed in self.seeds)
+
+    def _passes(self, number: int, share: float, accuracy: float) -> bool:
+        """Return True if a trial continues after a share of its training: at a rung, among the best of all trials."""
+        rungs = {rung: value for rung, value in enumerate(self.lab.search.rungs) if abs(value - share) < 1e-9}
+        others = [
+            Trial(other, {}, "running", (), rungs=self._reached(self.trial(other)))
+            for other in range(len(self.points))
+            if other != number
+        ]
+        return all(passes(rung, accuracy, others, number, True, self.lab.search.keep) for rung in rungs)
+
+    def _reached(self, run: Path) -> dict[int, float]:
+        """Return the accuracy of a trial at each rung that it has reached, from its log and its results."""
+        if not run.exists():
+            return {}
+        curve = [float(line[str(BEST)]) for line in TrainingLog.read(run).evaluations]
+        if is_finished(run) and not is_whole(record := RunRecord.read(run)) and BEST in record.metrics:
+            curve.append(record.metrics[BEST])  # the rung at which it was stopped
+        places = [round(rung * self.lab.evaluations) - 1 for rung in self.lab.search.rungs]
+        return {rung: curve[place] for rung, place in enumerate(places) if place < len(curve)}
+
+    def _train(
+        self,
+        run: Path,
+        title: str,
+        values: Mapping[str, Value],
+        seed: int,
+        continues: Callable[[float, float], bool] = lambda share, accuracy: True,
+    ) -> bool:
+        """Train a run unless it is finished or another process trains it; return True if it was trained."""
+        if is_finished(run):
+            return False
+        io.make_folder(run)
+        if (lock := try_lock(run / ".lock")) is None:
+            return False
+        try:
+            if is_finished(run):
+                return False
+            record = train_run(run, self.space.overrides(values), self.data, seed, self.lab, continues)
+        finally:
+            os.close(lock)
+        said = record.training.get(ENDED_EARLY)
+        accuracy = record.metrics.get(BEST if title.startswith("trial") else MetricKey("test", "", "", ACCURACY), 0.0)
+        said = said or f"accuracy {accuracy:.1f} %, {record.training['processor']:.1f} s of CPU time"
+        say(f"{time.strftime('%H:%M:%S')}  {self.comparison.name}, {self.method}, {title}: {said}")
+        return True
+
+
+class StoppedEarlyError(Exception):
+    """A training has not passed a rung of its search."""
+
+
+def train_run(
+    run: Path,
+    overrides: Sequence[str],
+    data: LabData,
+    seed: int,
+    lab: LabSettings,
+    continues: Callable[[float, float], bool] = lambda share, accuracy: True,
+) -> RunRecord:
+    """Train a model on the pairs of a world, judge it and write its run directory. Return the record.
+
+    The metrics are those of both splits ("test/accuracy"), and of the scores before the first step ("start/mean").
+    evaluation/outcomes.npz has the outcomes of the test samples by task. A training that diverged or was stopped has a
+    record that says so.
+
+    continues: called with the share of the training that is done and the accuracy there; False stops the training.
+    """
+    line = (*overrides, f"seed={seed}")
+    plain = settings_of(line, lab.trust)
+    # The dataset of the composed configuration is not used: the record names the world.
+    plain["data"] = {"_target_": f"{LabData.__module__}.{LabData.__name__}", **asdict(data.settings)}
+    # A training takes seconds: what a killed process has left of one is not continued.
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    io.write_whole(run / CONFIG, yaml.safe_dump(plain, sort_keys=False))
+    model, objective = build_model(plain, trust=lab.trust), build_objective(plain, lab.trust)
+    optimizer = build_part(plain["optim"], lab.trust, Optimizer)
+    # A cosine head leaves the temperature to its objective: this factor turns its scores into logits.
+    factor = score_factor(plain)
+    batch, steps = plain["trainer"]["global_batch"], plain["trainer"]["steps"]
+    tokens = data.tokens(model.encoder.tokenizer)
+    sample = Batch(data.train.images[:batch], tokens[:batch], torch.arange(batch))
+    # Copies: the objective has state for each sample.
+    copies = deepcopy(model), deepcopy(objective)
+    copies[1].allocate(data.settings.train)
+    metrics = _named("start", initial_scores(*copies, sample, Progress(0, steps, data.settings.train, batch)))
+    done, evaluating = 0, 0.0
+
+    def evaluate(trained: Model) -> Mapping[str, float]:
+        nonlocal done, evaluating
+        began, done = time.process_time(), done + 1
+        measured = judge(trained, data.world, data.validation, factor).metrics
+        evaluating += time.process_time() - began
+        if done < lab.evaluations and not continues(done / lab.evaluations, measured[ACCURACY]):
+            metrics[str(BEST)] = measured[ACCURACY]
+            raise StoppedEarlyError
+        return _named("validation", measured)
+
+    cost: dict[str, Any] = {}
+    used = time.process_time()
+    try:
+        cost |= train(
+            model, objective, InMemoryDataset(data.train.images, tokens), batch=batch, steps=steps,
+            optimizer=optimizer, evaluate=evaluate,
+            evaluate_every=steps * batch / len(data.train.scenes) / lab.evaluations,
+            computation=Computation(tile=None), device="cpu", seed=seed, folder=run, log_every=steps,
+            save_every=steps, quiet=True,
+        ).cost  # fmt: skip
+    except StoppedEarlyError:
+        cost[ENDED_EARLY] = "stopped early"
+    except TrainingError as error:
+        cost[ENDED_EARLY] = first_line(error)
+    else:
+        processor = time.process_time() - used - evaluating
+        for name, split in (("validation", data.validation), ("test", data.test)):
+            judged = judge(model, data.world, split, factor)
+            metrics |= _named(name, judged.metrics)
+        outcomes: dict[str, Any] = {task: np.round(values, 4) for task, values in judged.outcomes.items()}
+        with io.whole(run / "evaluation" / OUTCOMES) as file:
+            np.savez_compressed(file, **outcomes)
+        flops = steps * flops_per_step(model, sample, World(), None)
+        cost |= {"flops": flops, "processor": processor, "samples": steps * batch}
+    record = results(run, plain, None, line, cost, metrics)
+    record.write(run)
+    return record
+
+
+def settings_of(overrides: Sequence[str], trust: Collection[str]) -> dict[str, Any]:
+    """Return the checked configuration of a training. Raises ConfigError, also for a class that is not trusted."""
+    # A class in the YAML file of a lab is not trusted as one on a command line is.
+    return compose([*DATA, *overrides], trust=trust)
+
+
+def score_factor(plain: Mapping[str, Any]) -> float:
+    """Return the factor that turns the scores of the head into the logits of the objective."""
+    is_cosine = plain["head"].get("max_scale") == 1.0
+    return 1 / plain["objective"]["temperature"] if is_cosine and "temperature" in plain["objective"] else 1.0
+
+
+def _named(place: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {f"{place}/{name}": value for name, value in values.items()}
+
+
+def initial_scores(model: Model, objective: Objective, batch: Batch, progress: Progress) -> dict[str, float]:
+    """Return statistics of the logits of a batch in training, and of the gradient, at the present weights.
+
+    mean, deviation: of all logits [b, b]. interaction: standard deviation of what remains of them without the means of
+    their rows and columns: what depends on the pair. The loss falls only through this part.
+    loss, encoder_gradient, head_gradient: of the objective, the latter two as norms.
+    """
+    model.train()
+    model.zero_grad(set_to_none=True)
+    similarity = model(batch)
+    logits = similarity.image_to_text.dense().detach().double()
+    loss = objective(similarity, batch, progress).total
+    loss.backward()
+    rest = logits - logits.mean(0) - logits.mean(1, keepdim=True) + logits.mean()
+    values = {
+        "mean": float(logits.mean()), "deviation": float(logits.std()), "interaction": float(rest.std()),
+        "loss": float(loss.detach()), "encoder_gradient": _norm(model.encoder.parameters()),
+        "head_gradient": _norm(model.head.parameters()),
+    }  # fmt: skip
+    model.zero_grad(set_to_none=True)
+    return values
+
+
+def _norm(parameters: Iterable[nn.Parameter]) -> float:
+    gradients: list[Tensor] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return float(torch.sqrt(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()))
+
+
+class WordTokenizer(Part):
+    """Captions -> int64 [n, context_length], one id per word, padded with 0. Raises ValueError for another word."""
+
+    start_token = 62
+    end_token = 63
+    vocabulary = 64
+
+    def __init__(self, context_length: Annotated[int, Range(at_least=3)]) -> None:
+        self.context_length = context_length
+        self._ids = {word: number for number, word in enumerate(WORDS, 1)}
+
+    def __call__(self, captions: str | Sequence[str]) -> Tensor:
+        captions = as_captions(captions)
+        rows = torch.zeros(len(captions), self.context_length, dtype=torch.int64)
+        for row, caption in zip(rows, captions, strict=True):
+            unknown = [word for word in caption.split() if word not in self._ids]
+            if unknown:
+                raise ValueError(f"{caption!r} has a word that is not in the vocabulary: {unknown[0]}")
+            words = [self._ids[word] for word in caption.split()][: self.context_length - 2]
+            tokens = [self.start_token, *words, self.end_token]
+            row[: len(tokens)] = torch.tensor(tokens)
+        return rows

@@ -1,0 +1,720 @@
+"""The page of a lab as Markdown with pictures beside it, and as one HTML file."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from clipzoo import io
+from clipzoo.errors import ConfigError
+from clipzoo.lab.methods.judge import ACCURACY, LOSS
+from clipzoo.report import scaling as scaling_page
+from clipzoo.report.figures import DPI, INK, MUTED, RIGHT, WRONG, colour, label, style
+from clipzoo.report.render import Cell, Page, Picture, Section, Span, Table, text_table, write
+from clipzoo.report.scaling import COMPUTE, SAMPLES, WIDTH, Training, curves
+from clipzoo.report.statistics import (
+    SIGNIFICANT,
+    Interval,
+    detectable_difference,
+    difference_over_seeds,
+    holm,
+    over_seeds,
+    paired_difference,
+    seeds_for,
+    welch,
+)
+from clipzoo.runs.arrays import read_arrays
+from clipzoo.runs.directory import is_finished
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.record import ENDED_EARLY, RunRecord, revision
+from clipzoo.runs.training_log import TrainingLog
+
+PAGE, OUTCOMES = "lab.md", "outcomes.npz"
+MANIFEST = "lab.json"
+TASKS = {ACCURACY: "accuracy", "zero_shot": "zero-shot", "image_to_text": "image to text",
+         "text_to_image": "text to image"}  # fmt: skip
+"""Metrics in percent, and their names on the page."""
+SIMILARITY = {"rank_correlation": "rank correlation", "slope": "slope", "error": "error, nats",
+              "calibrated_error": "error after calibration, nats"}  # fmt: skip
+"""Measures of the agreement with the PMI."""
+LOWER_IS_BETTER = ("error", "calibrated_error")
+BEST = MetricKey("validation", "", "", ACCURACY)
+"""The metric by which a search chooses."""
+MOST_SEEDS = 1000
+"""Number of seeds above which the power analysis says "more"."""
+PLANNED = (3, 5, 10, 20)
+"""Numbers of seeds of the power analysis."""
+LINE = 0.3
+"""Height of a method's line, in inches."""
+
+
+def write_page(
+    folder: Path, page: Path | None, command: str, newer: Mapping[str, Any] | None = None
+) -> tuple[Path, Path]:
+    """Write index.html to the folder of a lab, and the Markdown page with its pictures. Returns both paths.
+
+    page: of the Markdown; its pictures lie beside it in folders below one of its name. None: lab.md in the folder of
+        the lab.
+    command: that runs the lab, for the page. newer: facts that replace those of lab.json.
+
+    Raises:
+        ConfigError: nothing is finished.
+    """
+    lab, page, index = read_lab(folder, newer), page or folder / PAGE, folder / "index.html"
+    revisions = sorted({record.revision for record in lab.records}, key=str)
+    trained = ", ".join(name or "a revision that the records do not name" for name in revisions)
+    made = revision() or "a revision that is not known"
+    first = Section(text=[*_lead(lab), Span(command, "command")])
+    last = Section(text=[f"Winners trained at {trained}; page made at {made}."])
+    sections = [
+        replace(section, figures=[replace(figure, file=f"{page.stem}/{figure.file}") for figure in section.figures])
+        for section in _sections(lab)
+    ]
+    write(Page(lab.facts["title"], [page, index]), [first, *sections, last])
+    return page, index
+
+
+def _lead(lab: Lab) -> list[str]:
+    worlds = lab.comparisons[0].facts
+    stopped = ", stopped early at rungs" if lab.facts.get("rungs", True) else ""
+    text = [
+        f"Every method has the same search: {lab.facts['trials']} points of its ranges{stopped}, "
+        f"chosen on a validation split. The winner is trained with {lab.facts['seeds']} fresh seeds and judged "
+        "on a test split. The scenes show two objects; the probability of every caption given a scene is known, so "
+        "that the pointwise mutual information (PMI) of every image and caption is exact "
+        f"({worlds['scenes']} scenes, {worlds['captions']} captions in the first world). Accuracy is the mean of "
+        "three tasks: zero-shot (the best of the objects' names is in the scene) and the mean reciprocal rank of "
+        "captions and of images. The PMI as a score is a reference, no bound: its equal scores share a mean rank, "
+        "whose reciprocal is below the mean of the reciprocal ranks that scores without ties get. Numbers in brackets "
+        "are 95 % intervals over seeds.",
+    ]
+    planned = int(lab.facts["seeds"]) * sum(len(part["methods"]) for part in lab.facts["comparisons"])
+    if len(lab.records) < planned:
+        text.append(f"The lab is not finished: {len(lab.records)} of {planned} trainings of winners are done.")
+    return text
+
+
+def _sections(lab: Lab) -> Iterator[Section]:
+    """Yield the sections of the page; files of figures are relative to the folder of its pictures."""
+    claims, found = verdicts(lab), from_baseline(lab)
+    if lab.facts.get("scales"):
+        yield from (part for compared in lab.comparisons for part in _scaling(compared))
+    if claims:
+        yield Section("Which claims of the papers hold here", _said(claims), [claims_table(claims)])
+    if lab.facts["notes"]:
+        yield Section("Why" if claims else "Notes", lab.facts["notes"])
+    if found:
+        yield Section(
+            f"Differences from {lab.baseline}",
+            [_separated(found, lab.baseline)],
+            [differences_table(found)],
+            [Picture("differences with intervals", difference_figure(found, lab.baseline), file="differences.png")],
+        )
+    for compared in lab.comparisons:
+        yield from itertools.islice(_compared(compared), 1 if lab.facts.get("scales") else None)
+    if found:
+        yield Section(
+            "What the seeds can show",
+            ["The smallest difference in accuracy, in percent points, that a t-test of two methods shows with 80 % "
+             f"probability, at the spread over seeds that was measured and the level {found[0].level:.2g}: 5 % divided "
+             f"by the {len(found)} differences from {lab.baseline}, which Holm's method asks of the smallest p. "
+             "Larger p-values of the same table may pass at a less strict level."],
+            [power_table(lab, found)],
+        )  # fmt: skip
+    yield Section(
+        "What the searches chose",
+        ["Trials that are not finished were stopped at a rung, or diverged."],
+        [searches_table(lab)],
+    )
+
+
+def _scaling(compared: Compared) -> Iterator[Section]:
+    """Power laws in the axes that the scales of the lab vary."""
+    trainings = []
+    for method in compared.methods:
+        for seed in method.seeds:
+            pairs = (line.partition("=") for line in seed.overrides if not line.startswith("seed="))
+            metrics = {key.metric: value for key, value in seed.metrics.items() if key.task == "test"}
+            values = {
+                "test loss": metrics[LOSS], "error, accuracy": 100 - metrics[ACCURACY],
+                "distance from the PMI": metrics["error"],
+            }  # fmt: skip
+            settings = {key: yaml.safe_load(value) for key, _, value in pairs}
+            flops, samples = (float(seed.training[name]) for name in ("flops", "samples"))
+            trainings.append(Training(f"{method.name}, seed {seed.seed}", settings, flops, samples, values))
+    oracle = compared.facts["oracle"]
+    # No law can fall below what the PMI itself reaches.
+    best = f"The PMI itself has a loss of {oracle[LOSS]:.2f} nats and an error of {100 - oracle[ACCURACY]:.1f} %."
+    for axis in (COMPUTE, SAMPLES, WIDTH):
+        try:
+            found = curves(trainings, axis)
+        except ConfigError:  # the scales of this lab do not vary the axis
+            continue
+        yield Section(
+            f"Power laws in {axis}: {compared.name}",
+            [f"{scaling_page.lead(axis, found)} {best}"],
+            [scaling_page.table(found)],
+            [Picture(f"{compared.name}: power laws in {axis}", scaling_page.figure(found, axis),
+                     file=f"{compared.name}/scaling_{axis}.png")],
+        )  # fmt: skip
+
+
+def _compared(compared: Compared) -> Iterator[Section]:
+    """Yield the results of a comparison, then its other sections."""
+    name, facts = compared.name, compared.facts
+    missing = [f"Not trained yet: {', '.join(compared.missing)}."] if compared.missing else []
+    yield Section(
+        f"World {facts['world']}, towers {facts['tower']}",
+        [f"Mutual information of scene and caption: {facts['information']:.2f} nats. Guessing reaches "
+         f"{facts['chance']:.0f} % in zero-shot.", *missing],
+        [results_table(compared)],
+        [Picture(f"{name}: accuracy over training", curve_figure(compared), file=f"{name}/curves.png")]
+        if len(compared.methods[0].curves[0]) > 1 else (),
+    )  # fmt: skip
+
+    yield Section(
+        "Agreement with the pointwise mutual information",
+        ["Scores of test images with all captions of the world, half of the weight on matched pairs and half on "
+         "independent ones. A score is as good as the PMI up to a constant. The slope predicts the PMI from the score: "
+         "1 is calibrated, below 1 the scores are too far apart."],
+        [similarity_table(compared)],
+        [Picture(f"{name}: agreement with the PMI", similarity_figure(compared), file=f"{name}/similarity.png")],
+        level=3,
+    )  # fmt: skip
+    yield Section(
+        "Scores before the first step",
+        ["Logits of a batch of training pairs: their mean and standard deviation, and the standard deviation of what "
+         "is left without the means of images and of captions, which alone tells pairs apart; the loss, and the norm "
+         "of its gradient. A large spread saturates the softmax, one near zero leaves nothing to learn from."],
+        [start_table(compared)],
+        level=3,
+    )  # fmt: skip
+    yield Section(
+        "Accuracy against cost",
+        ["A star marks methods that no method of fewer operations surpasses."],
+        [cost_table(compared, pareto(compared.methods, "flops"))],
+        [Picture(f"{name}: accuracy against cost", pareto_figure(compared), file=f"{name}/cost.png")],
+        level=3,
+    )
+
+
+def _said(claims: Sequence[Verdict]) -> list[str]:
+    """Sum the verdicts up in sentences."""
+    names = {"holds": "confirmed", "the opposite holds": "contradicted", "cannot tell": "left open",
+             "not measured yet": "not measured yet"}  # fmt: skip
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in names}
+    summary = ", ".join(f"{count} {names[verdict]}" for verdict, count in counts.items() if count)
+    text = [
+        f"{len(claims)} claim{'s' * (len(claims) != 1)}: {summary}. A claim holds or is contradicted if Welch's test "
+        "over seeds separates the two methods, after Holm's correction for all claims. The power column says how "
+        "small a difference the seeds show with 80 % probability and, for a claim left open, how many seeds of each "
+        "method the measured difference needs if it and the measured spread are the true ones; both at 5 % divided by "
+        "the number of claims, the level at which Holm's method tests the smallest p."
+    ]
+    separated = [claim for claim in claims if claim.measured is not None and claim.measured.is_separated]
+    text += [
+        f"{claim.better} {'is better' if claim.gain > 0 else 'is worse'} than {claim.than} in {claim.comparison} "
+        f'({claim.metric.replace("_", " ")} {claim.measured.interval.text}): "{claim.says}" ({claim.source}) '
+        f"{'holds here' if claim.gain > 0 else 'is contradicted here'}."
+        for claim in separated
+        if claim.measured is not None
+    ]
+    return text
+
+
+def _separated(found: Sequence[Difference], baseline: str) -> str:
+    better = [item for item in found if item.is_separated and item.interval.estimate > 0]
+    worse = [item for item in found if item.is_separated and item.interval.estimate < 0]
+
+    def listed(items: Sequence[Difference]) -> str:
+        return ", ".join(f"{item.method} ({item.comparison})" for item in items) or "none"
+
+    return (
+        f"Separated after Holm's correction for all lines: above {baseline} {listed(better)}; below {listed(worse)}. "
+        "Intervals over seeds say what another training would reach; those over samples, of outcomes averaged over the "
+        "seeds, what another test split would. Detectable: by as many seeds, with 80 % probability."
+    )
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a comparison.
+
+    runs: run directories of the winner's finished trainings with fresh seeds, and their records. failed: number of its
+    trainings that diverged. winner: values of the searched keys. trials: accuracy on validation of each whole trial.
+    """
+
+    name: str
+    runs: Mapping[Path, RunRecord]
+    failed: int
+    winner: Mapping[str, Any]
+    trials: tuple[float, ...]
+
+    @property
+    def seeds(self) -> list[RunRecord]:
+        return list(self.runs.values())
+
+    def values(self, metric: str, split: str = "test") -> list[float]:
+        """Return a metric of every seed."""
+        return [record.metrics[MetricKey(split, "", "", metric)] for record in self.seeds]
+
+    def cost(self, name: str) -> float:
+        """Return a mean cost of a training."""
+        return float(np.mean([record.training[name] for record in self.seeds]))
+
+    @cached_property
+    def curves(self) -> list[list[tuple[float, float]]]:
+        """(step, accuracy on validation) during the training of each seed."""
+        logs = [TrainingLog.read(run).evaluations for run in self.runs]
+        return [[(float(line["step"]), float(line[str(BEST)])) for line in lines] for lines in logs]
+
+    @cached_property
+    def mean_outcomes(self) -> dict[str, np.ndarray]:
+        """By task, the mean outcome of each test sample over the seeds, in [0, 1]."""
+        outcomes = [read_arrays(run / "evaluation" / OUTCOMES) for run in self.runs]
+        return {task: np.mean([seed[task] for seed in outcomes], axis=0) for task in outcomes[0]}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The methods of a comparison that have a finished seed.
+
+    facts: of the world, with `oracle`, the metrics of the pointwise mutual information as a score, and `chance`, the
+    zero-shot accuracy of guessing. missing: methods without a finished seed.
+    """
+
+    name: str
+    facts: Mapping[str, Any]
+    methods: tuple[Method, ...]
+    missing: tuple[str, ...]
+
+    def method(self, name: str) -> Method | None:
+        return next((method for method in self.methods if method.name == name), None)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """facts: content of lab.json. comparisons: with at least one finished seed."""
+
+    facts: Mapping[str, Any]
+    comparisons: tuple[Compared, ...]
+
+    @property
+    def baseline(self) -> str:
+        return str(self.facts["baseline"])
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """Records of all finished trainings of winners."""
+        return [record for part in self.comparisons for method in part.methods for record in method.seeds]
+
+
+def read_lab(folder: Path, newer: Mapping[str, Any] | None = None) -> Lab:
+    """Read a lab. newer: facts that replace those of lab.json. Raises ConfigError if nothing is finished."""
+    path = folder / MANIFEST
+    if not path.exists():
+        raise ConfigError(f"{folder} holds no lab: run clipzoo lab --output {folder} first")
+    facts = io.read_json(path, 16 * io.MB, "run the same clipzoo lab command again") | dict(newer or {})
+    kinds = {"baseline": str, "seeds": int, "comparisons": list, "title": str, "claims": list, "notes": list}
+    io.require_fields(path, facts, kinds)
+    damage = io.DamageLog()
+    parts = []
+    for node in facts["comparisons"]:
+        methods = [_read_method(io.below(folder, item["folder"]), item, damage) for item in node["methods"]]
+        missing = tuple(method.name for method in methods if not method.runs)
+        parts.append(Compared(node["name"], node, tuple(method for method in methods if method.runs), missing))
+    if not any(part.methods for part in parts):
+        raise ConfigError(f"no winner of {folder} is trained yet: let clipzoo lab run on")
+    return Lab(facts, tuple(part for part in parts if part.methods))
+
+
+def _read_method(folder: Path, facts: Mapping[str, Any], damage: io.DamageLog) -> Method:
+    def read(kind: str) -> dict[Path, RunRecord]:
+        runs = sorted(filter(is_finished, folder.glob(f"{kind}-*")), key=lambda run: (len(run.name), run.name))
+        records = {run: damage.read(partial(RunRecord.read, run), None) for run in runs}
+        return {run: record for run, record in records.items() if record is not None}
+
+    seeds, trials = read("seed"), read("trial")
+    whole = {run: record for run, record in seeds.items() if is_whole(record)}
+    lines = {line for record in seeds.values() for line in record.overrides}
+    winners = (point for point in facts["points"] if {f"{key}={value}" for key, value in point.items()} <= lines)
+    accuracies = tuple(record.metrics[BEST] for record in trials.values() if is_whole(record))
+    return Method(facts["name"], whole, len(seeds) - len(whole), next(winners, {}), accuracies)
+
+
+def is_whole(record: RunRecord) -> bool:
+    """Return True if a training neither diverged nor was stopped at a rung."""
+    return ENDED_EARLY not in record.training
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method's metric less that of another method, over seeds.
+
+    samples: interval over the same test samples, of outcomes averaged over the seeds; None for metrics without
+    outcomes. p: Welch's, adjusted for all differences that are shown together. deviation: over seeds, pooled. level:
+    5 % divided by the number of differences that are shown together, at which Holm's method tests the smallest p.
+    """
+
+    comparison: str
+    method: str
+    other: str
+    metric: str
+    interval: Interval
+    samples: Interval | None
+    p: float
+    deviation: float
+    seeds: int
+    level: float = SIGNIFICANT
+
+    @property
+    def is_separated(self) -> bool:
+        return self.p < SIGNIFICANT
+
+    @property
+    def detectable(self) -> float:
+        """Smallest difference that as many seeds show with 80 % probability, at the corrected level."""
+        return detectable_difference(self.deviation, self.seeds, significance=self.level)
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """Seeds of each method that would show the measured difference; None for more than MOST_SEEDS."""
+        difference = abs(self.interval.estimate)
+        if difference == 0 or detectable_difference(self.deviation, MOST_SEEDS, significance=self.level) > difference:
+            return None
+        return seeds_for(difference, self.deviation, significance=self.level)
+
+
+def difference(compared: Compared, method: Method, other: Method, metric: str) -> Difference | None:
+    """Return method - other; None with fewer than two seeds on a side. p is not adjusted yet."""
+    after, before = method.values(metric), other.values(metric)
+    if min(len(after), len(before)) < 2:
+        return None
+    pooled = math.sqrt(float(np.mean([np.var(side, ddof=1) for side in (after, before)])))
+    return Difference(
+        compared.name, method.name, other.name, metric, difference_over_seeds(before, after),
+        _over_samples(method, other, metric), welch(before, after), pooled, min(len(after), len(before)),
+    )  # fmt: skip
+
+
+def adjusted(found: Sequence[Difference]) -> list[Difference]:
+    """Adjust the p-values by Holm's method for all of them, and the level of the power analysis by their number."""
+    level = SIGNIFICANT / max(1, len(found))
+    return [replace(item, p=p, level=level) for item, p in zip(found, holm([item.p for item in found]), strict=True)]
+
+
+def from_baseline(lab: Lab, metric: str = ACCURACY) -> list[Difference]:
+    """Return the differences of all methods from the baseline of their comparison, adjusted together."""
+    found = []
+    for compared in lab.comparisons:
+        base = compared.method(lab.baseline)
+        others = [method for method in compared.methods if method is not base]
+        found += [item for method in others if base and (item := difference(compared, method, base, metric))]
+    return adjusted(found)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim of a paper and its difference, in the direction of the claim; None as long as trainings are missing."""
+
+    says: str
+    source: str
+    better: str
+    than: str
+    comparison: str
+    metric: str
+    measured: Difference | None
+
+    @property
+    def gain(self) -> float:
+        """The difference, positive where it agrees with the claim."""
+        assert self.measured is not None
+        sign = -1 if self.metric in LOWER_IS_BETTER else 1
+        return sign * self.measured.interval.estimate
+
+    @property
+    def verdict(self) -> str:
+        if self.measured is None:
+            return "not measured yet"
+        if not self.measured.is_separated:
+            return "cannot tell"
+        return "holds" if self.gain > 0 else "the opposite holds"
+
+    @property
+    def power(self) -> str:
+        """Smallest difference that the seeds can show, and the number of seeds for the measured one."""
+        if self.measured is None:
+            return ""
+        unit = "points" if self.metric in TASKS else SIMILARITY[self.metric].partition(", ")[2]
+        seen = f"{self.measured.seeds} seeds show {self.measured.detectable:.2g} {unit}".rstrip()
+        if self.measured.is_separated:
+            return seen
+        needed = self.measured.seeds_needed
+        return f"{seen}; this difference needs {f'over {MOST_SEEDS}' if needed is None else needed}"
+
+
+def verdicts(lab: Lab) -> list[Verdict]:
+    """Return the claims of a lab with their differences, adjusted for all claims together."""
+    parts = {compared.name: compared for compared in lab.comparisons}
+    pairs = [(claim, _measured(parts.get(claim["comparison"]), claim)) for claim in lab.facts["claims"]]
+    measured = iter(adjusted([found for _, found in pairs if found]))
+    return [
+        Verdict(
+            claim["says"], claim["source"], claim["better"], claim["than"], claim["comparison"], claim["metric"],
+            next(measured) if found else None,
+        )
+        for claim, found in pairs
+    ]  # fmt: skip
+
+
+def _measured(compared: Compared | None, claim: Mapping[str, Any]) -> Difference | None:
+    method, other = (compared.method(claim[side]) if compared else None for side in ("better", "than"))
+    return difference(compared, method, other, claim["metric"]) if compared and method and other else None
+
+
+def _over_samples(method: Method, other: Method, metric: str) -> Interval | None:
+    """Return the paired bootstrap interval over test samples of outcomes averaged over seeds."""
+    after, before = method.mean_outcomes, other.mean_outcomes
+    tasks = list(after) if metric == ACCURACY else [metric] if metric in after else []
+    if not tasks:
+        return None
+    # All outcomes of one image, or of its caption, are one cluster.
+    clusters = np.concatenate([np.arange(len(after[task])) for task in tasks])
+    first, second = (100 * np.concatenate([side[task] for task in tasks]) for side in (before, after))
+    return paired_difference(first, second, clusters)
+
+
+def results_table(compared: Compared) -> Table:
+    """Metrics of all methods with intervals over seeds, and what the PMI itself reaches."""
+    best = {metric: max(over_seeds(method.values(metric)).estimate for method in compared.methods) for metric in TASKS}
+    rows: list[list[str | Cell]] = []
+    for method in compared.methods:
+        intervals = {metric: over_seeds(method.values(metric)) for metric in TASKS}
+        cells = [
+            Cell(_interval(item, ".1f", 0, 100), bold=item.estimate == best[name]) for name, item in intervals.items()
+        ]
+        rows.append([method.name, str(len(method.seeds)), *cells])
+    oracle = compared.facts["oracle"]
+    rows.append(["the PMI itself", "", *(f"{oracle[metric]:.1f}" for metric in TASKS)])
+    return text_table(["method", "seeds", *(f"{name}, %" for name in TASKS.values())], rows, left=1, wrap=True)
+
+
+def similarity_table(compared: Compared) -> Table:
+    """Agreement of the scores with the PMI, with intervals over seeds."""
+    rows: list[list[str | Cell]] = [
+        [method.name, *(_interval(over_seeds(method.values(metric)), ".2f") for metric in SIMILARITY)]
+        for method in compared.methods
+    ]
+    rows.append(["the PMI itself", "1", "1", "0", "0"])
+    return text_table(["method", *SIMILARITY.values()], rows, left=1, wrap=True)
+
+
+def differences_table(found: Sequence[Difference]) -> Table:
+    """Differences from the baseline, each with its interval."""
+    labels = ["comparison", "method", "difference", "95 % over seeds", "95 % over samples", "p (Holm)", "separated",
+              "detectable"]  # fmt: skip
+    rows: list[list[str | Cell]] = [
+        [
+            item.comparison, item.method, f"{item.interval.estimate:+.1f}", _ends(item.interval),
+            "" if item.samples is None else _ends(item.samples), f"{item.p:.2g}",
+            Cell("yes" if item.is_separated else "no", bold=item.is_separated), f"{item.detectable:.1f}",
+        ]
+        for item in found
+    ]  # fmt: skip
+    return text_table(labels, rows, left=2, wrap=True)
+
+
+def claims_table(found: Sequence[Verdict]) -> Table:
+    """The papers' claims and what was measured."""
+    rows: list[list[str | Cell]] = [
+        [
+            item.says, item.source, item.comparison,
+            f"{item.better} - {item.than}, {(TASKS | SIMILARITY)[item.metric]}",
+            "" if item.measured is None
+            else _interval(item.measured.interval, "+.1f" if item.metric in TASKS else "+.3f"),
+            "" if item.measured is None else f"{item.measured.p:.2g}",
+            Cell(item.verdict, bold=item.measured is not None and item.measured.is_separated), item.power,
+        ]
+        for item in found
+    ]  # fmt: skip
+    labels = ["claim", "source", "comparison", "compared", "difference and 95 % interval", "p (Holm)", "here", "power"]
+    return text_table(labels, rows, left=len(labels), wrap=True)
+
+
+def cost_table(compared: Compared, front: Sequence[Method]) -> Table:
+    """Cost of a training and accuracy; a star marks methods that no cheaper one surpasses."""
+    rows: list[list[str | Cell]] = [
+        [
+            f"{method.name} *" if method in front else method.name, f"{method.cost('flops') / 1e9:,.0f}",
+            f"{method.cost('samples'):,.0f}", f"{method.cost('processor'):.1f}",
+            f"{over_seeds(method.values('accuracy')).estimate:.1f}",
+        ]
+        for method in sorted(compared.methods, key=lambda method: method.cost("flops"))
+    ]  # fmt: skip
+    return text_table(["method", "GFLOPs", "samples", "CPU seconds", "accuracy, %"], rows, left=1, wrap=True)
+
+
+def start_table(compared: Compared) -> Table:
+    """Scores of a batch before the first step, as means over the seeds."""
+    names = {"mean": "mean", "deviation": "deviation", "interaction": "of pairs", "loss": "loss",
+             "encoder_gradient": "gradient of the towers"}  # fmt: skip
+    rows: list[list[str | Cell]] = [
+        [method.name, *(f"{np.mean(method.values(name, 'start')):.3g}" for name in names)]
+        for method in compared.methods
+    ]
+    return text_table(["method", *names.values()], rows, left=1, wrap=True)
+
+
+def searches_table(lab: Lab) -> Table:
+    """Settings that the search of each method chose."""
+    rows: list[list[str | Cell]] = []
+    for compared in lab.comparisons:
+        for method in compared.methods:
+            chosen = []
+            for key, value in method.winner.items():
+                short = key.removeprefix("optim.schedule.").removeprefix("head.").removeprefix("objective.")
+                chosen.append(f"{short}={value:.3g}" if isinstance(value, float) else f"{short}={value}")
+            best = f"{max(method.trials):.1f}" if method.trials else ""
+            finished = f"{len(method.trials)} of {lab.facts['trials']}"
+            seeds = str(len(method.seeds)) + (f", {method.failed} diverged" if method.failed else "")
+            rows.append([compared.name, method.name, finished, best, seeds, Cell(", ".join(chosen), code=True)])
+    labels = ["comparison", "method", "finished", "best, validation %", "seeds", "chosen"]
+    return text_table(labels, rows, left=2, wrap=True)
+
+
+def power_table(lab: Lab, found: Sequence[Difference]) -> Table:
+    """Smallest differences in accuracy that numbers of seeds show, at the spread of each comparison."""
+    rows: list[list[str | Cell]] = []
+    for compared in lab.comparisons:
+        spreads = [item.deviation for item in found if item.comparison == compared.name]
+        if spreads:
+            spread = math.sqrt(sum(value**2 for value in spreads) / len(spreads))
+            sizes = [f"{detectable_difference(spread, count, significance=found[0].level):.1f}" for count in PLANNED]
+            rows.append([compared.name, f"{spread:.1f}", *sizes])
+    return text_table(
+        ["comparison", "deviation over seeds", *(f"{count} seeds" for count in PLANNED)], rows, left=1, wrap=True
+    )
+
+
+def pareto(methods: Sequence[Method], name: str) -> list[Method]:
+    """Return the methods that no other one surpasses in accuracy at the same or a lower cost."""
+
+    def point(method: Method) -> tuple[float, float]:
+        return method.cost(name), -over_seeds(method.values("accuracy")).estimate
+
+    return [
+        method
+        for method in methods
+        if not any(
+            point(other) != point(method)
+            and all(theirs <= mine for theirs, mine in zip(point(other), point(method), strict=True))
+            for other in methods
+        )
+    ]
+
+
+def _interval(interval: Interval, form: str, least: float = -math.inf, most: float = math.inf) -> str:
+    """Return an estimate with its ends, cut at the bounds of the metric; the estimate only of a single seed."""
+    if math.isinf(interval.low):
+        return f"{interval.estimate:{form}}"
+    return f"{interval.estimate:{form}} [{max(least, interval.low):{form}}, {min(most, interval.high):{form}}]"
+
+
+def _ends(interval: Interval) -> str:
+    return f"{interval.low:+.1f} to {interval.high:+.1f}"
+
+
+def difference_figure(found: Sequence[Difference], baseline: str) -> Figure:
+    """Differences of all comparisons from the baseline; coloured where they are separated."""
+    names = list(dict.fromkeys(item.comparison for item in found))
+    counts = [sum(item.comparison == name for item in found) for name in names]
+    figure = Figure(figsize=(9, LINE * len(found) + 0.62 * len(names) + 0.4), dpi=DPI, layout="constrained")
+    panels = figure.subplots(len(names), 1, squeeze=False, sharex=True, height_ratios=counts).flatten()
+    for panel, name in zip(panels, names, strict=True):
+        mine = [item for item in found if item.comparison == name]
+        for place, item in enumerate(mine):
+            shade = MUTED if not item.is_separated else RIGHT if item.interval.estimate > 0 else WRONG
+            panel.plot([item.interval.low, item.interval.high], [place, place], color=shade, linewidth=2)
+            panel.plot(item.interval.estimate, place, "o", color=shade, markersize=6)
+        _lines(panel, [item.method for item in mine])
+        panel.axvline(0, color=INK, linewidth=1)
+        label(panel, name, size=9)
+    panels[-1].set_xlabel(f"accuracy less that of {baseline}, percent points (95 % over seeds)", fontsize=8)
+    return figure
+
+
+def similarity_figure(compared: Compared) -> Figure:
+    """How well scores follow the PMI: a panel for each measure, a line for each method, a dot for each seed."""
+    panels = (("rank_correlation", "rank correlation", 1.0), ("slope", "slope of the PMI on the score", 1.0),
+              ("error", "error, nats", 0.0))  # fmt: skip
+    methods = compared.methods
+    figure = Figure(figsize=(11, LINE * len(methods) + 0.9), dpi=DPI, layout="constrained")
+    for panel, (metric, title, ideal) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        for place, method in enumerate(methods):
+            interval = over_seeds(method.values(metric))
+            panel.plot(method.values(metric), [place] * len(method.seeds), "o", color=MUTED, markersize=4)
+            panel.plot([interval.low, interval.high], [place, place], color=INK, linewidth=1.5)
+            panel.plot(interval.estimate, place, "|", color=INK, markersize=11, markeredgewidth=2)
+        panel.axvline(ideal, color=RIGHT, linewidth=1, linestyle="--")
+        _lines(panel, [method.name for method in methods])
+        label(panel, title)
+    return figure
+
+
+def pareto_figure(compared: Compared) -> Figure:
+    """Accuracy against three costs of a training; a line joins the methods that no cheaper one surpasses."""
+    figure = Figure(figsize=(12, 4.0), dpi=DPI, layout="constrained")
+    costs = (("flops", "GFLOPs of a training", 1e-9), ("processor", "CPU seconds of a training", 1.0))
+    for panel, (name, title, factor) in zip(figure.subplots(1, 2, sharey=True), costs, strict=True):
+        for number, method in enumerate(compared.methods):
+            interval = over_seeds(method.values("accuracy"))
+            half = interval.high - interval.estimate if np.isfinite(interval.high) else 0.0
+            panel.errorbar(
+                factor * method.cost(name), interval.estimate, half, fmt="os^Dv"[number // 10], color=colour(number),
+                markersize=5, elinewidth=1, label=method.name,
+            )  # fmt: skip
+        front = sorted(pareto(compared.methods, name), key=lambda method: method.cost(name))
+        points = [(factor * method.cost(name), over_seeds(method.values("accuracy")).estimate) for method in front]
+        panel.plot(*zip(*points, strict=True), color=INK, linewidth=1, zorder=0)
+        label(panel, "", title, "accuracy, %")
+        style(panel)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
+    return figure
+
+
+def curve_figure(compared: Compared) -> Figure:
+    """Accuracy on validation over training: mean and standard deviation over seeds."""
+    figure = Figure(figsize=(9, 4.0), dpi=DPI, layout="constrained")
+    panel = figure.subplots()
+    for number, method in enumerate(compared.methods):
+        steps, means, spreads = _band(method)
+        panel.plot(steps, means, "os^Dv"[number // 10] + "-", color=colour(number), markersize=4, label=method.name)
+        panel.fill_between(steps, means - spreads, means + spreads, color=colour(number), alpha=0.15, linewidth=0)
+    label(panel, "", "step", "accuracy on validation, %")
+    style(panel)
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)
+    return figure
+
+
+def _band(method: Method) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return steps, mean and standard deviation of the accuracy over seeds."""
+    values = np.array([[value for _, value in curve] for curve in method.curves])
+    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+    return np.array([step for step, _ in method.curves[0]]), values.mean(axis=0), spread
+
+
+def _lines(panel: Axes, names: Sequence[str]) -> None:
+    panel.set_yticks(range(len(names)), names, fontsize=8)
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    style(panel, grid="x")

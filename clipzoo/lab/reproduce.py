@@ -1,0 +1,260 @@
+"""Train one row of every paper on the generated world and write the page of their tables: `make reproduce-demo`.
+
+python -m clipzoo.lab.reproduce            the rows of ROWS, in runs/reproduce-demo; finished rows are skipped
+python -m clipzoo.lab.reproduce --jobs 1   one row after the other, for undisturbed timings
+python -m clipzoo.lab.reproduce --docs     docs/papers/reproduce.md only: costs of the papers' tables, commands of rows
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from clipzoo.cli.arguments import Parser, number_in, output_folder, run_main
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
+from clipzoo.config.vocabulary import Count
+from clipzoo.errors import number_of
+from clipzoo.io import write_whole
+from clipzoo.io.text import markdown_code, markdown_text
+from clipzoo.report.published import (
+    Experiment,
+    PaperTable,
+    axes,
+    experiments,
+    layout,
+    search_of,
+    table,
+    table_names,
+    total_cost,
+)
+from clipzoo.report.render import Cell, markdown_page, text_table
+from clipzoo.runs.directory import is_finished
+from clipzoo.runs.names import run_folder
+from clipzoo.runs.training_log import TrainingLog
+
+WPSE = "head.text_points=caption", "optim.schedule.peak=5e-4"
+"""The paper's learning rate: with the demo's, made for unit vectors, nothing is learned. Padding tokens of the demo's
+text encoder are all alike, so they are left out."""
+CLOOB = "optim.schedule.peak=5e-4", "optim.schedule.warmup_steps=600"
+"""A slow start, as in the paper: untrained embeddings are so similar that retrieval averages the whole batch, and at a
+high learning rate the captions' embeddings collapse first."""
+ROWS: Mapping[str, tuple[str, ...]] = {
+    "cloob/CC3M/CLOOB RN50 (31 epochs)": ("head.beta=20.0", "head.inverse_temperature=14.3", *CLOOB),
+    "kme/CC3M/KME-CLIP": (),
+    "wpse/CC3M/WPSE Gaussian": WPSE,
+    "wpse/CC3M/WPSE IMQ": WPSE,
+    "nuclr/CC3M/NUCLR": ("objective.temperature=0.05",),
+    "nuclr/CC3M/SogCLR": ("objective.temperature=0.05",),
+    "wpse/CC3M/CLIP": (),
+}
+"""Rows with their overrides: points of the paper's own search that suit this scale; for WPSE and CLOOB also others."""
+COMMON = ("scale=demo", "eval.linear_probe=[shapes,counts]")
+PAGE = CONF.parent / "docs" / "papers" / "reproduce.md"
+SECONDS_BETWEEN_REPORTS = 20.0
+TRAINING_SHARE = 0.97
+"""Share of a run's time that is training; the rest is evaluation."""
+
+
+@dataclass
+class Job:
+    """The run of a row. process: while it is trained."""
+
+    row: str
+    overrides: tuple[str, ...]
+    process: subprocess.Popen[bytes] | None = None
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        return compose(self.overrides)
+
+    @cached_property
+    def folder(self) -> Path:
+        return run_folder(self.plain, self.overrides)
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def name(self) -> str:
+        return self.row.split("/")[2].split(" RN50")[0]
+
+    def progress(self) -> float:
+        """Completed share of the run, 0 to 1."""
+        if is_finished(self.folder):
+            return 1.0
+        lines = TrainingLog.read(self.folder).training
+        epoch = float(lines[-1].get("epoch", 0.0)) if lines else 0.0
+        return TRAINING_SHARE * epoch / self.plain["trainer"]["epochs"]
+
+    def start(self, threads: int) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "clipzoo.cli", "train", *self.overrides]
+        with self.log.open("ab") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def jobs_of(rows: Mapping[str, Sequence[str]], runs: Path) -> list[Job]:
+    """The jobs of rows with their overrides, in the folder `runs`."""
+    return [
+        Job(row, (f"experiment={experiments()[row].name}", *COMMON, *overrides, f"runs={runs}"))
+        for row, overrides in rows.items()
+    ]
+
+
+def train(jobs: Sequence[Job], parallel: int) -> list[Job]:
+    """Train the unfinished jobs, `parallel` at a time; return those that failed. An interruption stops all of them."""
+    waiting = [job for job in jobs if not is_finished(job.folder)]
+    for job in jobs:
+        if job not in waiting:
+            _print(f"{job.name}: finished before, skipped")
+    threads = max(1, (os.cpu_count() or 1) // parallel)
+    running: list[Job] = []
+    failed: list[Job] = []
+    progress = _Progress(jobs)
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                running.append(waiting.pop(0))
+                running[-1].start(threads)
+                _print(f"{running[-1].name}: {shlex.join(['clipzoo', 'train', *running[-1].overrides])}")
+            time.sleep(1)
+            for job in [job for job in running if job.process and job.process.poll() is not None]:
+                running.remove(job)
+                if is_finished(job.folder):
+                    _print(f"{job.name}: finished, {job.folder / 'report.md'}")
+                else:
+                    failed.append(job)
+                    _print(f"{job.name}: failed; last lines of {job.log}:\n{_tail(job.log)}")
+            progress.report(running)
+    except KeyboardInterrupt:
+        _stop(running)
+        raise
+    return failed
+
+
+def main() -> int:
+    """Train the rows and write their page. Returns 1 if a row failed, 130 after an interruption."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs/reproduce-demo"), help="(default: %(default)s)")
+    parser.add_argument("--output", type=output_folder, help="folder for the page (default: <runs>/report)")
+    parser.add_argument(
+        "--jobs", type=number_in(Count), default=os.cpu_count() or 1, help="rows at a time; default: cores"
+    )
+    parser.add_argument("--docs", action="store_true", help="train nothing; write docs/papers/reproduce.md")
+    options = parser.parse_args()
+    if options.docs:
+        write_whole(PAGE, page())
+        return 0
+    jobs = jobs_of(ROWS, options.runs)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        failed = train(jobs, options.jobs)
+    except KeyboardInterrupt:
+        _print("stopped; run the same command to resume")
+        return 130
+    if len(failed) < len(jobs):
+        # matplotlib is slow to import.
+        from clipzoo.report.pages import write_pages
+
+        _print(f"the page: {write_pages([options.runs], [], options.output or options.runs / 'report')}")
+    return 1 if failed else 0
+
+
+class _Progress:
+    """Prints completed share and remaining time at intervals."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+        self._start = self._last = time.monotonic()
+        self._before = sum(job.progress() for job in jobs)
+
+    def report(self, running: Sequence[Job]) -> None:
+        now = time.monotonic()
+        if now - self._last < SECONDS_BETWEEN_REPORTS or not running:
+            return
+        self._last = now
+        done = sum(job.progress() for job in self._jobs)
+        minutes, gained = (now - self._start) / 60, done - self._before
+        left = f", about {minutes * (len(self._jobs) - done) / gained:.0f} min left" if gained > 0.02 else ""
+        shares = ", ".join(f"{job.name} {job.progress():.0%}" for job in running)
+        _print(
+            f"{done / len(self._jobs):.0%} of {number_of(len(self._jobs), 'row')} after {minutes:.0f} min{left} "
+            f"({shares})"
+        )
+
+
+def _stop(running: Sequence[Job]) -> None:
+    """Ask the runs to save and exit, and wait for them."""
+    processes = [job.process for job in running if job.process]
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        process.wait()
+
+
+def _tail(path: Path) -> str:
+    return "\n".join(f"     {line}" for line in path.read_text(errors="replace").splitlines()[-8:])
+
+
+def _print(text: str) -> None:
+    print(f"== {text}", flush=True)
+
+
+def page() -> str:
+    """Text of docs/papers/reproduce.md."""
+    millions = {name: (low / 1e6, high / 1e6) for name, (low, high) in layout()["pairs"].items()}
+    tables = [_table_row(table(name)) for name in table_names()]
+    rows = [_experiment_row(experiment) for experiment in experiments().values()]
+    return markdown_page(
+        "reproduce.md.j2",
+        demo_rows=ROWS,
+        pairs=", ".join(f"{name} {low:g} to {high:g} million" for name, (low, high) in millions.items()),
+        searches=list(_searches()),
+        total=total_cost(experiments().values()),
+        tables=text_table(["table", "title", "pretraining", "rows", "demo", "GPU hours", "report"], tables, left=3),
+        rows=text_table(["row", "command", "GPU hours"], rows, left=2),
+        without=layout()["without_experiment"],
+    )
+
+
+def _searches() -> Iterator[Markup]:
+    for name, facts in layout()["searches"].items():
+        search = search_of(facts["rows"][0])
+        assert search is not None
+        keys = ", ".join(f"{markdown_code(key)} in {values}" for key, values in axes(name).items())
+        yield Markup(f"{markdown_code(f'search={name}')}: {keys}. Selected by {markdown_text(search.by)}.")
+
+
+def _table_row(paper_table: PaperTable) -> list[str | Cell]:
+    rows = list(dict.fromkeys(row.name for row in paper_table.rows))
+    known = [experiments()[row] for row in rows if row in experiments()]
+    title = paper_table.title + ("" if paper_table.without_numbers is None else " (published numbers missing)")
+    datasets = ", ".join(dict.fromkeys(row.pretrain for row in paper_table.rows))
+    count = f"{len(known)}" if len(known) == len(rows) else f"{len(known)} of {len(rows)}"
+    demo = sum(row in ROWS for row in rows)
+    command = Cell(f"--table {paper_table.name}", code=True)
+    return [paper_table.name, title, datasets, count, str(demo or ""), total_cost(known), command]
+
+
+def _experiment_row(experiment: Experiment) -> list[str | Cell]:
+    runs = f"{experiment.runs} x " if experiment.runs > 1 else ""
+    return [experiment.row, Cell(experiment.command, code=True), f"{runs}{experiment.hours:g} {experiment.device}"]
+
+
+if __name__ == "__main__":
+    run_main(main)

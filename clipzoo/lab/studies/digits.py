@@ -1,0 +1,312 @@
+"""Digits of the perspective, section 6.2: a classifier as contrastive learning, compared with the other losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from clipzoo.config.vocabulary import Count, NonNegative, Range, Rate, Seed
+from clipzoo.data.in_memory import InMemoryDataset
+from clipzoo.errors import ConfigError, installation
+from clipzoo.heads.vector import InnerProductHead
+from clipzoo.lab.studies.encoders import LeNet
+from clipzoo.lab.studies.framework import (
+    BLUE,
+    GREEN,
+    VERMILION,
+    Check,
+    Claim,
+    Drawing,
+    Findings,
+    Row,
+    Study,
+    fit,
+    panels,
+    seeded,
+)
+from clipzoo.model import Model
+from clipzoo.objectives.conditional import Conditional
+from clipzoo.types import Batch, Progress
+
+LABELS = 10
+TWO, LABEL, IMAGE = "two-sided", "label given image", "image given label"
+LOSSES = {TWO: (1.0, 1.0), LABEL: (0.0, 2.0), IMAGE: (2.0, 0.0)}
+"""lambda_u and lambda_v, u the image."""
+COLOURS = {TWO: BLUE, LABEL: VERMILION, IMAGE: GREEN}
+Split = tuple[Tensor, Tensor]
+"""Images [n, 1, 28, 28] in [0, 1] and labels [n] int64."""
+
+
+@dataclass(frozen=True)
+class Digits(Study):
+    """Train LeNet with three losses and compare the models' distributions of labels and of images.
+
+    mnist: folder with MNIST (<mnist>/MNIST/raw); null for scikit-learn's digits. test_share: fraction of
+    scikit-learn's digits used for testing. batch, epochs, rate: settings of Adam. shown: label whose images are drawn.
+    drawn: number of images drawn. candidates: number of test images whose predicted labels are shown.
+    identity_tolerance: absolute, of proposition 6.1. seeds: trainings per loss; tables show their mean, figures the
+    first. seed: first seed.
+    """
+
+    mnist: str | None
+    test_share: Annotated[float, Range(above=0, below=1)]
+    batch: Count
+    epochs: Count
+    rate: Rate
+    shown: Count
+    drawn: Count
+    candidates: Count
+    identity_tolerance: NonNegative
+    seeds: Count
+    seed: Seed
+
+    title = "Digits"
+    source = "A mathematical perspective on contrastive learning, section 6.2, proposition 6.1, figures 11 and 12"
+    question = (
+        "A LeNet's ten outputs are the image's embedding, the one-hot label is the other, and their inner product "
+        "tilts the marginals. Trained to match labels given images, images given labels, or both: what is each model's "
+        "distribution of labels for an image, and of images for a label?"
+    )
+    differs = (
+        "scikit-learn's 1,797 digits of 8 x 8, enlarged to 28 x 28, take MNIST's place unless `study.mnist` says where "
+        "that is; smaller batches, a higher rate that falls to zero and fewer epochs go with it.",
+        "The paper's section names the weights (2, 0) and (0, 2) the other way round than its section 3: here λ_v "
+        "alone is the classifier.",
+        "The loss of images given labels does not see a constant added to a label's output. Probabilities of labels "
+        "are shown from the outputs as they are, as in the paper; the table also has them with each label's "
+        "log-mean-exp over the training images taken off.",
+    )
+
+    def run(self) -> Findings:
+        trained = [self._trained(self.seed + offset) for offset in range(self.seeds)]
+        rows = [row for training in trained for row in training.rows]
+        test, models, outputs = trained[0].test, trained[0].models, trained[0].outputs
+        check = Check(
+            "proposition 6.1: cross-entropy less log 10 is the loss of labels given images, all labels equally often",
+            *identity(models[TWO], test), self.identity_tolerance,
+        )  # fmt: skip
+        by_loss = {name: _mean([row for row in rows if row["loss"] == name]) for name in LOSSES}
+        claims = self._claims(by_loss)
+        verdict = (
+            f"Test accuracy is {100 * by_loss[LABEL]['accuracy']:.1f} % trained on labels given images and "
+            f"{100 * by_loss[TWO]['accuracy']:.1f} % two-sided; a label's distribution over the {len(test[0])} test "
+            f"images is spread over {by_loss[LABEL]['effective_images']:.1f}, {by_loss[TWO]['effective_images']:.1f} "
+            f"and, trained on images given labels, {by_loss[IMAGE]['effective_images']:.1f} of them; "
+            f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
+        )
+        drawings = {
+            "labels": self._draw_labels(outputs, test),
+            "images": self._draw_images(outputs, test[0]),
+        }
+        tables = {"losses": list(by_loss.values()), "trainings": rows}
+        return Findings(verdict, [check], claims, tables, drawings)
+
+    def _trained(self, seed: int) -> _Trained:
+        """Train one model per loss. The seed also splits scikit-learn's digits into train and test."""
+        train, test = load_digits(self.mnist, self.test_share, seed)
+        models = {name: self._train(name, train, seed) for name in LOSSES}
+        outputs = {name: outputs_of(model, test[0]) for name, model in models.items()}
+        offsets = {name: outputs_of(model, train[0]).logsumexp(dim=0) for name, model in models.items()}
+        rows: list[Row] = [{**self._row(name, outputs[name], offsets[name], test[1]), "seed": seed} for name in LOSSES]
+        return _Trained(test, models, outputs, rows)
+
+    def _train(self, name: str, train: Split, seed: int) -> Model:
+        lambda_u, lambda_v = LOSSES[name]
+        images, labels = train
+        encoder = seeded(lambda: LeNet(LABELS), seed)
+        head = InnerProductHead(LABELS, LABELS, embed_width=None, temperature=1.0)
+        steps = self.epochs * len(images) // self.batch
+        return fit(
+            encoder, head, Conditional(lambda_u, lambda_v), InMemoryDataset(images, labels), steps=steps,
+            batch=self.batch, rate=self.rate, seed=seed,
+        )  # fmt: skip
+
+    def _row(self, name: str, outputs: Tensor, offsets: Tensor, labels: Tensor) -> Row:
+        """Measure one model on the test split.
+
+        The effective number of images of a label is e to the entropy of its distribution over images.
+        """
+        calibrated = outputs - offsets
+        weights = outputs.softmax(dim=0)
+        entropy = -(weights * weights.clamp_min(1e-300).log()).sum(dim=0)
+        right = functional.one_hot(labels, LABELS).double()
+        probabilities = outputs.softmax(dim=1)
+        drawn = torch.multinomial(weights.mT, self.drawn, replacement=True, generator=self._generator())
+        return {
+            "loss": name,
+            "accuracy": float((outputs.argmax(dim=1) == labels).double().mean()),
+            "log_loss": float(functional.cross_entropy(outputs, labels)),
+            "label_entropy": float(-(probabilities * probabilities.clamp_min(1e-300).log()).sum(dim=1).mean()),
+            "accuracy_without_offsets": float((calibrated.argmax(dim=1) == labels).double().mean()),
+            "log_loss_without_offsets": float(functional.cross_entropy(calibrated, labels)),
+            "effective_images": float(entropy.exp().mean()),
+            "weight_on_right_label": float((weights * right).sum(dim=0).mean()),
+            "images_of_a_label": float(right.sum(dim=0).mean()),
+            "different_of_drawn": sum(len(set(row.tolist())) for row in drawn) / LABELS,
+        }
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
+
+    def _claims(self, rows: Mapping[str, Row]) -> list[Claim]:
+        def say(key: str, form: str = ".3f") -> str:
+            return ", ".join(f"{name} {rows[name][key]:{form}}" for name in LOSSES)
+
+        others = (TWO, IMAGE)
+        return [
+            Claim(
+                "The loss of labels given images predicts the true label most accurately (figure 11).",
+                f"accuracy: {say('accuracy')}; log loss: {say('log_loss')}",
+                all(
+                    rows[LABEL]["accuracy"] >= rows[other]["accuracy"]
+                    and rows[LABEL]["log_loss"] < rows[other]["log_loss"]
+                    for other in others
+                ),
+            ),
+            Claim(
+                "The two other losses leave probability on other labels.",
+                f"mean entropy of the predicted labels, nats: {say('label_entropy', '.4f')}",
+                all(rows[other]["label_entropy"] > rows[LABEL]["label_entropy"] for other in others),
+            ),
+            Claim(
+                "For a label, the model of labels given images concentrates on few images; the two others draw diverse "
+                "ones (figure 12).",
+                f"effective number of images: {say('effective_images', '.1f')}; different among {self.drawn} drawn: "
+                f"{say('different_of_drawn', '.1f')}",
+                all(rows[other]["effective_images"] > 2 * rows[LABEL]["effective_images"] for other in others),
+            ),
+            Claim(
+                "All images drawn belong to the label.",
+                f"weight on images of the right label: {say('weight_on_right_label')}",
+                all(row["weight_on_right_label"] > 0.95 for row in rows.values()),
+            ),
+        ]
+
+    def _draw_labels(self, outputs: Mapping[str, Tensor], test: Split) -> Drawing:
+        """Draw label probabilities of the test images on which the losses disagree most."""
+        images, labels = test
+        probabilities = {name: output.softmax(dim=1) for name, output in outputs.items()}
+        wrong = [1 - values.gather(1, labels[:, None])[:, 0] for values in probabilities.values()]
+        doubt = torch.stack(wrong).sum(dim=0)
+        known = probabilities[LABEL].argmax(dim=1) == labels
+        chosen = torch.where(known, doubt, -1.0).argsort(descending=True)[: self.candidates]
+        figure, axes = panels(self.candidates, 4, 2.3, 1.8)
+        for line, index in enumerate(chosen.tolist()):
+            picture, *bars = axes[4 * line : 4 * line + 4]
+            picture.imshow(images[index, 0], cmap="gray_r")
+            picture.set(xticks=[], yticks=[], xlabel=f"label {int(labels[index])}")
+            picture.spines[:].set_visible(False)
+            for axis, (name, values) in zip(bars, probabilities.items(), strict=True):
+                axis.bar(range(LABELS), values[index], color=COLOURS[name])
+                axis.set(xticks=range(LABELS), yticks=[0, 0.5, 1], ylim=(0, 1.05), title=name if line == 0 else "")
+                axis.tick_params(labelsize=7)
+                axis.get_xticklabels()[int(labels[index])].set_fontweight("bold")
+                axis.set_xlabel("label" if line == self.candidates - 1 else "")
+            bars[0].set_ylabel("probability")
+        return Drawing(
+            figure,
+            "Figure 11: probabilities of the labels (bold: the right one) for the test images that the three losses "
+            "doubt most among those that the classifier knows.",
+        )
+
+    def _draw_images(self, outputs: Mapping[str, Tensor], images: Tensor) -> Drawing:
+        figure, axes = panels(1, len(LOSSES), 2.6, 2.9)
+        side = math.isqrt(self.drawn)
+        for axis, (name, output) in zip(axes, outputs.items(), strict=True):
+            weights = output[:, self.shown].softmax(dim=0)
+            drawn = torch.multinomial(weights, side * side, replacement=True, generator=self._generator())
+            tiles = functional.pad(images[drawn, 0], (2, 2, 2, 2))
+            mosaic = torch.cat([torch.cat(list(row), dim=1) for row in tiles.split(side)])
+            axis.imshow(mosaic, cmap="gray_r")
+            axis.set(xticks=[], yticks=[], title=name)
+            axis.spines[:].set_visible(True)
+        return Drawing(
+            figure, f"Figure 12: test images drawn from each model's distribution given the label {self.shown}."
+        )
+
+
+@dataclass(frozen=True)
+class _Trained:
+    test: Split
+    models: Mapping[str, Model]
+    outputs: Mapping[str, Tensor]
+    rows: list[Row]
+
+
+def _mean(rows: list[Row]) -> Row:
+    numbers = {key for key, value in rows[0].items() if isinstance(value, float)}
+    return {
+        "loss": rows[0]["loss"],
+        **{key: sum(row[key] for row in rows) / len(rows) for key in rows[0] if key in numbers},
+    }
+
+
+def outputs_of(model: Model, images: Tensor) -> Tensor:
+    """Inner products of the images with every label: [n, 1, 28, 28] -> [n, 10] float64."""
+    with torch.no_grad():
+        labels = model.encode_text(torch.arange(LABELS))
+        blocks = [model.similarity(model.encode_image(block), labels) for block in images.split(1000)]
+    return torch.cat(blocks).double()
+
+
+def identity(model: Model, test: Split) -> tuple[float, float]:
+    """Both sides of proposition 6.1 on a batch with equally many images of every label.
+
+    Returns the loss of labels given images, and the cross-entropy minus log 10.
+    """
+    images, labels = test
+    per_label = int(labels.bincount(minlength=LABELS).min())
+    chosen = torch.cat([(labels == label).nonzero()[:per_label, 0] for label in range(LABELS)])
+    batch = Batch(images[chosen], labels[chosen], chosen)
+    with torch.no_grad():
+        loss = Conditional(*LOSSES[LABEL])(model(batch), batch, Progress(0, 1, len(batch), len(batch))).total
+    cross_entropy = functional.cross_entropy(outputs_of(model, batch.image), batch.text)
+    return float(loss), float(cross_entropy) - math.log(LABELS)
+
+
+def load_digits(mnist: str | None, test_share: float, seed: int) -> tuple[Split, Split]:
+    """Load the train and test splits.
+
+    mnist: folder with torchvision's MNIST/raw; None for scikit-learn's digits. test_share: fraction of scikit-learn's
+    digits used for testing.
+    """
+    if mnist is None:
+        return _from_scikit_learn(test_share, seed)
+    return _from_mnist(Path(mnist), train=True), _from_mnist(Path(mnist), train=False)
+
+
+def _from_scikit_learn(test_share: float, seed: int) -> tuple[Split, Split]:
+    try:
+        from sklearn.datasets import load_digits as bundled
+    except ImportError:
+        raise ConfigError(
+            f"scikit-learn is not installed: {installation('studies')}, or set study.mnist=FOLDER"
+        ) from None
+    digits = bundled()
+    small = torch.from_numpy(digits.images).float()[:, None] / 16
+    # Enlarge to the size of MNIST so that both use the same network.
+    images = functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)
+    labels = torch.from_numpy(digits.target).long()
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    held_out = round(test_share * len(images))
+    test, train = order[:held_out], order[held_out:]
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def _from_mnist(folder: Path, train: bool) -> Split:
+    from torchvision.datasets import MNIST
+
+    try:
+        digits = MNIST(str(folder), train=train, download=False)
+    except RuntimeError:
+        raise ConfigError(
+            f"study.mnist={folder} does not contain MNIST: expected its four files in {folder}/MNIST/raw"
+        ) from None
+    return digits.data.float()[:, None] / 255, digits.targets.long()

@@ -1,0 +1,157 @@
+"""What a study is made of: its base class and results, the training of its models, and its figures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from clipzoo.api.training import adam, train
+from clipzoo.encoders.base import Encoder
+from clipzoo.heads.base import Head
+from clipzoo.model import Model
+from clipzoo.objectives.base import Objective
+from clipzoo.training.parts import Dataset
+from clipzoo.training.settings import Computation, Precision
+from clipzoo.types import Part
+
+Row = Mapping[str, Any]
+"""One row of a table: strings and numbers by column."""
+# Okabe and Ito's palette, distinguishable with every form of colour vision.
+BLACK, ORANGE, BLUE, GREEN, VERMILION, PURPLE, SKY = (
+    "#000000", "#e69f00", "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56b4e9",
+)  # fmt: skip
+CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A measured quantity against its closed form.
+
+    tolerance: allowed distance, set in the study's configuration before anything is measured.
+    relative: the distance is relative to the closed form.
+    """
+
+    quantity: str
+    measured: float
+    expected: float
+    tolerance: float
+    relative: bool = False
+
+    @property
+    def error(self) -> float:
+        distance = abs(self.measured - self.expected)
+        return distance / abs(self.expected) if self.relative else distance
+
+    @property
+    def met(self) -> bool:
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper, the measurement, and the verdict."""
+
+    says: str
+    measured: str
+    borne_out: bool
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its caption."""
+
+    figure: Figure
+    caption: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Results of a study.
+
+    verdict: one sentence. tables: name -> rows, written as CSV. drawings: name -> figure, written as PNG.
+    """
+
+    verdict: str
+    checks: list[Check]
+    claims: list[Claim]
+    tables: Mapping[str, list[Row]]
+    drawings: Mapping[str, Drawing] = field(default_factory=dict)
+
+
+class Study(Part, ABC):
+    """One experiment of a paper, at a size that two CPU cores can run. The constructor's arguments are its settings.
+
+    title: heading on the page. source: paper and section. question: the question and the method, in a few sentences.
+    differs: differences from the paper's setting, one sentence per difference.
+    """
+
+    title: str
+    source: str
+    question: str
+    differs: tuple[str, ...] = ()
+
+    @abstractmethod
+    def run(self) -> Findings:
+        """Run the study. The result depends only on the settings and is reproducible on one machine."""
+
+
+def fit(
+    encoder: Encoder,
+    head: Head,
+    objective: Objective,
+    data: Dataset,
+    *,
+    steps: int,
+    batch: int,
+    rate: float,
+    seed: int,
+    final_rate: float = 0.0,
+    precision: Precision = "float32",
+    watch: Callable[[Model], Mapping[str, float]] | None = None,
+    epochs_between: float = 1.0,
+    device: Literal["auto", "cpu"] = "cpu",
+) -> Model:
+    """Train with Adam for `steps` steps of `batch` pairs, the rate falling from `rate` to `final_rate` along a cosine.
+
+    watch: called with the model every `epochs_between` epochs and at the end.
+    """
+    return train(
+        Model(encoder, head),
+        objective,
+        data,
+        batch=batch,
+        steps=steps,
+        optimizer=adam(rate, final_rate),
+        evaluate=watch,
+        evaluate_every=epochs_between,
+        computation=Computation(precision=precision, tile=None, loss_limit=1e6),
+        device=device,
+        seed=seed,
+        log_every=steps,
+        quiet=True,
+    ).model
+
+
+def seeded(build: Callable[[], Any], seed: int) -> Any:
+    """Return `build()`, with initial weights drawn from `seed`."""
+    torch.manual_seed(seed)
+    return build()
+
+
+def panels(
+    rows: int, columns: int, width: float = 3.4, height: float = 2.8, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its rows * columns axes, row by row. width, height: size of one panel in inches."""
+    figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    for axis in axes.flat:
+        if rcParams["axes.spines.top"]:
+            axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes.flat)

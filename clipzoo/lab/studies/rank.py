@@ -1,0 +1,273 @@
+"""WPSE, section 5.1: an inner product in d dimensions has rank at most d + 1; point sets are not limited so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clipzoo.config.vocabulary import Count, NonNegative, Positive, Rate, Scale, Seed, Weight
+from clipzoo.data.in_memory import InMemoryDataset
+from clipzoo.heads.base import Head
+from clipzoo.heads.vector import InnerProductHead
+from clipzoo.heads.wpse import GaussianKernel, WpseHead
+from clipzoo.lab.studies.encoders import Lookup
+from clipzoo.lab.studies.framework import (
+    BLACK,
+    BLUE,
+    GREEN,
+    PURPLE,
+    VERMILION,
+    Check,
+    Claim,
+    Drawing,
+    Findings,
+    Row,
+    Study,
+    fit,
+    panels,
+    seeded,
+)
+from clipzoo.model import Model
+from clipzoo.objectives.base import Objective
+from clipzoo.types import Batch, Loss, Progress, Similarity
+
+INNER, WPSE = "inner product", "WPSE"
+
+
+@dataclass(frozen=True)
+class Rank(Study):
+    """Fit inner products and WPSE to a planted matrix of full rank.
+
+    items: N on each side. sharpness, floor: of the planted density ratio, floor + bump exp(sharpness (cos - 1)).
+    inner_widths: widths d of the inner product. wpse_widths, points: widths d and numbers of points of WPSE.
+    item_width: width of a point's free token vector. kernel_width, alpha, features: of WPSE, D in training. steps,
+    rate, wpse_rate: settings of Adam. evaluation_features: D in evaluation; small_features: values of D for which the
+    error due to random features is shown; evaluation_draws: draws per value. tolerance: of the trained inner product's
+    error to its closed form, relative.
+    """
+
+    items: Count
+    sharpness: Positive
+    floor: Positive
+    inner_widths: list[Count]
+    wpse_widths: list[Count]
+    points: list[Count]
+    item_width: Count
+    kernel_width: Scale
+    alpha: tuple[Weight, Weight]
+    features: Count
+    steps: Count
+    rate: Rate
+    wpse_rate: Rate
+    evaluation_features: Count
+    small_features: list[Count]
+    evaluation_draws: Count
+    seed: Seed
+    tolerance: NonNegative
+
+    title = "The rank of the similarity"
+    source = "WPSE, section 5.1, proposition C.1 and theorem 5.1"
+    question = (
+        "N items on a circle have a planted pointwise mutual information of full rank. An inner product in d "
+        "dimensions and a constant can be fitted to it only as well as the singular values beyond the d-th allow, "
+        "which is known exactly; theorem 5.1 says that weighted point sets in few dimensions are not bound so. "
+        "Both heads are fitted to the matrix with free vectors for the items."
+    )
+    differs = (
+        "The paper proves the limit and measures nothing here. The fit is to the matrix itself, by least squares, "
+        "instead of through InfoNCE: the question is what a similarity can hold.",
+        "A WPSE item of M points in d dimensions has M (d + 1) free numbers, an inner product's d: the last claim "
+        "compares it with an inner product of as many, which the paper does not.",
+    )
+
+    def run(self) -> Findings:
+        planted = planted_pmi(self.items, self.sharpness, self.floor)
+        rows = [self._fit_inner(planted, width) for width in self.inner_widths]
+        best: tuple[float, Model, int] | None = None
+        for width in self.wpse_widths:
+            for points in self.points:
+                model = self._fitted(planted, self._wpse(width), points, self.wpse_rate)
+                row = self._judged(planted, model, width, points)
+                rows.append(row)
+                if best is None or row["error"] < best[0]:
+                    best = row["error"], model, width
+        assert best is not None
+        feature_rows = self._feature_errors(planted, *best[1:])
+        inner = [row for row in rows if row["head"] == INNER]
+        checks = [
+            Check(f"inner product, d = {row['width']}: root mean square error", row["error"], row["bound"],
+                  self.tolerance, relative=True)
+            for row in inner
+        ]  # fmt: skip
+        claims = self._claims(planted, rows)
+        lowest = min((row for row in rows if row["head"] == WPSE), key=lambda row: float(row["error"]))
+        held = next(width for width in range(1, self.items + 1) if least_error(planted, width) <= lowest["error"])
+        verdict = (
+            f"WPSE with {lowest['points']} points in {lowest['width']} dimensions fits the planted matrix to "
+            f"{lowest['error']:.3f}, for which an inner product needs d = {held} at least; trained inner products meet "
+            f"their closed form in {sum(check.met for check in checks)} of {len(checks)} widths; "
+            f"{sum(claim.borne_out for claim in claims)} of {len(claims)} claims are borne out."
+        )
+        drawings = {"rank": self._draw(planted, rows, feature_rows)}
+        return Findings(verdict, checks, claims, {"errors": rows, "features": feature_rows}, drawings)
+
+    def _fit_inner(self, planted: Tensor, width: int) -> Row:
+        head = seeded(lambda: InnerProductHead(self.item_width, self.item_width, width, temperature=1.0), self.seed)
+        scores = _scores(self._fitted(planted, head, 1, self.rate), self.items)
+        return {
+            "head": INNER, "width": width, "points": 1, "numbers": width,
+            **_errors(scores, planted), "bound": least_error(planted, width),
+        }  # fmt: skip
+
+    def _judged(self, planted: Tensor, model: Model, width: int, points: int) -> Row:
+        model.head.resample(0)
+        numbers = points * (width + 1)
+        scores = _scores(model, self.items)
+        return {"head": WPSE, "width": width, "points": points, "numbers": numbers, **_errors(scores, planted)}
+
+    def _fitted(self, planted: Tensor, head: Head, points: int, rate: float) -> Model:
+        """Fit with all items in one batch, so that a step covers the whole matrix."""
+        everything = torch.arange(self.items)
+        encoder = seeded(lambda: Lookup(self.items, self.items, points, self.item_width), self.seed)
+        return fit(
+            encoder, head, MatrixFit(planted), InMemoryDataset(everything, everything), steps=self.steps,
+            batch=self.items, rate=rate, seed=self.seed,
+        )  # fmt: skip
+
+    def _wpse(self, width: int, evaluation_features: int | None = None) -> WpseHead:
+        def build() -> WpseHead:
+            return WpseHead(
+                self.item_width, self.item_width, width, alpha=(self.alpha[0], self.alpha[1]),
+                kernel=GaussianKernel(self.kernel_width), features=self.features,
+                evaluation_features=evaluation_features or self.evaluation_features, weights="signed",
+                weight_bound=100.0, reduction="mean", image_points=None, text_points="all", temperature=0.07,
+                min_scale=1.0, max_scale=100.0, seed=self.seed,
+            )  # fmt: skip
+
+        return seeded(build, self.seed)
+
+    def _feature_errors(self, planted: Tensor, model: Model, width: int) -> list[Row]:
+        """Error of the best WPSE to the planted matrix when evaluated with D random features."""
+        rows: list[Row] = []
+        for count in self.small_features:
+            head = self._wpse(width, evaluation_features=count)
+            head.load_state_dict(model.head.state_dict())
+            again = Model(model.encoder, head).eval()
+            total = 0.0
+            for draw in range(self.evaluation_draws):
+                head.resample(draw)
+                total += _errors(_scores(again, self.items), planted)["error"] ** 2
+            rows.append({"features": count, "error": (total / self.evaluation_draws) ** 0.5})
+        return rows
+
+    def _claims(self, planted: Tensor, rows: list[Row]) -> list[Claim]:
+        inner = {int(row["width"]): row for row in rows if row["head"] == INNER}
+        sets = [row for row in rows if row["head"] == WPSE]
+        same_width = [(row, inner[int(row["width"])]) for row in sets if int(row["width"]) in inner]
+        best = {width: min(float(row["error"]) for row in sets if row["width"] == width) for width in self.wpse_widths}
+        # With as many dimensions as items the inner product can represent any matrix.
+        equal = [(row, least_error(planted, min(row["numbers"], self.items))) for row in sets]
+        best_set, best_bound = min(equal, key=lambda pair: pair[0]["error"])
+        return [
+            Claim(
+                "An inner product in d dimensions cannot hold a matrix of higher rank, whatever is trained.",
+                "largest share of its bound that a trained one undercuts: "
+                f"{max(0.0, max(1 - float(row['error']) / float(row['bound']) for row in inner.values())):.4f}",
+                all(float(row["error"]) >= 0.999 * float(row["bound"]) for row in inner.values()),
+            ),
+            Claim(
+                "Weighted point sets approximate it better than the inner product of the same dimension can.",
+                ", ".join(f"d = {width}: {best[width]:.3f} for {float(inner[width]['bound']):.3f}"
+                          for width in self.wpse_widths if width in inner),
+                all(best[int(row["width"])] < float(bound["bound"]) for row, bound in same_width),
+            ),
+            Claim(
+                "(Not in the paper.) They do so with as many free numbers an item as the inner product has.",
+                f"nearer than the inner product's closed form in "
+                f"{sum(row['error'] < bound for row, bound in equal)} of {len(equal)} settings; {best_set['points']} "
+                f"points, d = {best_set['width']}, {best_set['numbers']} numbers: {best_set['error']:.3f}, "
+                f"closed form {best_bound:.3g}",
+                all(row["error"] < bound for row, bound in equal),
+            ),
+        ]  # fmt: skip
+
+    def _draw(self, planted: Tensor, rows: list[Row], feature_rows: list[Row]) -> Drawing:
+        figure, (picture, errors, features) = panels(1, 3, 3.6, 3)
+        image = picture.imshow(planted, cmap="viridis")
+        picture.set(title="planted PMI", xlabel="text item", ylabel="image item")
+        figure.colorbar(image, ax=picture, shrink=0.8)
+        widths = range(1, self.items - 1)
+        errors.semilogy(
+            widths, [least_error(planted, width) for width in widths], color=BLACK, linewidth=1, label="closed form"
+        )
+        inner = [row for row in rows if row["head"] == INNER]
+        errors.semilogy(
+            [row["width"] for row in inner], [row["error"] for row in inner], "o", color=VERMILION, label=INNER
+        )
+        for index, count in enumerate(self.points):
+            mine = [row for row in rows if row["head"] == WPSE and row["points"] == count]
+            colour = (BLUE, GREEN, PURPLE)[index % 3]
+            errors.semilogy([row["width"] for row in mine], [row["error"] for row in mine], "s--", color=colour,
+                            linewidth=1, label=f"{WPSE}, {count} points")  # fmt: skip
+        errors.set(xlabel="embedding width d", ylabel="root mean square error", ylim=(4e-3, None))
+        errors.legend(frameon=False, fontsize=7)
+        features.loglog(
+            [row["features"] for row in feature_rows], [row["error"] for row in feature_rows], "o-", color=BLUE
+        )
+        limit = min(float(row["error"]) for row in rows if row["head"] == WPSE)
+        features.axhline(limit, color=BLACK, linestyle="--", linewidth=1, label=f"D = {self.evaluation_features}")
+        features.legend(frameon=False, fontsize=7)
+        features.set(xlabel="random features D in evaluation", ylabel="error of the best WPSE")
+        return Drawing(
+            figure, "The planted matrix; the error of fits over d, with the inner product's closed form; WPSE over D."
+        )
+
+
+class MatrixFit(Objective):
+    """Least squares to a target matrix: mean (S - c - target)^2 with the best constant c, addressed by item."""
+
+    name = "matrix_fit"
+    target: Tensor
+
+    def __init__(self, target: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("target", target.float())
+
+    def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
+        difference = similarity.image_to_text.dense() - self.target[batch.sample_id][:, batch.sample_id]
+        return Loss((difference - difference.mean()).square().mean())
+
+
+def planted_pmi(items: int, sharpness: float, floor: float) -> Tensor:
+    """log p(x, y) / (p(x) p(y)) for items on a circle, [N, N] float64; the marginals are uniform by symmetry."""
+    angle = 2 * math.pi * torch.arange(items, dtype=torch.float64) / items
+    bump = (sharpness * (torch.cos(angle[:, None] - angle) - 1)).exp()
+    ratio = floor + (1 - floor) * bump / bump.mean()
+    return ratio.log()
+
+
+def least_error(planted: Tensor, width: int) -> float:
+    """Minimum root mean square error of a matrix of rank `width` plus a constant.
+
+    The planted matrix is circulant: the constant vector is one of its singular vectors, and the constant removes it.
+    """
+    values = torch.linalg.svdvals(planted - planted.mean())
+    return float(values[width:].square().sum()) ** 0.5 / len(planted)
+
+
+def _scores(model: Model, items: int) -> Tensor:
+    everything = torch.arange(items)
+    with torch.no_grad():
+        return model.similarity(model.encode_image(everything), model.encode_text(everything)).double()
+
+
+def _errors(scores: Tensor, planted: Tensor) -> dict[str, float]:
+    """Root mean square and largest error after subtracting the best constant."""
+    difference = scores - planted
+    return {
+        "error": float((difference - difference.mean()).square().mean()) ** 0.5,
+        "largest": float(difference.max() - difference.min()) / 2,
+    }

@@ -1,0 +1,194 @@
+"""Convergence rates of the approximations behind point-set heads: points (KME-CLIP) and random features (WPSE)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from clipzoo.config.vocabulary import Count, NonNegative, Positive, Range, Scale, Seed
+from clipzoo.heads.kme import KmeHead
+from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel, Kernel, WpseHead
+from clipzoo.lab.studies.framework import BLACK, CYCLE, Check, Claim, Drawing, Findings, Row, Study, panels
+from clipzoo.types import Features, PointSet
+
+
+@dataclass(frozen=True)
+class Rates(Study):
+    """Measure approximation errors over the number of points M and of random features D.
+
+    dimensions: of the unit sphere. gamma: of KME-CLIP's kernel. concentration: of the weights w on the sphere.
+    population: points of the exact mean embedding. points: values of M. point_draws: point sets drawn per M.
+    kernel_width: of WPSE's two kernels. cosines: between the two compared points. features: values of D.
+    feature_draws: draws of random features per D. rate_tolerance: of the slopes on double logarithmic scales;
+    size_tolerance: relative, of the errors.
+    """
+
+    dimensions: Count
+    gamma: Scale
+    concentration: Positive
+    population: Count
+    points: list[Count]
+    point_draws: Count
+    kernel_width: Scale
+    cosines: list[Annotated[float, Range(at_least=-1, at_most=1)]]
+    features: list[Count]
+    feature_draws: Count
+    rate_tolerance: NonNegative
+    size_tolerance: NonNegative
+    seed: Seed
+
+    title = "Rates of the approximations"
+    source = "KME-CLIP, theorem 5; WPSE, section 5.3"
+    question = (
+        "A mean embedding f = E w(v) k(v, ·) is replaced by M points drawn from it: theorem 5 promises an error of "
+        "order 1/√M in the RKHS, and its mean square is (E w² - |f|²)/M exactly. WPSE replaces the kernel by D random "
+        "features, whose mean square error is (1 + k(2δ)/2 - k(δ)²)/D for points δ apart. Both are measured with the "
+        "heads' own scores."
+    )
+    differs = (
+        "Theorem 5 says that good points exist; drawn points are what its proof uses, and what is measured here.",
+        "The population is a fixed set of points, so that |f| is exact.",
+    )
+
+    def run(self) -> Findings:
+        points = self._point_errors()
+        features = [self._feature_errors(name, kernel) for name, kernel in self._kernels().items()]
+        checks = [
+            Check("points: slope of log error over log M", _slope(points, "M", "error"), -0.5, self.rate_tolerance),
+            *(
+                Check(f"points: error at M = {row['M']}", float(row["error"]), float(row["expected"]),
+                      self.size_tolerance, relative=True)
+                for row in (points[0], points[-1])
+            ),
+        ]  # fmt: skip
+        for rows in features:
+            name = str(rows[0]["kernel"])
+            checks.append(
+                Check(f"{name}: slope of log error over log D", _slope(rows, "D", "error"), -0.5, self.rate_tolerance)
+            )
+            ratio = math.prod(float(row["error"]) / float(row["expected"]) for row in rows) ** (1 / len(rows))
+            checks.append(Check(f"{name}: error over its closed form", ratio, 1.0, self.size_tolerance))
+        met = sum(check.met for check in checks)
+        claim = Claim(
+            "The error of M points decays as 1/√M (theorem 5).",
+            f"slope {checks[0].measured:.3f} from M = {self.points[0]} to {self.points[-1]}",
+            checks[0].met,
+        )
+        verdict = (
+            f"On double logarithmic scales the errors fall with slope {checks[0].measured:.3f} over M and "
+            f"{', '.join(f'{check.measured:.3f}' for check in checks[3::2])} over D, where -0.5 is promised; {met} of "
+            f"{len(checks)} closed forms are met."
+        )
+        tables = {"points": points, "features": [row for rows in features for row in rows]}
+        return Findings(verdict, checks, [claim], tables, {"rates": self._draw(points, features)})
+
+    def _kernels(self) -> dict[str, Kernel]:
+        return {
+            "Gaussian": GaussianKernel(self.kernel_width),
+            "inverse multiquadric": InverseMultiquadricKernel(self.kernel_width),
+        }
+
+    def _point_errors(self) -> list[Row]:
+        """Root mean square of |f - f_M| over the draws, from <f, f'> = exp(score) of the KME head."""
+        generator = torch.Generator().manual_seed(self.seed)
+        head = KmeHead(1, 1, self.dimensions, self.gamma, None, "all").double()
+        points = _unit(torch.randn(self.population, self.dimensions, generator=generator, dtype=torch.float64))
+        log_weights = self.concentration * points[:, 0]
+        whole = PointSet(points[None], (log_weights - math.log(self.population))[None])
+
+        def inner(left: PointSet, right: PointSet) -> Tensor:
+            with torch.no_grad():
+                return head.score(left, right).exp()
+
+        norm = float(inner(whole, whole))
+        expected = float((2 * log_weights).exp().mean()) - norm
+        rows: list[Row] = []
+        for count in self.points:
+            chosen = torch.randint(self.population, (self.point_draws, count), generator=generator)
+            drawn = PointSet(points[chosen], log_weights[chosen] - math.log(count))
+            singly = zip(drawn.points.split(1), drawn.log_weights.split(1), strict=True)
+            squares = torch.cat(
+                [inner(chosen_points, chosen_points) for chosen_points in (PointSet(*parts) for parts in singly)]
+            )
+            square = norm - 2 * inner(drawn, whole).flatten() + squares.flatten()
+            error = float(square.mean()) ** 0.5
+            rows.append({"M": count, "error": error, "expected": (expected / count) ** 0.5})
+        return rows
+
+    def _feature_errors(self, name: str, kernel: Kernel) -> list[Row]:
+        """Root mean square of the WPSE head's score minus the kernel, over draws and cosines."""
+        pairs = torch.tensor(self.cosines)
+        first = torch.zeros(len(pairs), 1, self.dimensions + 1)
+        first[:, :, 0] = 1.0
+        second = torch.zeros_like(first)
+        second[:, 0, 0], second[:, 0, 1] = pairs, (1 - pairs**2).sqrt()
+        first[:, :, -1] = second[:, :, -1] = 1.0  # the weight's own entry
+        squared = 2 - 2 * pairs
+        exact = kernel.value(squared)
+        variance = float((1 + kernel.value(4 * squared) / 2 - exact**2).mean())
+        rows: list[Row] = []
+        for count in self.features:
+            head = self._wpse(kernel, count)
+            errors = []
+            with torch.no_grad():
+                for draw in range(self.feature_draws):
+                    head.resample(draw)
+                    left, right = (_embedded(head, tokens) for tokens in (first, second))
+                    errors.append((left * right).sum(dim=1) - exact)
+            error = float(torch.stack(errors).square().mean()) ** 0.5
+            rows.append({"kernel": name, "D": count, "error": error, "expected": (variance / count) ** 0.5})
+        return rows
+
+    def _wpse(self, kernel: Kernel, features: int) -> WpseHead:
+        width = self.dimensions + 1
+        head = WpseHead(
+            width, width, self.dimensions, alpha=(0.0, 1.0), kernel=kernel, features=features,
+            evaluation_features=features, weights="signed", weight_bound=100.0, reduction="mean", image_points=None,
+            text_points="all", temperature=1.0, min_scale=1.0, max_scale=100.0, seed=self.seed,
+        )  # fmt: skip
+        with torch.no_grad():
+            for side in (head.image, head.text):
+                side.projection.copy_(torch.eye(width, self.dimensions))
+                side.weight_projection.zero_()
+                # The bounded activation maps this to a weight of 1.
+                side.weight_projection[-1] = 100 * math.atanh(0.01)
+        return head
+
+    def _draw(self, points: list[Row], features: list[list[Row]]) -> Drawing:
+        figure, (left, right) = panels(1, 2, 4, 3)
+        counts = [row["M"] for row in points]
+        left.loglog(counts, [row["error"] for row in points], "o", color=CYCLE[0], label="measured")
+        left.loglog(counts, [row["expected"] for row in points], "-", color=BLACK, linewidth=1, label="closed form")
+        left.set(xlabel="points M", ylabel="RKHS error")
+        left.set_xticks(counts, [str(count) for count in counts])
+        left.legend(frameon=False)
+        for index, rows in enumerate(features):
+            counts = [row["D"] for row in rows]
+            right.loglog(counts, [row["error"] for row in rows], "o", color=CYCLE[index], label=str(rows[0]["kernel"]))
+            right.loglog(counts, [row["expected"] for row in rows], "-", color=CYCLE[index], linewidth=1)
+        right.set(xlabel="random features D", ylabel="error of the kernel")
+        right.set_xticks(counts, [str(count) for count in counts], fontsize=8)
+        right.legend(frameon=False)
+        for axis, ticks in ((left, (0.1, 0.2, 0.5, 1.0)), (right, (0.02, 0.05, 0.1))):
+            axis.minorticks_off()
+            axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        return Drawing(figure, "Measured errors (points) and their closed forms (lines): left theorem 5, right WPSE.")
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return vectors / vectors.norm(dim=-1, keepdim=True)
+
+
+def _embedded(head: WpseHead, tokens: Tensor) -> Tensor:
+    return head.embed_image(Features(tokens[:, 0], tokens))
+
+
+def _slope(rows: list[Row], x: str, y: str) -> float:
+    """Slope of the least-squares line through the logarithms."""
+    across, up = (torch.tensor([float(row[key]) for row in rows], dtype=torch.float64).log() for key in (x, y))
+    across = across - across.mean()
+    return float((across * up).sum() / across.square().sum())

@@ -1,0 +1,280 @@
+"""Run the papers' small experiments.
+
+clipzoo studies                                     all studies, then the page docs/studies/README.md
+clipzoo studies study=half_disc                     one study
+clipzoo studies study=half_disc study.draws=5       change a setting
+clipzoo studies folder=studies jobs=1               write to another folder, one study at a time
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from clipzoo import io
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
+from clipzoo.config.trust import trusted_names
+from clipzoo.distributed.launch import exit_on_error, say
+from clipzoo.errors import ConfigError
+from clipzoo.io import folder_name
+from clipzoo.io.text import draw, markdown_text
+from clipzoo.runs.variables import with_variables
+
+if TYPE_CHECKING:
+    from clipzoo.lab.studies.framework import Findings, Study
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+RESULT = "result.json"
+PALETTE = 128
+HEAD = """# The papers' small experiments
+
+The experiments of the papers that need no large dataset, run on two CPU cores with this package's heads, objectives and
+trainer. `make studies` runs all of them and writes this page; `clipzoo studies study=NAME` runs one, and
+`study.KEY=VALUE` changes its settings (`conf/study/NAME.yaml`). Tolerances of closed forms are set in that file and the
+criteria of claims in the code of the study, before anything is measured. The same settings give the same numbers on the
+same machine. Times are those of the run shown here; wall time exceeds CPU time on a machine with other jobs.
+"""
+
+
+@exit_on_error()
+def main(arguments: list[str]) -> int:
+    """Run the studies of the command line. Returns the exit code: 0, 1 if a study failed, 2 for a wrong argument."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
+    try:
+        plain = with_variables(compose(arguments, "studies"))
+        # The schema does not cover these values; no study runs before they are checked.
+        known = sorted(path.stem for path in (CONF / "study").glob("*.yaml"))
+        if unknown := [study for study in plain["studies"] if study not in known]:
+            raise ConfigError(f"studies names {unknown[0]!r}, which is not one of: {', '.join(known)}")
+        try:
+            Path(plain["folder"]).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"folder={plain['folder']} cannot be created: {error.strerror}") from None
+        name = next((text.removeprefix("study=") for text in arguments if text.startswith("study=")), None)
+        if name is not None:
+            return 0 if run_one(folder_name(name, "study"), plain, trusted_names(arguments)) else 1
+        # Ending this process ends the studies that it starts.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        return 0 if run_all(plain) else 1
+    except KeyboardInterrupt:
+        say("clipzoo: interrupted; earlier results of the unfinished studies are unchanged")
+        return INTERRUPTED
+
+
+def run_one(name: str, plain: dict[str, Any], trust: Collection[str]) -> bool:
+    """Run one study in this process and write its folder. Returns False if it failed."""
+    import torch
+
+    from clipzoo.build import build_part
+
+    folder = Path(plain["folder"])
+    study = build_part(plain["study"], trust)
+    # The matrices are small: a second thread costs more than it gains, and another study may use the core.
+    torch.set_num_threads(1)
+    say(f"{name}: {study.title}; settings: conf/study/{name}.yaml, results: {folder / name}")
+    began, used = time.perf_counter(), time.process_time()
+    try:
+        findings = study.run()
+    except ConfigError:
+        # A wrong setting is no failed study: keep the record of an earlier run.
+        raise
+    except Exception as error:
+        # The page names the failure of one study; the other studies continue.
+        traceback.print_exc()
+        write_failure(folder / name, f"{type(error).__name__}: {error}")
+        write_page(folder, plain["studies"])
+        return False
+    settings = {key: value for key, value in plain["study"].items() if key != "_target_"}
+    seconds = {"clock": time.perf_counter() - began, "processor": time.process_time() - used}
+    write_findings(folder / name, study, findings, settings, seconds)
+    write_page(folder, plain["studies"])
+    say(f"{name}: {findings.verdict}")
+    return True
+
+
+def run_all(plain: dict[str, Any]) -> bool:
+    """Run each study in its own process, `jobs` at a time. Returns False if one failed."""
+    folder = Path(plain["folder"])
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def run(name: str) -> bool:
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "clipzoo.cli", "studies", f"study={name}", f"folder={folder}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(command, env=environment) as process:
+            processes.append(process)
+            code = process.wait()
+        if code in (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
+            return False
+        if code == 2:
+            write_failure(folder / name, f"it did not start: clipzoo studies study={name} shows the reason")
+        elif code not in (0, 1):
+            # The process ended without recording its failure.
+            write_failure(folder / name, f"its process ended with code {code}")
+        say(f"== {name}: {'done' if code == 0 else 'FAILED'} after {time.perf_counter() - began:.0f} s")
+        return code == 0
+
+    with ThreadPoolExecutor(plain["jobs"] or os.cpu_count()) as pool:
+        try:
+            done = list(pool.map(run, plain["studies"]))
+        except KeyboardInterrupt:
+            # Do not start the waiting studies; stop the running ones.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.terminate()
+            raise
+    say(f"page: {write_page(folder, plain['studies'])}")
+    return all(done)
+
+
+def write_findings(
+    folder: Path, study: Study, findings: Findings, settings: Mapping[str, Any], seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """Write <table>.csv, <figure>.png and result.json, each file atomically. Returns the content of result.json.
+
+    seconds: duration of the study, wall time as "clock" and CPU time as "processor".
+    """
+    for name, rows in findings.tables.items():
+        text = StringIO()
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+        io.write_whole(folder / f"{name}.csv", text.getvalue())
+    for name, drawing in findings.drawings.items():
+        drawn = BytesIO()
+        draw(drawing.figure, drawn, dpi=110)
+        # A palette reduces the file to a third. Without matplotlib's metadata equal figures are equal files.
+        with Image.open(drawn) as image, io.whole(folder / f"{name}.png") as file:
+            image.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+    content = {
+        "title": study.title,
+        "source": study.source,
+        "question": study.question,
+        "differs": list(study.differs),
+        "verdict": findings.verdict,
+        "checks": [{**asdict(check), "error": check.error, "met": bool(check.met)} for check in findings.checks],
+        "claims": [{**asdict(claim), "borne_out": bool(claim.borne_out)} for claim in findings.claims],
+        "figures": {name: drawing.caption for name, drawing in findings.drawings.items()},
+        "tables": {name: [dict(row) for row in rows] for name, rows in findings.tables.items()},
+        "settings": dict(settings),
+        "seconds": {kind: round(value) for kind, value in seconds.items()},
+    }
+    io.write_whole(folder / RESULT, json.dumps(content, indent=1, default=float))
+    return content
+
+
+def write_failure(folder: Path, reason: str) -> None:
+    """Record that a study failed; the page then shows the reason instead of earlier figures."""
+    io.write_json(folder / RESULT, {"failed": reason})
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Return the content of result.json; None without one, and with a warning for a damaged one."""
+    path = folder / RESULT
+    return (
+        io.DamageLog().read(lambda: io.read_json(path, 16 * io.MB, "run the study again"), None)
+        if path.exists()
+        else None
+    )
+
+
+def write_page(folder: Path, names: list[str]) -> Path:
+    """Write README.md of the studies in `folder`: `names` first, in their order. Returns its path."""
+    others = sorted(path.parent.name for path in folder.glob(f"*/{RESULT}") if path.parent.name not in names)
+    results = {name: read_result(folder / name) for name in [*names, *others]}
+    present = {name: result for name, result in results.items() if result is not None}
+    parts = [HEAD, _summary(present), *(_section(name, result) for name, result in present.items())]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "README.md"
+    io.write_whole(path, "\n".join(parts))
+    return path
+
+
+def _summary(results: Mapping[str, dict[str, Any]]) -> str:
+    lines = ["| study | closed forms met | claims borne out | verdict |", "| --- | --- | --- | --- |"]
+    for name, result in results.items():
+        if "failed" in result:
+            lines.append(f"| [{name}](#{name}) | | | **failed**: {_line(result['failed'])} |")
+            continue
+        link = f"[{result['title']}](#{name})"
+        met, borne_out = _count(result["checks"], "met"), _count(result["claims"], "borne_out")
+        lines.append(f"| {link} | {met} | {borne_out} | {result['verdict']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, result: Mapping[str, Any]) -> str:
+    if "failed" in result:
+        return f'<a id="{name}"></a>\n\n## {name}\n\n**This study failed**: {_line(result["failed"])}\n'
+    lines = [f'<a id="{name}"></a>', "", f"## {result['title']}", ""]
+    lines += [f"*{result['source']}.* {result['question']}", "", f"**Verdict.** {result['verdict']}", ""]
+    for figure, caption in result["figures"].items():
+        lines += [f"![{caption}]({name}/{figure}.png)", "", f"*{caption}*", ""]
+    if result["claims"]:
+        lines += ["| the paper says | measured | borne out |", "| --- | --- | --- |"]
+        lines += [
+            f"| {claim['says']} | {claim['measured']} | {'yes' if claim['borne_out'] else '**no**'} |"
+            for claim in result["claims"]
+        ]
+        lines.append("")
+    if result["checks"]:
+        lines += [
+            "| closed form | measured | expected | error | tolerance | met |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        lines += [_check_row(check) for check in result["checks"]]
+        lines.append("")
+    if result["differs"]:
+        lines += [
+            "Differences from the paper's setting:",
+            "",
+            *(f"- {difference}" for difference in result["differs"]),
+            "",
+        ]
+    tables = ", ".join(f"[{table}.csv]({name}/{table}.csv)" for table in result["tables"])
+    lines += [f"Numbers: {tables}, [{RESULT}]({name}/{RESULT}). `clipzoo studies study={name}`, "
+              f"{_duration(result['seconds'])}.", ""]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _check_row(check: Mapping[str, Any]) -> str:
+    percent = check["relative"]
+    error, tolerance = (
+        f"{100 * check[key]:.3g} %" if percent else f"{check[key]:.3g}" for key in ("error", "tolerance")
+    )
+    numbers = f"{check['measured']:.4g} | {check['expected']:.4g}"
+    return f"| {check['quantity']} | {numbers} | {error} | {tolerance} | {'yes' if check['met'] else '**no**'} |"
+
+
+def _count(entries: list[Mapping[str, Any]], key: str) -> str:
+    return f"{sum(entry[key] for entry in entries)} of {len(entries)}" if entries else ""
+
+
+def _duration(seconds: Mapping[str, int]) -> str:
+    clock, processor = (
+        f"{value} s" if value < 100 else f"{value / 60:.1f} min" for value in (seconds["clock"], seconds["processor"])
+    )
+    return f"CPU time {processor}, wall time {clock}"
+
+
+def _line(text: str) -> str:
+    return markdown_text(" ".join(text.split()))

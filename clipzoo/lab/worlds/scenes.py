@@ -1,0 +1,438 @@
+"""Scenes of coloured, textured shapes: how they are drawn at random, rendered and described in captions."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "ring", "crescent", "diamond", "arrow")
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+TEXTURES = ("plain", "striped", "dotted", "checkered", "outlined")
+SIZES = ("small", "medium", "large")
+COUNTS = ("one", "two", "three", "four", "five")
+BACKGROUNDS = ("sand", "grass", "sky", "night", "snow", "brick")
+
+# Radius of a thing by the kind of its scene; a single thing has one range per size.
+SINGLE_RADIUS = {"small": (0.19, 0.22), "medium": (0.27, 0.3), "large": (0.36, 0.4)}
+GROUP_RADIUS = (0.13, 0.155)
+PAIR_RADIUS = (0.19, 0.22)
+QUADRANT_RADIUS = (0.21, 0.23)
+LARGEST_TILT = math.radians(12)
+_PLACES = {
+    "sand": ("on the sand", "on a beach"),
+    "grass": ("on the grass", "in a meadow"),
+    "sky": ("in the sky", "in front of a blue sky"),
+    "night": ("at night", "in the dark"),
+    "snow": ("in the snow", "on white snow"),
+    "brick": ("on a brick wall", "in front of bricks"),
+}
+_SIZES = {"small": ("small", "tiny", "little"), "medium": ("medium", "medium-sized"), "large": ("large", "big", "huge")}
+_GENERIC_NOUNS = ("shape", "thing", "object")
+_OPENINGS = ("{}", "{}", "{}", "a picture of {}", "an image of {}", "this picture shows {}")
+_BESIDE = ("{} left of {}", "{} to the left of {}", "{1} right of {0}", "{1} to the right of {0}")
+_STACKED = ("{} above {}", "{} over {}", "{1} below {0}", "{1} under {0}")
+_TOGETHER = ("{} and {}", "{1} and {0}")
+Item = TypeVar("Item")
+_PALETTE = {
+    "red": (214, 32, 36),
+    "orange": (250, 134, 18),
+    "yellow": (248, 222, 40),
+    "green": (36, 160, 56),
+    "blue": (38, 76, 212),
+    "purple": (126, 42, 166),
+    "pink": (246, 138, 190),
+    "brown": (122, 72, 34),
+    "black": (22, 22, 24),
+    "white": (246, 246, 246),
+}
+# Colour at the top and bottom of the image, and strength of the grain.
+_BACKGROUNDS = {
+    "sand": ((222, 200, 158), (200, 174, 128), 10.0),
+    "grass": ((128, 156, 100), (92, 122, 70), 14.0),
+    "sky": ((146, 186, 222), (206, 224, 238), 4.0),
+    "night": ((34, 36, 64), (58, 54, 90), 4.0),
+    "snow": ((216, 222, 230), (232, 234, 238), 5.0),
+    "brick": ((166, 126, 112), (148, 108, 96), 8.0),
+}
+JPEG_QUALITY = 88
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A coloured, textured shape. x, y: centre; radius: of the enclosing circle; tilt: radians, clockwise."""
+
+    shape: str
+    colour: str
+    texture: str
+    size: str
+    x: float
+    y: float
+    radius: float
+    tilt: float
+
+
+@dataclass(frozen=True)
+class Scene:
+    """kind: "single" (one thing), "group" (equal things) or "pair" (two different things, side by side or stacked)."""
+
+    kind: str
+    background: str
+    things: tuple[Thing, ...]
+
+    def facts(self) -> dict[str, object]:
+        """Return the scene as plain values for JSON."""
+        return asdict(self)
+
+
+def sample_scene(random: np.random.Generator, kind: str | None = None, **fixed: str) -> Scene:
+    """Draw a scene. fixed: shape, colour or texture of all things, or `count` (a word) of a group."""
+    kind = kind or str(random.choice(["single", "group", "pair"], p=[0.6, 0.2, 0.2]))
+    background = _choose(random, BACKGROUNDS)
+    draw = {"single": _single, "group": _group, "pair": _pair}[kind]
+    return Scene(kind, background, draw(random, fixed))
+
+
+def sample_quadrants(
+    random: np.random.Generator,
+    objects: Sequence[tuple[str, str]],
+    textures: Sequence[str] = TEXTURES,
+    backgrounds: Sequence[str] = BACKGROUNDS,
+) -> Scene:
+    """Draw a scene of at most four things with given shapes and colours, in different quadrants of the image.
+
+    textures, backgrounds: those that are drawn from.
+    """
+    quadrants = random.permutation(4)[: len(objects)]
+    things = []
+    for (shape, colour), quadrant in zip(objects, quadrants, strict=True):
+        radius = random.uniform(*QUADRANT_RADIUS)
+        y, x = np.array(divmod(int(quadrant), 2)) / 2 + 0.25 + random.uniform(-1, 1, 2) * (0.25 - radius)
+        look = {"shape": shape, "colour": colour, "texture": _choose(random, tuple(textures))}
+        things.append(_thing(random, look, "small", x, y, radius))
+    return Scene("pair" if len(things) == 2 else "group", _choose(random, tuple(backgrounds)), tuple(things))
+
+
+def _single(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
+    size = _choose(random, SIZES)
+    radius = random.uniform(*SINGLE_RADIUS[size])
+    x, y = random.uniform(radius, 1 - radius, 2)
+    return (_thing(random, fixed, size, x, y, radius),)
+
+
+def _group(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
+    """One to five things that differ only in place and tilt; at least two if the count is not fixed."""
+    count = COUNTS.index(fixed["count"]) + 1 if "count" in fixed else int(random.integers(2, len(COUNTS) + 1))
+    radius = random.uniform(*GROUP_RADIUS)
+    centres = _separate_centres(random, count, radius)
+    first = _thing(random, fixed, "small", *centres[0], radius)
+    return (first, *(replace(first, x=x, y=y, tilt=_tilt(random)) for x, y in centres[1:]))
+
+
+def _pair(random: np.random.Generator, fixed: dict[str, str]) -> tuple[Thing, ...]:
+    """Two things that differ in shape and colour; the first is left of or above the second."""
+    radius = random.uniform(*PAIR_RADIUS)
+    along = random.uniform(radius, 0.5 - radius, 2) + np.array([0.0, 0.5])
+    across = 0.5 + random.uniform(-1, 1, 2) * (0.3 - radius)
+    places = list(zip(along, across, strict=True))
+    if random.random() < 0.5:
+        places = [(y, x) for x, y in places]
+    first = _thing(random, fixed, "small", *places[0], radius)
+    second = _thing(random, fixed, "small", *places[1], radius)
+    while second.shape == first.shape or second.colour == first.colour:
+        second = _thing(random, {}, "small", *places[1], radius)
+    return first, second
+
+
+def _separate_centres(random: np.random.Generator, count: int, radius: float) -> list[tuple[float, float]]:
+    """Return `count` centres at least 2.1 radii apart; start again when there is no room for the next one."""
+    while True:
+        candidates = random.uniform(radius, 1 - radius, (10 * count, 2)).tolist()
+        centres: list[tuple[float, float]] = []
+        for x, y in candidates:
+            if all(math.hypot(x - a, y - b) >= 2.1 * radius for a, b in centres):
+                centres.append((x, y))
+            if len(centres) == count:
+                return centres
+
+
+def _thing(random: np.random.Generator, fixed: dict[str, str], size: str, x: float, y: float, radius: float) -> Thing:
+    return Thing(
+        shape=fixed.get("shape") or _choose(random, SHAPES),
+        colour=fixed.get("colour") or _choose(random, COLOURS),
+        texture=fixed.get("texture") or _choose(random, TEXTURES),
+        size=size,
+        x=float(x),
+        y=float(y),
+        radius=float(radius),
+        tilt=_tilt(random),
+    )
+
+
+def _tilt(random: np.random.Generator) -> float:
+    return float(random.uniform(-LARGEST_TILT, LARGEST_TILT))
+
+
+def _choose(random: np.random.Generator, words: tuple[str, ...]) -> str:
+    return words[int(random.integers(len(words)))]
+
+
+def write_caption(scene: Scene, random: np.random.Generator, detail: float) -> str:
+    """Return a caption of the scene.
+
+    detail: factor on the probability that an attribute is mentioned; 1 in training.
+    """
+    writer = _Writer(random, detail)
+    return {"single": writer.single, "group": writer.group, "pair": writer.pair}[scene.kind](scene)
+
+
+def write_captions(scene: Scene, random: np.random.Generator, detail: float, count: int) -> list[str]:
+    """Return `count` different captions of one scene."""
+    captions: dict[str, None] = {}
+    while len(captions) < count:
+        captions[write_caption(scene, random, detail)] = None
+    return list(captions)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    random: np.random.Generator
+    detail: float
+
+    def single(self, scene: Scene) -> str:
+        thing = scene.things[0]
+        number = "one" if self._chance(0.2) else "a"
+        phrase = self._noun_phrase(thing, number, size=self._mentions(0.2))
+        if self._mentions(0.2):
+            phrase = f"{phrase} {_position(thing)}"
+        return self._with_opening(self._with_place(phrase, scene), "there is {}")
+
+    def group(self, scene: Scene) -> str:
+        number = COUNTS[len(scene.things) - 1]
+        phrase = self._noun_phrase(scene.things[0], number, size=False)
+        if self._chance(0.15):
+            phrase = f"a group of {phrase}"
+        return self._with_opening(self._with_place(phrase, scene), "there is {}" if number == "one" else "there are {}")
+
+    def pair(self, scene: Scene) -> str:
+        first, second = scene.things
+        beside = abs(second.x - first.x) > abs(second.y - first.y)
+        relations = (_BESIDE if beside else _STACKED) if self._mentions(0.85) else _TOGETHER
+        phrases = (self._noun_phrase(thing, "a", size=False) for thing in (first, second))
+        return self._with_opening(self._with_place(self._choose(relations).format(*phrases), scene), "there is {}")
+
+    def _noun_phrase(self, thing: Thing, number: str, size: bool) -> str:
+        """Mention at least one of colour, texture and shape."""
+        plural = number not in ("a", "one")
+        colour, texture, shape = self._mentions(0.5), self._mentions(0.3), self._mentions(0.95)
+        if not (colour or texture or shape):
+            colour, texture, shape = np.eye(3, dtype=bool)[self.random.integers(3)]
+        if number == "a" and colour and not (texture or shape or size) and self._chance(0.5):
+            return f"something {thing.colour}"
+        noun = _plural(thing.shape) if plural else thing.shape
+        if not shape:
+            noun = self._choose(_GENERIC_NOUNS) + ("s" if plural else "")
+        after = ""
+        if colour and self._chance(0.15):
+            colour, after = False, f" in {thing.colour}"
+        elif texture and self._chance(0.15):
+            texture, after = False, f" that {'are' if plural else 'is'} {thing.texture}"
+        words = [thing.texture] * bool(texture) + [thing.colour] * bool(colour)
+        if len(words) == 2 and self._chance(0.3):
+            words = words[::-1]
+        if size:
+            words.insert(0, self._choose(_SIZES[thing.size]))
+        words.append(noun)
+        article = "an" if number == "a" and words[0][0] in "aeiou" else number
+        return f"{article} {' '.join(words)}{after}"
+
+    def _with_place(self, phrase: str, scene: Scene) -> str:
+        if not self._mentions(0.25):
+            return phrase
+        place = self._choose(_PLACES[scene.background])
+        return f"{place}, {phrase}" if self._chance(0.2) else f"{phrase} {place}"
+
+    def _with_opening(self, phrase: str, there: str) -> str:
+        if phrase.split()[0] in ("on", "in", "at", "under"):
+            return phrase
+        return self._choose((*_OPENINGS, there)).format(phrase)
+
+    def _mentions(self, weight: float) -> bool:
+        return self._chance(min(1.0, weight * self.detail))
+
+    def _chance(self, probability: float) -> bool:
+        return bool(self.random.random() < probability)
+
+    def _choose(self, items: tuple[Item, ...]) -> Item:
+        return items[int(self.random.integers(len(items)))]
+
+
+def _position(thing: Thing) -> str:
+    """Describe the third of the image, in each direction, that holds the thing."""
+    down = ("top", "middle", "bottom")[min(2, int(3 * thing.y))]
+    across = ("left", "centre", "right")[min(2, int(3 * thing.x))]
+    if (down, across) == ("middle", "centre"):
+        return "in the middle"
+    if down == "middle":
+        return f"on the {across}"
+    if across == "centre":
+        return f"at the {down}"
+    return f"in the {down} {across}"
+
+
+def _plural(noun: str) -> str:
+    return noun + ("es" if noun.endswith("s") else "s")
+
+
+def render(scene: Scene, size: int, random: np.random.Generator) -> Array:
+    """Return the image, uint8 [size, size, 3]. random: draws grain, exact hues and the phase of textures."""
+    canvas = _background(scene.background, size, random)
+    tint = random.normal(0, 7, 3)
+    for thing in scene.things:
+        _paint(canvas, thing, size, tint, random)
+    return np.clip(canvas, 0, 255).astype(np.uint8)
+
+
+def encode_jpeg(pixels: Array) -> bytes:
+    """Encode pixels, uint8 [h, w, 3], as JPEG."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "JPEG", quality=JPEG_QUALITY)
+    return stream.getvalue()
+
+
+def _background(name: str, size: int, random: np.random.Generator) -> Array:
+    """Return a vertical gradient with grain and the marks of the place, float32 [size, size, 3]."""
+    top, bottom, strength = _BACKGROUNDS[name]
+    height = np.linspace(0, 1, size, dtype=np.float32)[:, None, None]
+    canvas = np.array(top, np.float32) * (1 - height) + np.array(bottom, np.float32) * height
+    canvas = canvas + random.normal(0, 6, 3).astype(np.float32)
+    grain = random.standard_normal((size, size), np.float32) * strength
+    canvas = canvas + grain[:, :, None]
+    if name == "night":
+        rows, columns = random.integers(0, size, (2, max(4, size * size // 260)))
+        canvas[rows, columns] = 225
+    elif name == "brick":
+        canvas[_mortar(size, random)] += 46
+    elif name == "grass":
+        blades = random.standard_normal((size // 8 + 1, size), np.float32) * 10
+        canvas += np.repeat(blades, 8, axis=0)[:size, :, None]
+    return canvas
+
+
+def _mortar(size: int, random: np.random.Generator) -> Array:
+    """Return the joints of a brick wall of about seven courses, bool [size, size]."""
+    course, joint = max(6, size // 7), max(1, size // 60)
+    y, x = np.mgrid[:size, :size] + random.integers(0, course, 2)[:, None, None]
+    shifted = x + (y // course % 2) * course
+    return (y % course < joint) | (shifted % (2 * course) < joint)
+
+
+def _paint(canvas: Array, thing: Thing, size: int, tint: Array, random: np.random.Generator) -> None:
+    """Blend a thing into the canvas, with a rim that contrasts with the background."""
+    reach = thing.radius * 1.12 + 2 / size
+    left, right = _span(thing.x, reach, size)
+    top, bottom = _span(thing.y, reach, size)
+    y, x = np.mgrid[top:bottom, left:right].astype(np.float32)
+    x, y = ((x + 0.5) / size - thing.x) / thing.radius, ((y + 0.5) / size - thing.y) / thing.radius
+    cosine, sine = np.cos(np.float32(thing.tilt)), np.sin(np.float32(thing.tilt))
+    u, v = cosine * x + sine * y, cosine * y - sine * x
+    pixels = thing.radius * size
+    distance = DISTANCES[thing.shape](u, v)
+
+    main = np.array(_PALETTE[thing.colour], np.float32) + tint.astype(np.float32)
+    # The second shade of a texture is a shade of the same colour, because captions name a single one.
+    second = main * 0.45 if sum(_PALETTE[thing.colour]) > 240 else main + (255 - main) * 0.55
+    amount = _TEXTURES[thing.texture](u, v, distance, pixels, random.uniform(0, 1, 2).astype(np.float32))
+    paint = main + (second - main) * amount[:, :, None]
+
+    patch = canvas[top:bottom, left:right]
+    rim_shade = np.float32(40) if float(patch.mean()) > 110 else np.float32(200)
+    rim = (0.7 * _coverage(distance - 1.6 / pixels, pixels))[:, :, None]
+    patch += (rim_shade - patch) * rim
+    patch += (paint - patch) * _coverage(distance, pixels)[:, :, None]
+
+
+def _span(centre: float, reach: float, size: int) -> tuple[int, int]:
+    return max(0, int((centre - reach) * size)), min(size, int((centre + reach) * size) + 1)
+
+
+def _coverage(distance: Array, pixels: float) -> Array:
+    """Return the fraction of a pixel that is inside, from the distance of its centre to the edge."""
+    return np.clip(0.5 - distance * pixels, 0, 1)
+
+
+def _dotted(u: Array, v: Array, distance: Array, pixels: float, phase: Array) -> Array:
+    pitch = 0.5
+    across, down = ((u / pitch + phase[0]) % 1 - 0.5) * pitch, ((v / pitch + phase[1]) % 1 - 0.5) * pitch
+    return _coverage(np.hypot(across, down) - 0.155, pixels)
+
+
+def _checkered(u: Array, v: Array, distance: Array, pixels: float, phase: Array) -> Array:
+    a, b = _wave(u * 1.3 + phase[0], pixels), _wave(v * 1.3 + phase[1], pixels)
+    return a + b - 2 * a * b
+
+
+def _wave(turns: Array, pixels: float) -> Array:
+    """Return a square wave of period 1 with soft edges."""
+    return np.clip(0.5 + np.sin(2 * np.pi * turns) * pixels * 0.12, 0, 1)
+
+
+# Amount of the second shade, [h, w] in [0, 1]. phase: [2], shifts the pattern.
+_TEXTURES: dict[str, Callable[[Array, Array, Array, float, Array], Array]] = {
+    "plain": lambda u, v, distance, pixels, phase: np.zeros_like(u),
+    "striped": lambda u, v, distance, pixels, phase: _wave((u + v) * 1.5 + phase[0], pixels),
+    "dotted": _dotted,
+    "checkered": _checkered,
+    "outlined": lambda u, v, distance, pixels, phase: 1 - _coverage(distance + 0.15, pixels),
+}
+
+
+def _box(u: Array, v: Array, half_width: float, half_height: float) -> Array:
+    return np.maximum(np.abs(u) - half_width, np.abs(v) - half_height)
+
+
+def _star(u: Array, v: Array) -> Array:
+    """Five points: the plane is folded onto the sector between a point and the adjacent notch."""
+    sector = np.float32(np.pi / 5)
+    angle = np.abs((np.arctan2(u, -v) + sector) % (2 * sector) - sector)
+    radius = np.hypot(u, v)
+    notch = 0.44 * np.array([np.cos(sector), np.sin(sector)], np.float32)
+    edge = notch - np.array([1, 0], np.float32)
+    normal = np.array([edge[1], -edge[0]], np.float32) / np.hypot(*edge)
+    return (radius * np.cos(angle) - 1) * normal[0] + radius * np.sin(angle) * normal[1]
+
+
+def _heart(u: Array, v: Array) -> Array:
+    """A square standing on its corner, with a half disc on each of the upper sides."""
+    half = 0.74
+    side = np.abs(u)
+    lower = (side + np.abs(v - 0.16) - half) * 0.7071
+    lobes = np.hypot(side - half / 2, v - 0.16 + half / 2) - half * 0.7071
+    return np.minimum(lower, lobes)
+
+
+def _arrow(u: Array, v: Array) -> Array:
+    """An upward arrow: a head over a shaft."""
+    head = np.maximum(0.76 * np.abs(u) + 0.65 * (-v - 0.95), v - 0.05)
+    return np.minimum(head, _box(u, v - 0.45, 0.27, 0.5))
+
+
+DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
+    "circle": lambda u, v: np.hypot(u, v) - 0.9,
+    "square": lambda u, v: _box(u, v, 0.76, 0.76),
+    "triangle": lambda u, v: np.maximum(0.866 * np.abs(u) - 0.5 * (v - 0.1), v - 0.1) - 0.5,
+    "star": _star,
+    "heart": _heart,
+    "cross": lambda u, v: np.minimum(_box(u, v, 0.3, 0.92), _box(u, v, 0.92, 0.3)),
+    "ring": lambda u, v: np.abs(np.hypot(u, v) - 0.66) - 0.26,
+    "crescent": lambda u, v: np.maximum(np.hypot(u + 0.1, v) - 0.92, 0.74 - np.hypot(u - 0.36, v)),
+    "diamond": lambda u, v: (np.abs(u) / 0.62 + np.abs(v) - 1) * 0.527,
+    "arrow": _arrow,
+}

@@ -1,0 +1,463 @@
+"""Generate the demo's dataset: training shards and held-out benchmark datasets. Existing files are reused.
+
+clipzoo world
+clipzoo world --root data/larger --train 100000 --image-size 96 --seed 1
+clipzoo world --root data/popular --captions popular     pairs of objects whose captions have known probabilities
+
+    <root>/train/00000.tar ...        training pairs in img2dataset's layout: jpg, txt, json (caption, size, scene)
+    <root>/downstream/<dataset>/      held-out datasets in CLIP_benchmark's layout: shapes, colours, textures, counts,
+                                      scenes
+    <root>/world.json                 parameters and digests; written last
+
+A scene shows coloured, textured shapes on one of six backgrounds: a single one in one of three sizes, one to five
+equal ones, or two side by side or stacked. The downstream datasets use their own random streams: their images are not
+in the training split, but all shapes, colours, textures, counts and backgrounds are, also in combination.
+
+A world is a pure function of its parameters: any number of processes writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Annotated, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipzoo.cli.arguments import number_in, output_folder
+from clipzoo.cli.progress import Progress
+from clipzoo.config.vocabulary import Processes, Range, Seed
+from clipzoo.data.children import map_in_children
+from clipzoo.evaluation.datasets import tar
+from clipzoo.evaluation.datasets.tar import write_classification, write_retrieval
+from clipzoo.io import digest_of, ensure_folder
+from clipzoo.lab.worlds.scenes import (
+    COLOURS,
+    COUNTS,
+    SHAPES,
+    TEXTURES,
+    Scene,
+    encode_jpeg,
+    render,
+    sample_quadrants,
+    sample_scene,
+    write_caption,
+    write_captions,
+)
+
+IMAGE_SIZE = Annotated[int, Range(at_least=16, at_most=4096)]
+WORLD_COUNT = Annotated[int, Range(at_least=1, at_most=10**8)]
+WORLD_OPTIONS = (
+    ("seed", 0, "seed of the generated scenes"),
+    ("image-size", 64, "side of an image in pixels"),
+    ("train", 20_000, "number of training images"),
+    ("shard", 1000, "images per training shard"),
+    ("probe", 1000, "images for fitting linear probes, in each of four datasets"),
+    ("test", 500, "test images in each of four datasets"),
+    ("scenes", 500, "images of the retrieval split, with five captions each"),
+)
+"""Fields of `WorldParameters`, their defaults and meanings."""
+RECORD = "world.json"
+CAPTIONS_PER_SCENE = 5
+# Captions of the retrieval split mention more than those of training: five of them must distinguish 500 scenes.
+RETRIEVAL_DETAIL = 2.0
+NATURAL = "natural"
+Object = tuple[str, str]
+"""Shape and colour."""
+Floats = NDArray[np.float64]
+OPENINGS = ("{}", "a picture of {}", "an image of {}", "this picture shows {}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--root", type=output_folder, default=Path("data/demo"), help="output folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--processes", type=number_in(Processes), default=os.cpu_count() or 1, help="default: all cores"
+    )
+    for name, default, meaning in WORLD_OPTIONS:
+        kind = number_in({"seed": Seed, "image-size": IMAGE_SIZE}.get(name, WORLD_COUNT))
+        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} (default: %(default)s)")
+    parser.add_argument(
+        "--captions",
+        choices=(NATURAL, *VARIANTS),
+        default=NATURAL,
+        help="content of the captions (default: %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    names = [name.replace("-", "_") for name, _, _ in WORLD_OPTIONS]
+    parameters = WorldParameters(**{name: getattr(options, name) for name in names}, captions=options.captions)
+    progress = Progress("demo dataset", "images")
+    generated = ensure_world(options.root, parameters, options.processes, progress)
+    outcome = f"generated in {progress.seconds:.0f} s" if generated else "exists already"
+    print(f"== demo dataset: {options.root} {outcome} ({parameters.train} training images)", flush=True)
+
+
+def ensure_world(root: Path, parameters: WorldParameters, processes: int, progress: Callable[[int, int], None]) -> bool:
+    """Generate the world at `root` unless it exists, complete and with the same parameters and code.
+
+    An interrupted generation leaves nothing under `root`; a different world there is replaced.
+    progress(images done, images in total) is called after every part. Returns True if the world was generated. Raises
+    ConfigError if `root` holds anything else.
+    """
+
+    everything = parts(parameters)
+    total = sum(part.images for part in everything)
+
+    def write(folder: Path) -> None:
+        done, task = 0, partial(_write, folder)
+        for images in map(task, everything) if processes <= 1 else map_in_children(task, everything, processes, 1):
+            done += images
+            progress(done, total)
+
+    # The code of the package decides the bytes, too.
+    sources = [Path(__file__).with_name("scenes.py"), Path(__file__), Path(tar.__file__)]
+    recipe = {"parameters": asdict(parameters), "code": digest_of(*sources)}
+    return ensure_folder(root, RECORD, recipe, write, "a generated world")
+
+
+def _write(folder: Path, part: Part) -> int:
+    part.write(folder)
+    return part.images
+
+
+@dataclass(frozen=True)
+class WorldParameters:
+    """Parameters of a world. image_size: side of the images in pixels; the other sizes are numbers of images.
+
+    train: all training images. shard: images per training shard. probe, test: training and test images of each of the
+    four classification datasets. scenes: images of the retrieval split.
+    captions: "natural", or a variant of `enumerated.VARIANTS`: the training and the retrieval split then show pairs of
+    objects whose captions have known probabilities.
+    """
+
+    seed: int
+    image_size: int
+    train: int
+    shard: int
+    probe: int
+    test: int
+    scenes: int
+    captions: str = "natural"
+
+
+class Part(Protocol):
+    @property
+    def images(self) -> int: ...
+
+    def write(self, folder: Path) -> None:
+        """Write this part under `folder`."""
+
+
+@dataclass(frozen=True)
+class TrainingShard:
+    parameters: WorldParameters
+    number: int
+
+    @property
+    def images(self) -> int:
+        return min(self.parameters.shard, self.parameters.train - self.number * self.parameters.shard)
+
+    def write(self, folder: Path) -> None:
+        from webdataset.writer import TarWriter  # imports torch
+
+        path = folder / "train" / f"{self.number:05d}.tar"
+        path.parent.mkdir(exist_ok=True)
+        with TarWriter(str(path), mtime=0) as writer:
+            for position in range(self.images):
+                writer.write(self._sample(position))
+
+    def _sample(self, position: int) -> dict[str, str | bytes]:
+        random = _random(self.parameters, "train", self.number * self.parameters.shard + position)
+        scene, caption = _described_scene(self.parameters, random)
+        key, size = f"{self.number:05d}{position:04d}", self.parameters.image_size
+        facts = {"caption": caption, "key": key, "width": size, "height": size, "scene": scene.facts()}
+        image = encode_jpeg(render(scene, size, random))
+        return {"__key__": key, "jpg": image, "txt": caption, "json": json.dumps(facts)}
+
+
+@dataclass(frozen=True)
+class ClassificationPart:
+    """A classification dataset with equally many images of all classes, in turn."""
+
+    parameters: WorldParameters
+    name: str
+
+    # Name: attribute, its values, kind of scene, templates.
+    DATASETS: ClassVar[dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]]] = {
+        "shapes": ("shape", SHAPES, "single", ("a {c}", "a picture of a {c}", "one {c}")),
+        "colours": ("colour", COLOURS, "single", ("something {c}", "a {c} shape", "a picture of a {c} object")),
+        "textures": ("texture", TEXTURES, "single", ("a {c} shape", "a picture of a {c} thing", "one {c} object")),
+        "counts": ("count", COUNTS, "group", ("{c} shapes", "a picture of {c} things", "there are {c} objects")),
+    }
+
+    @property
+    def images(self) -> int:
+        return self.parameters.probe + self.parameters.test
+
+    def write(self, folder: Path) -> None:
+        attribute, values, _, templates = self.DATASETS[self.name]
+        write_classification(
+            folder / "downstream" / self.name,
+            class_names=list(values),
+            templates=list(templates),
+            metric="top1",
+            recipe=f"generated scenes, classified by {attribute}; train and test from separate random streams",
+            splits={
+                "train": self._examples("train", self.parameters.probe),
+                "test": self._examples("test", self.parameters.test),
+            },
+        )
+
+    def _examples(self, split: str, count: int) -> Iterator[tuple[bytes, int]]:
+        attribute, values, kind, _ = self.DATASETS[self.name]
+        for index in range(count):
+            label = index % len(values)
+            random = _random(self.parameters, f"{self.name}/{split}", index)
+            scene = sample_scene(random, kind, **{attribute: values[label]})
+            yield encode_jpeg(render(scene, self.parameters.image_size, random)), label
+
+
+@dataclass(frozen=True)
+class RetrievalPart:
+    """The retrieval split: scenes of all kinds with five captions each."""
+
+    parameters: WorldParameters
+
+    @property
+    def images(self) -> int:
+        return self.parameters.scenes
+
+    def write(self, folder: Path) -> None:
+        write_retrieval(
+            folder / "downstream" / "scenes",
+            recipe=f"generated scenes from a random stream of their own, {CAPTIONS_PER_SCENE} captions each",
+            examples=(self._example(index) for index in range(self.images)),
+        )
+
+    def _example(self, index: int) -> tuple[bytes, list[str]]:
+        random = _random(self.parameters, "scenes", index)
+        if self.parameters.captions == NATURAL:
+            scene = sample_scene(random)
+            captions = write_captions(scene, random, RETRIEVAL_DETAIL, CAPTIONS_PER_SCENE)
+        else:
+            world = _enumerated(self.parameters.captions)
+            place, _ = world.draw(random)
+            matched = list(world.matched_captions(place))
+            captions = [matched[index] for index in random.permutation(len(matched))[:CAPTIONS_PER_SCENE]]
+            scene = world.picture(place, random)
+        return encode_jpeg(render(scene, self.parameters.image_size, random)), captions
+
+
+def parts(parameters: WorldParameters) -> list[Part]:
+    """Return all parts, the longest first."""
+    datasets: list[Part] = [ClassificationPart(parameters, name) for name in ClassificationPart.DATASETS]
+    shards: list[Part] = [
+        TrainingShard(parameters, number) for number in range(-(-parameters.train // parameters.shard))
+    ]
+    return [*datasets, *shards, RetrievalPart(parameters)]
+
+
+def _described_scene(parameters: WorldParameters, random: np.random.Generator) -> tuple[Scene, str]:
+    """Draw a scene and a caption of it."""
+    if parameters.captions == NATURAL:
+        scene = sample_scene(random)
+        return scene, write_caption(scene, random, detail=1.0)
+    world = _enumerated(parameters.captions)
+    place, caption = world.draw(random)
+    return world.picture(place, random), world.captions[caption]
+
+
+@cache
+def _enumerated(variant: str) -> EnumeratedWorld:
+    """Return the world of a variant with all shapes and colours."""
+    return EnumeratedWorld(len(SHAPES), len(COLOURS), VARIANTS[variant])
+
+
+_STREAMS = (
+    "train",
+    *(f"{name}/{split}" for name in ClassificationPart.DATASETS for split in ("train", "test")),
+    "scenes",
+)
+
+
+def _random(parameters: WorldParameters, stream: str, index: int) -> np.random.Generator:
+    """Return the generator of one image; each stream has its own."""
+    return np.random.default_rng([parameters.seed, _STREAMS.index(stream), index])
+
+
+@dataclass(frozen=True)
+class CaptionSettings:
+    """How captions of scenes are drawn.
+
+    several: probability that a caption names both objects; otherwise it names either with probability 1/2.
+    partial: probability that an object is named by its colour alone or by its shape alone, each with half of it.
+    openings: number of equally likely openings, which make near-duplicates of a caption.
+    popularity: exponent of Zipf's law of the objects; 0: all objects are equally frequent.
+    unmatched: share of captions that are drawn for another scene, as among captions from the web; above 0 every PMI is
+        finite.
+    """
+
+    several: float = 0.5
+    partial: float = 0.2
+    openings: int = 1
+    popularity: float = 0.0
+    unmatched: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("several", "partial", "unmatched"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a probability, not {getattr(self, name)}")
+        if not 1 <= self.openings <= len(OPENINGS):
+            raise ValueError(f"openings is a number from 1 to {len(OPENINGS)}, not {self.openings}")
+
+
+VARIANTS = {
+    "mixed": CaptionSettings(),
+    "several": CaptionSettings(several=1.0),
+    "one": CaptionSettings(several=0.0),
+    "popular": CaptionSettings(popularity=1.0),
+    "duplicates": CaptionSettings(several=0.0, openings=len(OPENINGS)),
+    "saturating": CaptionSettings(several=1.0, partial=0.0, unmatched=0.0),
+}
+"""Captions that name several objects or one, popular and rare objects, near-duplicate captions, and captions that
+determine their scene: their positives saturate InfoNCE."""
+
+
+@dataclass(frozen=True)
+class EnumeratedWorld:
+    """All scenes of the first `shapes` shapes and `colours` colours, with the captions that they can have."""
+
+    shapes: int
+    colours: int
+    settings: CaptionSettings
+
+    def __post_init__(self) -> None:
+        for name, values in (("shapes", SHAPES), ("colours", COLOURS)):
+            if not 2 <= getattr(self, name) <= len(values):
+                raise ValueError(f"{name} is a number from 2 to {len(values)}, not {getattr(self, name)}")
+
+    @cached_property
+    def objects(self) -> list[Object]:
+        """All objects, the most popular first."""
+        pairs = list(itertools.product(SHAPES[: self.shapes], COLOURS[: self.colours]))
+        # A fixed shuffle: popular objects have all shapes and colours.
+        return [pairs[index] for index in np.random.default_rng(0).permutation(len(pairs))]
+
+    @cached_property
+    def scenes(self) -> list[tuple[Object, Object]]:
+        """All pairs of objects that differ in shape and colour."""
+        pairs = itertools.combinations(self.objects, 2)
+        return [(first, second) for first, second in pairs if first[0] != second[0] and first[1] != second[1]]
+
+    @cached_property
+    def scene_probability(self) -> Floats:
+        """p(scene), [s]: proportional to the product of the popularities of both objects."""
+        ranks = {item: rank for rank, item in enumerate(self.objects, 1)}
+        weights = np.array([float(ranks[first] * ranks[second]) for first, second in self.scenes])
+        weights **= -self.settings.popularity
+        return weights / weights.sum()
+
+    @cached_property
+    def captions(self) -> list[str]:
+        """All captions that any scene can have."""
+        return list(dict.fromkeys(caption for table in self._matched for caption in table))
+
+    @cached_property
+    def caption_given_scene(self) -> Floats:
+        """p(caption | scene), [s, c]; an unmatched caption is drawn for a scene of the whole distribution."""
+        matched = np.zeros((len(self.scenes), len(self.captions)))
+        for row, table in zip(matched, self._matched, strict=True):
+            for caption, probability in table.items():
+                row[self._caption_places[caption]] = probability
+        share = self.settings.unmatched
+        return (1 - share) * matched + share * (self.scene_probability @ matched)
+
+    @cached_property
+    def caption_probability(self) -> Floats:
+        """p(caption), [c]."""
+        return self.scene_probability @ self.caption_given_scene
+
+    @cached_property
+    def pmi(self) -> Floats:
+        """Pointwise mutual information in nats, [s, c]; -inf where a scene never has a caption."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.caption_given_scene) - np.log(self.caption_probability)
+
+    @property
+    def information(self) -> float:
+        """Mutual information of scene and caption, in nats."""
+        joint = self.scene_probability[:, None] * self.caption_given_scene
+        return float((joint * np.where(joint > 0, self.pmi, 0.0)).sum())
+
+    def draw(self, random: np.random.Generator, scene: int | None = None) -> tuple[int, int]:
+        """Draw a scene, unless it is given, and a caption of it; return their indices."""
+        place = self._draw_scene(random) if scene is None else scene
+        described = self._draw_scene(random) if random.random() < self.settings.unmatched else place
+        captions, probabilities = zip(*self._matched[described].items(), strict=True)
+        return place, self._caption_places[captions[random.choice(len(captions), p=probabilities)]]
+
+    def matched_captions(self, scene: int) -> dict[str, float]:
+        """Return the captions that describe a scene, with their probabilities."""
+        return dict(self._matched[scene])
+
+    def picture(self, scene: int, random: np.random.Generator) -> Scene:
+        """Draw the places and tilts of the objects of a scene; its render draws everything else."""
+        return sample_quadrants(random, self.scenes[scene], ("plain",), ("snow",))
+
+    def _draw_scene(self, random: np.random.Generator) -> int:
+        return int(np.searchsorted(self._cumulative, random.random() * self._cumulative[-1], side="right"))
+
+    @cached_property
+    def _cumulative(self) -> Floats:
+        return np.cumsum(self.scene_probability)
+
+    @cached_property
+    def _caption_places(self) -> dict[str, int]:
+        return {caption: place for place, caption in enumerate(self.captions)}
+
+    @cached_property
+    def _matched(self) -> list[dict[str, float]]:
+        """By scene: the captions that describe it, with their probabilities."""
+        return [_descriptions(scene, self.settings) for scene in self.scenes]
+
+
+def _descriptions(scene: tuple[Object, Object], settings: CaptionSettings) -> dict[str, float]:
+    """Return the captions of a scene with their probabilities, by going through all choices of the writer."""
+    table: dict[str, float] = defaultdict(float)
+    for first, second in (scene, scene[::-1]):
+        for name, named in _names(first, settings.partial):
+            _add(table, name, 0.5 * (1 - settings.several) * named, settings.openings)
+            for other, also in _names(second, settings.partial):
+                _add(table, f"{name} and {other}", 0.5 * settings.several * named * also, settings.openings)
+    return dict(table)
+
+
+def full_name(item: Object) -> str:
+    """Return the name of an object with colour and shape, such as "a red circle"."""
+    shape, colour = item
+    return f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} {shape}"
+
+
+def _names(item: Object, partial: float) -> list[tuple[str, float]]:
+    """Return the ways to name an object, with their probabilities."""
+    shape, colour = item
+    alone = f"{'an' if shape[0] in 'aeiou' else 'a'} {shape}"
+    return [(full_name(item), 1 - partial), (f"something {colour}", partial / 2), (alone, partial / 2)]
+
+
+def _add(table: dict[str, float], phrase: str, probability: float, openings: int) -> None:
+    if probability > 0:
+        for opening in OPENINGS[:openings]:
+            table[opening.format(phrase)] += probability / openings

@@ -1,0 +1,309 @@
+"""Load trained models of this package, of open_clip and of transformers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from clipzoo import io
+from clipzoo.build import build_trained
+from clipzoo.config.compose import RESOLVER
+from clipzoo.config.trust import require_trusted, values_of
+from clipzoo.encoders.tuning import merged
+from clipzoo.errors import ConfigError, cause, number_of
+from clipzoo.evaluation.encoder import Transform
+from clipzoo.io import DamagedFileError
+from clipzoo.io.weights import from_hub, read_tensors, run_of
+from clipzoo.model import Model
+from clipzoo.objectives.siglip import SigLIP
+from clipzoo.runs.directory import config_of
+from clipzoo.runs.metric_key import AVERAGE
+from clipzoo.runs.remote import local_copy
+from clipzoo.runs.renamed import current
+from clipzoo.runs.variables import uses_variables, with_variables
+from clipzoo.training import checkpoint_files
+from clipzoo.training.tuned import read_frozen
+from clipzoo.types import Embedding, as_captions
+
+# Models in directories that others have published: clipzoo.json and model.safetensors. Nothing in them is executed.
+
+
+CONFIG, WEIGHTS = "clipzoo.json", "model.safetensors"
+HUB = "hf-hub:"
+VERSION = 1
+FILES = ("*.json", "*.safetensors")
+"""Files of a hub's repository that are downloaded."""
+REMEDY = "export the model again"
+FIELDS = {"version": int, "encoder": dict, "head": dict, "interpolation": str}
+PREPROCESSING, PAIR_FIELDS = ("interpolation", "resize_mode"), ("log_scale", "bias")
+HERE = "."
+"""Name of a tokenizer whose files are in the directory."""
+OUTSIDE = ("/", "~", "\\", "local-dir:", HUB)
+"""Beginnings of values that name files elsewhere."""
+
+
+def is_published(folder: Path) -> bool:
+    return (folder / CONFIG).exists()
+
+
+def downloaded(name: str) -> Path:
+    """Download "hf-hub:USER/NAME" or "hf-hub:USER/NAME@REVISION" and return its folder in the hub's cache.
+
+    Raises:
+        ConfigError: the hub has no such model, or cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    with from_hub(name, f"{name} cannot be downloaded"):
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES)))
+
+
+def read_published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return configuration and weights of a directory.
+
+    Raises:
+        ConfigError: the directory names code, classes of packages that are not trusted, or files outside it, or its
+            weights are no safetensors file.
+    """
+    path = folder / CONFIG
+    # Files of the hub's cache are links to its blobs.
+    blobs = [folder.resolve().parent.parent / "blobs"] if folder.resolve().parent.name == "snapshots" else []
+    io.require_no_links(folder, *blobs)
+    _refuse_code(folder)
+    content = io.read_json(path, io.MB, REMEDY)
+    io.require_fields(path, content, FIELDS, REMEDY)
+    if content["version"] > VERSION:
+        raise ConfigError(f"{path} has version {content['version']}, this clipzoo reads up to {VERSION}: upgrade it")
+    nodes = current({"encoder": content["encoder"], "head": content["head"]})
+    require_trusted(nodes, trust)
+    if fault := next(value_faults(nodes), None):
+        raise ConfigError(f"{path}: {fault}")
+    tokenizer = nodes["encoder"].get("tokenizer")
+    if isinstance(tokenizer, dict) and tokenizer.get("name") == HERE:
+        tokenizer["name"] = str(folder)
+    config = {**nodes, "seed": 0, "data": {key: content[key] for key in PREPROCESSING if key in content}}
+    if "pair" in content:
+        io.require_fields(path, content, {"pair": dict}, REMEDY)
+        io.require_numbers(path, {key: content["pair"].get(key) for key in PAIR_FIELDS}, REMEDY)
+        config["pair"] = {key: content["pair"][key] for key in PAIR_FIELDS}
+    return config, read_weights(folder / WEIGHTS)
+
+
+def value_faults(nodes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the values that a published model must not have: other weights, variables, places outside its directory."""
+    for key, value in values_of(nodes):
+        if key.endswith("pretrained") and value not in (None, False):
+            yield f"{key}={value} asks for other weights than those of the directory"
+        if not isinstance(value, str):
+            continue
+        if "${" in value:
+            yield f"{key} refers to a variable, {value}: a published model has plain values"
+        if value.startswith(OUTSIDE) or "://" in value or ".." in value.replace("\\", "/").split("/"):
+            yield f"{key}={value} names a place outside the directory"
+
+
+def _refuse_code(folder: Path) -> None:
+    """Raise ConfigError if a JSON file of the directory names code that transformers would import."""
+    for file in sorted(folder.glob("*.json")):
+        text = io.read_bytes(file, 64 * io.MB, REMEDY)
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            continue  # clipzoo.json is read below, with a message of its own; no other file is used
+        if isinstance(content, Mapping) and "auto_map" in content:
+            raise ConfigError(f"{file} names code in auto_map: clipzoo executes no code of a model; remove the entry")
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file. Raises DamagedFileError."""
+    if not path.exists():
+        others = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl"))
+        note = f"{', '.join(others)} may execute code and is not read; " if others else ""
+        raise io.DamagedFileError(path, "is missing", note + REMEDY)
+    return read_tensors(path, REMEDY)
+
+
+PAIR = "pair"
+
+
+class LoadedModel(Model):
+    """A trained model in evaluation mode.
+
+    encode_image, encode_text: one embedding for each row. similarity(image, text): [n, k] logits.
+    transform: PIL image or path -> uint8 [3, S, S], as in zero-shot evaluation.
+    tokenizer: one caption or several -> [n, L] int64.
+    config["pair"]: scale and bias of SigLIP's objective, see `pair_logits`.
+    """
+
+    def __init__(
+        self, model: Model, config: Mapping[str, Any], folder: Path | None = None, averaged: bool = False
+    ) -> None:
+        """config: encoder, head and more. folder: the run directory that the model comes from, for its record.
+
+        averaged: the weights are the average of the run's.
+        """
+        super().__init__(model.encoder, model.head)
+        self.config = config
+        self.folder = folder
+        self.averaged = averaged
+        self.tokenizer = model.encoder.tokenizer
+        encoder, evaluation = config["encoder"], config.get("eval", config["data"])
+        size, interpolation = encoder["image_size"], evaluation.get("interpolation", "bicubic")
+        mode: Any = evaluation.get("resize_mode") or encoder.get("resize_mode") or "shortest"
+        self.transform = Transform(size, size, interpolation, mode)
+
+    def encode_image(self, image: Tensor | Image | str | Path | Sequence[Image | str | Path]) -> Embedding:
+        """uint8 [b, 3, H, W], a PIL image, a path, or several of these -> embeddings, one row per image.
+
+        Raises:
+            ConfigError: other values, such as an image [3, H, W] without the dimension of the batch.
+        """
+        if not isinstance(image, Tensor):
+            images = [image] if isinstance(image, Image | str | Path) else image
+            image = torch.stack([self.transform(one) for one in images])
+        if image.ndim != 4:
+            raise ConfigError(
+                f"encode_image takes uint8 [b, 3, H, W], PIL images or paths, not {list(image.shape)}: give "
+                "model.transform(picture).unsqueeze(0)"
+            )
+        return super().encode_image(image)
+
+    def encode_text(self, text: Tensor | str | Sequence[str]) -> Embedding:
+        """Token ids int64 [b, L], one caption or several -> embeddings, one row per caption.
+
+        Raises:
+            ConfigError: other values, such as ids [L] without the dimension of the batch.
+        """
+        if not isinstance(text, Tensor):
+            text = self.tokenizer(as_captions(text))
+        if text.ndim != 2:
+            raise ConfigError(
+                f"encode_text takes captions, or token ids [b, L] as model.tokenizer(captions) returns them, not "
+                f"{list(text.shape)}"
+            )
+        return super().encode_text(text)
+
+    def pair_logits(self, image: Embedding, text: Embedding) -> Tensor:
+        """n image and k text embeddings -> [n, k] logits of the probability that an image and a caption form a pair.
+
+        For models of SigLIP: exp(log_scale) similarity + bias, with the scale and the bias that the objective learned.
+        Equals `similarity` for models of other objectives.
+        """
+        logits = self.similarity(image, text)
+        pair = self.config.get(PAIR)
+        return logits if pair is None else math.exp(pair["log_scale"]) * logits + pair["bias"]
+
+
+def load(
+    path: str | Path, device: str | torch.device = "cpu", trust: str | Sequence[str] = (), average: bool = False
+) -> LoadedModel:
+    """Load a trained model.
+
+    path: a run directory (its newest valid checkpoint), one checkpoint of a run, the URL of one of these in a store
+        ("s3://bucket/runs/demo", as text), a directory that
+        `clipzoo.export(..., to="hub")` wrote, or "hf-hub:USER/NAME" for one on the Hugging Face hub.
+    average: load the averaged weights of a run that was trained with `average=...`.
+
+    The configuration may name parts of this package, and classes of the packages in `trust`: "mypackage".
+    trust="oc.env" resolves its environment variables, ${oc.env:NAME}.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, its config.yaml names another class, or it has no average.
+    """
+    trust = (trust,) if isinstance(trust, str) else trust
+    if str(path).startswith(HUB):
+        path = downloaded(str(path))
+    path = local_copy(str(path), "path")
+    if is_published(path):
+        if average:
+            raise ConfigError(f"{path} holds one model and no average: export that of a run")
+        config, weights = read_published(path, trust)
+        dtype = next((value.dtype for value in weights.values()), None)
+        model = build_trained(config, weights, path / WEIGHTS, REMEDY, trust, dtype)
+        return LoadedModel(model, config).to(device).eval()
+    folder = run_of(path)
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(f"{path} is not a run: there is no {folder / 'config.yaml'}")
+    config = config_of(folder)
+    nodes = {part: config[part] for part in ("encoder", "head")}
+    require_trusted(nodes, trust)
+    if uses_variables(nodes):
+        if RESOLVER not in trust:
+            raise ConfigError(
+                f"{folder / 'config.yaml'} asks for the values of environment variables: add trust={RESOLVER} if you "
+                "trust this run"
+            )
+        config |= with_variables(nodes)
+    if path == folder:
+        newest = checkpoint_files.newest(folder / "checkpoints")
+        if newest is None:
+            raise ConfigError(f"{folder / 'checkpoints'} holds no valid checkpoint: train first")
+        state = checkpoint_files.read(newest, without=("optimizer",), verified=True, mapped=True)
+    elif path.exists():
+        state = checkpoint_files.read(path, "model", without=("optimizer",), mapped=True)
+    else:
+        raise ConfigError(f"there is no checkpoint {path}: {path.parent} holds those of the run")
+    if average:
+        state = _with_average(state, path)
+    trained = state["model"] if isinstance(state["model"], Mapping) else {}
+    weights = {**read_frozen(folder, state), **trained}
+    try:
+        merged({name: value.to("meta") for name, value in weights.items()})
+    except (KeyError, RuntimeError, AttributeError, TypeError) as error:
+        raise DamagedFileError(path, f"has no weights of a model ({cause(error)})", checkpoint_files.REMEDY) from None
+    model = build_trained(config, merged(weights), path, checkpoint_files.REMEDY, trust)
+    return LoadedModel(model, _with_pair(config, state), folder, average).to(device).eval()
+
+
+def _with_average(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return a checkpoint with its average in place of the weights of model and objective."""
+    average = state.get(AVERAGE)
+    if average is None:
+        raise ConfigError(f"{path} has no averaged weights: its run was trained without average=ema or average=swa")
+    if not average["has_begun"]:
+        raise ConfigError(f"{path} has no averaged weights yet: it was saved before the first averaged step")
+    return {**state, **{part: {**state[part], **average[part]} for part in ("model", "objective")}}
+
+
+def _with_pair(config: dict[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's configuration with the scale and the bias of an objective that classifies pairs."""
+    target, learned = config.get("objective", {}).get("_target_", ""), state.get("objective")
+    if target.rpartition(".")[2] != SigLIP.__name__ or not isinstance(learned, Mapping):
+        return config
+    log_scale, bias = SigLIP.pair(learned)
+    return {**config, PAIR: {"log_scale": log_scale, "bias": bias}}
+
+
+# WiSE-FT: the weights between two models, those before and after a fine-tuning (Wortsman et al. 2022).
+
+
+def interpolate(first: LoadedModel, second: LoadedModel, mix: float) -> LoadedModel:
+    """Return the model with weights (1 - mix) first + mix second; mix 0 is the first model, 1 the second, exactly.
+
+    The models must have the same tensors. Counts and other whole numbers are those of the second.
+
+    Raises:
+        ConfigError: a tensor is in one model alone, or has another shape there.
+    """
+    start, end = first.state_dict(), second.state_dict()
+    shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (start, end)]
+    if shapes[0] != shapes[1]:
+        names = sorted(name for name in {*start, *end} if shapes[0].get(name) != shapes[1].get(name))
+        raise ConfigError(
+            f"models cannot be mixed: {number_of(len(names), 'tensor')} have other shapes, the first is {names[0]}"
+        )
+    mixed = copy.deepcopy(second)
+    with torch.no_grad():
+        for name, value in mixed.state_dict().items():
+            if value.is_floating_point() and mix != 1:
+                value.copy_(start[name] if mix == 0 else torch.lerp(start[name], end[name], mix))
+    return mixed

@@ -1,0 +1,140 @@
+"""Sums over all pairs of two sets of vectors, without the matrix of their products.
+
+One tile of the products is in memory at a time, forward and backward. Row i's positive is in column first + i.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from clipzoo.ops.tiles import backend
+
+
+def log_sum_exps(left: Tensor, right: Tensor, first: int, tile: int, columns: bool = True) -> tuple[Tensor, Tensor]:
+    """left [b, f], right [N, f] -> over each row of left @ right.mT [b], and over each column [N].
+
+    The positive of row i, in column first + i, is left out of both. tile: rows and columns of a tile on a CPU; Triton's
+    kernels have their own. columns: if False, the second result is not computed and -inf.
+    """
+    return _LogSumExps.apply(left, right, first, tile, columns)
+
+
+class _LogSumExps(torch.autograd.Function):
+    """Exponents of the backends are in base 2, which is cheaper on CPUs."""
+
+    @staticmethod
+    def forward(
+        context: Any, left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool
+    ) -> tuple[Tensor, Tensor]:
+        kernels = backend("sums", left.device.type, left.dtype)
+        rows, columns = kernels.log_sum_exps_forward(left, right, first, tile, with_columns)
+        context.save_for_backward(left, right, rows, columns)
+        context.kernels, context.arguments = kernels, (first, tile, with_columns)
+        return rows * math.log(2), columns * math.log(2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, d_rows: Tensor, d_columns: Tensor) -> tuple[Tensor | None, ...]:
+        left, right, rows, columns = context.saved_tensors
+        # If a row has only its positive, -inf minus -inf would be NaN where the gradient is zero. The bound is above
+        # -1e30, the exponent of absent entries in Triton's kernels.
+        rows, columns = (sums.clamp(min=-1e29) for sums in (rows, columns))
+        gradients = context.kernels.log_sum_exps_backward(
+            left, right, rows, columns, d_rows, d_columns, *context.arguments
+        )
+        return *gradients, None, None, None
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """scale * (product + bias), for the sums of one side. scale: of its anchors; bias: of its contrasts."""
+
+    scale: Tensor
+    bias: Tensor | None = None
+
+
+def negative_sums(
+    left: Tensor, right: Tensor, first: int, tile: int, rows: Exponents | None, columns: Exponents | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """left [b, f], right [N, f] -> log-sum-exps and means over each row, [b], and over each column, [N].
+
+    rows: scale [b], bias [N]; columns: scale [N], bias [b]; None leaves the sums of a side out (-inf, 0). Means have no
+    gradient, and neither have scale and bias.
+    """
+    sides = [(None, None) if side is None else (side.scale, side.bias) for side in (rows, columns)]
+    return _NegativeSums.apply(left, right, *sides[0], *sides[1], first, tile)
+
+
+class _NegativeSums(torch.autograd.Function):
+    """Exponents of the backends are in base 2, as in `log_sum_exps`."""
+
+    @staticmethod
+    def forward(
+        context: Any, left: Tensor, right: Tensor, row_scale: Tensor | None, row_bias: Tensor | None,
+        column_scale: Tensor | None, column_bias: Tensor | None, first: int, tile: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        kernels = backend("sums", left.device.type, left.dtype)
+        sides = [
+            None if scale is None else (scale * math.log2(math.e), bias)
+            for scale, bias in ((row_scale, row_bias), (column_scale, column_bias))
+        ]
+        rows, row_means, columns, column_means = kernels.negative_sums_forward(left, right, *sides, first, tile)
+        context.save_for_backward(left, right, rows, columns)
+        context.kernels, context.arguments = kernels, (*sides, first, tile)
+        context.mark_non_differentiable(row_means, column_means)
+        return rows * math.log(2), row_means, columns * math.log(2), column_means
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        context: Any, d_rows: Tensor, _row_means: Tensor, d_columns: Tensor, _column_means: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        left, right, rows, columns = context.saved_tensors
+        # As in log_sum_exps: a row that has only its positive.
+        rows, columns = (sums.clamp(min=-1e29) for sums in (rows, columns))
+        gradients = context.kernels.negative_sums_backward(
+            left, right, rows, columns, d_rows, d_columns, *context.arguments
+        )
+        return *gradients, None, None, None, None, None, None
+
+
+# SigLIP's loss is a scalar, so its gradients are known up to a factor before the backward pass: they are computed with
+# it, from the same tiles.
+
+
+def sigmoid_loss(left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int) -> Tensor:
+    """left [b, f], right [N, f] -> sum_ij -log sigmoid(y_ij (scale * left_i . right_j + bias)), [].
+
+    scale, bias: []. y is 1 for the positive of row i, in column first + i, else -1. tile: rows and columns of a tile on
+    a CPU; Triton's kernels have their own.
+    """
+    return _SigmoidLoss.apply(left, right, scale, bias, first, tile)
+
+
+class _SigmoidLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int
+    ) -> Tensor:
+        kernels = backend("sums", left.device.type, left.dtype)
+        differentiated = any(context.needs_input_grad)
+        loss, *gradients = kernels.sigmoid_loss_forward(left, right, scale, bias, first, tile, differentiated)
+        if differentiated:
+            # Gradients of the logits, summed over the columns times right, over the rows times left, and over all.
+            d_left, d_right, d_bias = gradients
+            d_scale = torch.dot(left.reshape(-1), d_left.reshape(-1))
+            context.save_for_backward(d_left, d_right, scale, d_scale, d_bias)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        d_left, d_right, scale, d_scale, d_bias = context.saved_tensors
+        factor = gradient * scale
+        return factor * d_left, factor * d_right, gradient * d_scale, gradient * d_bias, None, None

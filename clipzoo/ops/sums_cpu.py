@@ -1,0 +1,179 @@
+"""Sums over all pairs of two sets of vectors, in tiles of torch operations: the operations of `sums` on CPUs.
+
+Exponents of log-sum-exps are in base 2, which is cheaper on CPUs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clipzoo.ops.tiles import gradients, log2_sum_exp2, positives, tiles
+
+_LOG2_E = math.log2(math.e)
+
+
+def log_sum_exps_forward(
+    left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool
+) -> tuple[Tensor, Tensor]:
+    """Return log2 of the sums over the rows [b] and over the columns [N], without positives."""
+    rows, columns = left.new_full((len(left),), -math.inf), left.new_full((len(right),), -math.inf)
+    for scores, part, other in tiles(left, right, tile, _LOG2_E):
+        positives(scores, part, other, first).fill_(-math.inf)
+        rows[part] = torch.logaddexp2(rows[part], log2_sum_exp2(scores, dim=1))
+        if with_columns:
+            columns[other] = torch.logaddexp2(columns[other], log2_sum_exp2(scores, dim=0))
+    return rows, columns
+
+
+def log_sum_exps_backward(
+    left: Tensor,
+    right: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    d_rows: Tensor,
+    d_columns: Tensor,
+    first: int,
+    tile: int,
+    with_columns: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of left and right from the sums and their gradients."""
+
+    def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
+        positives(scores, part, other, first).fill_(-math.inf)
+        result = (scores - rows[part, None]).exp2_().mul_(d_rows[part, None])
+        if with_columns:
+            result += scores.sub_(columns[other]).exp2_().mul_(d_columns[other])
+        return result
+
+    return gradients(left, right, tile, shares, _LOG2_E)
+
+
+Side = tuple[Tensor, Tensor | None]
+"""Scale of the anchors, times log2(e), and bias of the contrasts."""
+
+
+def negative_sums_forward(
+    left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, first: int, tile: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log2 of the sums over rows, means over rows, and both over columns."""
+    row_sums, column_sums = (left.new_full((len(side),), -math.inf) for side in (left, right))
+    row_means, column_means = (left.new_zeros(len(side)) for side in (left, right))
+    for scores, part, other in tiles(left, right, tile):
+        if rows is not None:
+            exponents = _exponents(scores, rows, part, other, first)
+            row_sums[part], row_means[part] = _combined(row_sums[part], row_means[part], exponents, scores)
+        if columns is not None:
+            exponents = _exponents(scores.mT, columns, other, part, -first)
+            column_sums[other], column_means[other] = _combined(
+                column_sums[other], column_means[other], exponents, scores.mT
+            )
+    return row_sums, row_means, column_sums, column_means
+
+
+def negative_sums_backward(
+    left: Tensor,
+    right: Tensor,
+    row_sums: Tensor,
+    column_sums: Tensor,
+    d_rows: Tensor,
+    d_columns: Tensor,
+    rows: Side | None,
+    columns: Side | None,
+    first: int,
+    tile: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of left and right from the sums and their gradients."""
+
+    def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
+        result = (
+            torch.zeros_like(scores) if rows is None else _share(scores, rows, part, other, first, row_sums, d_rows)
+        )
+        if columns is not None:
+            result += _share(scores.mT, columns, other, part, -first, column_sums, d_columns).mT
+        return result
+
+    return gradients(left, right, tile, shares)
+
+
+def _exponents(scores: Tensor, side: Side, part: slice, other: slice, first: int) -> Tensor:
+    scale, bias = side
+    shifted = scores if bias is None else scores + bias[other]
+    exponents = shifted * scale[part, None]
+    positives(exponents, part, other, first).fill_(-math.inf)
+    return exponents
+
+
+def _combined(sums: Tensor, means: Tensor, exponents: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums and means of the tiles so far and of one more."""
+    largest = exponents.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(exponents.dtype).min)
+    weights = exponents.sub_(largest).exp2_()
+    totals = weights.sum(dim=1)
+    own = totals.log2().add_(largest.squeeze(1))
+    together = torch.logaddexp2(sums, own)
+    finite = together.clamp(min=torch.finfo(together.dtype).min)
+    scaled = (weights * scores).sum(dim=1) / totals.clamp(min=torch.finfo(totals.dtype).tiny)
+    return together, means * (sums - finite).exp2() + scaled * (own - finite).exp2()
+
+
+def _share(scores: Tensor, side: Side, part: slice, other: slice, first: int, sums: Tensor, gradient: Tensor) -> Tensor:
+    """Gradient with respect to the scores: the anchor's gradient and scale times the softmax."""
+    exponents = _exponents(scores, side, part, other, first)
+    anchors = gradient[part] * side[0][part] * math.log(2)
+    return exponents.sub_(sums[part, None]).exp2_().mul_(anchors[:, None])
+
+
+FOLDS = 6
+"""Halvings of a tile before the logarithm: products of 2^6 factors of at most 2 do not overflow."""
+
+
+def sigmoid_loss_forward(
+    left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int, with_gradients: bool
+) -> tuple[Tensor, ...]:
+    """Return the loss [], and with gradients those of the logits.
+
+    These are summed over the columns with the rows of right [b, f], over the rows with those of left [N, f], and alone
+    [].
+    """
+    losses, sums = left.new_zeros(len(left)), left.new_zeros(len(left))
+
+    def add(logits: Tensor, part: slice, other: slice) -> None:
+        """Add -log sigmoid(y s) = softplus(-y s); in the tile -y s replaces s."""
+        positives(logits, part, other, first).neg_()
+        # softplus(s) = max(s, 0) + log1p(exp(-|s|))
+        exponentials = logits.abs().mul_(-math.log2(math.e)).exp2_()
+        losses[part] += logits.clamp(min=0).sum(dim=1) + _sum_of_log1p_(exponentials)
+
+    def shares(logits: Tensor, part: slice, other: slice) -> Tensor:
+        add(logits, part, other)
+        share = logits.sigmoid_()
+        positives(share, part, other, first).neg_()
+        sums[part] += share.sum(dim=1)
+        return share
+
+    if with_gradients:
+        d_left, d_right = gradients(left, right, tile, shares, float(scale), bias)
+        return losses.sum(), d_left, d_right, sums.sum()
+    for logits, part, other in tiles(left, right, tile, float(scale), bias):
+        add(logits, part, other)
+    return (losses.sum(),)
+
+
+def _sum_of_log1p_(values: Tensor) -> Tensor:
+    """Return sum_j log(1 + v_ij) of values from 0 to 1, which are overwritten.
+
+    A logarithm takes longer than the exponential: (1 + v) (1 + w) - 1 = v + w (1 + v) is folded first, which loses no
+    digits of small values.
+    """
+    rest = values.new_zeros(len(values))
+    for _ in range(FOLDS):
+        half = values.shape[1] // 2
+        if not half:
+            break
+        if values.shape[1] % 2:
+            rest += values[:, -1].log1p()
+        first, second = values[:, :half], values[:, half : 2 * half]
+        values = first.addcmul_(second, first + 1)
+    return rest + values.log1p_().sum(dim=1)

@@ -1,0 +1,154 @@
+"""Parts of all operations: choice of an implementation, fp32 products, tiles of torch operations and their size."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+
+def is_exporting() -> bool:
+    """Return True while torch.export traces: operations with kernels of their own then run their reference."""
+    return torch.compiler.is_exporting()
+
+
+def is_interpreted() -> bool:
+    """Return True if Triton interprets its kernels, on tensors of any device: TRITON_INTERPRET=1, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def backend(operations: str, device: str, dtype: torch.dtype) -> ModuleType:
+    """Return `triton_<operations>` for fp32 on a GPU, else `<operations>_cpu`; on a GPU the latter logs a warning.
+
+    operations: "sums" or "kme".
+    Where Triton interprets its kernels, a CPU counts as a GPU.
+    """
+    if device == "cuda" or is_interpreted():
+        try:
+            kernels = import_module(f"clipzoo.ops.triton_{operations}")
+        except ImportError as error:
+            reason = str(error)
+        else:
+            if dtype == torch.float32:
+                return kernels
+            reason = f"there are no kernels for {dtype}"
+        _log.warning("%s runs in blocks of torch operations, slower than Triton's kernels: %s", operations, reason)
+    return import_module(f"clipzoo.ops.{operations}_cpu")
+
+
+# torch computes fp32 products on CPUs with MKL, whose AVX-512 kernels are for Intel's processors only; oneDNN was 2.2
+# times as fast on a Zen 5. `torch.set_float32_matmul_precision("medium")` also selects oneDNN, but for the whole
+# process, and on processors with bf16 products it is no longer fp32. Here no global state changes, and a test product
+# shows once that the result is true fp32.
+
+
+def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[m, k], [n, k] -> left @ right.mT [m, n] (+ bias [n]), without gradient; operands may have any layout."""
+    if left.dtype == torch.float32 and left.device.type == "cpu" and left.numel() and right.numel() and _onednn_works():
+        return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+    return left @ right.mT if bias is None else torch.addmm(bias, left, right.mT)
+
+
+@cache
+def _onednn_works() -> bool:
+    """Return True if this build of torch has oneDNN's product and it is true fp32, compared with a float64 product."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(48, 160, generator=generator), torch.randn(80, 160, generator=generator)
+    try:
+        result = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
+    except (AttributeError, RuntimeError, TypeError) as error:
+        _log.info("oneDNN's product is not available (%s): the blocked kernels use torch.matmul", error)
+        return False
+    exact = left.double() @ right.double().mT
+    relative = float((result - exact).abs().max() / exact.abs().max())
+    if relative > 2e-6:
+        _log.info("oneDNN's product is not true fp32 here (%.0e): the blocked kernels use torch.matmul", relative)
+        return False
+    return True
+
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+Shares = Callable[[Tensor, slice, slice], Tensor]
+"""Function of a tile and the slices of its rows and columns -> gradient of the loss with respect to the tile."""
+
+
+def tiles(
+    left: Tensor, right: Tensor, tile: int, scale: float = 1.0, bias: Tensor | None = None
+) -> Iterator[tuple[Tensor, slice, slice]]:
+    """Yield tiles of scale * left @ right.mT + bias [], and the slices of their rows and columns.
+
+    A tile may be overwritten.
+    """
+    biases = None if bias is None else bias.to(left.dtype).expand(min(tile, len(right))).contiguous()
+    for start in range(0, len(left), tile):
+        rows = slice(start, min(start + tile, len(left)))
+        scaled = left[rows] if scale == 1 else scale * left[rows]
+        for begin in range(0, len(right), tile):
+            columns = slice(begin, min(begin + tile, len(right)))
+            shift = None if biases is None else biases[: columns.stop - begin]
+            yield product(scaled, right[columns], shift), rows, columns
+
+
+def positives(values: Tensor, rows: slice, columns: slice, first: int) -> Tensor:
+    """Return a view of the positives in a tile: row i of the product has its positive in column first + i."""
+    offset = first + rows.start - columns.start
+    return values.diagonal(offset) if -values.shape[0] < offset < values.shape[1] else values[:0, 0]
+
+
+def gradients(
+    left: Tensor, right: Tensor, tile: int, shares: Shares, scale: float = 1.0, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of left and right. shares: of the unscaled products."""
+    d_left, d_right = torch.zeros_like(left), right.new_zeros(right.shape[::-1])
+    transposed = left
+    for scores, rows, columns in tiles(left, right, tile, scale, bias):
+        if columns.start == 0:
+            # Once for all tiles of the rows: a product with a transposed first factor takes a fifth longer.
+            transposed = left[rows].mT.contiguous()
+        share = shares(scores, rows, columns)
+        d_left[rows].add_(product(share, right[columns].mT))
+        d_right[:, columns].add_(product(transposed, share.mT))
+    return d_left, d_right.mT
+
+
+def log2_sum_exp2(exponents: Tensor, dim: int) -> Tensor:
+    largest = exponents.amax(dim=dim, keepdim=True).clamp_(min=torch.finfo(exponents.dtype).min)
+    return (exponents - largest).exp2_().sum(dim=dim).log2_().add_(largest.squeeze(dim))
+
+
+def largest_cache(folder: Path = _CACHES) -> int | None:
+    """Return the bytes of the largest cache that the first CPU uses, as Linux reports it; None where it does not."""
+    sizes = []
+    for file in folder.glob("index*/size"):
+        text = ""
+        with suppress(OSError):
+            text = file.read_text().strip()
+        number, unit = text[:-1], text[-1:]
+        if number.isdigit() and unit in _UNITS:
+            sizes.append(int(number) * _UNITS[unit])
+    return max(sizes, default=None)
+
+
+def tile_side(cache: int | None) -> int:
+    """Return the side of a square tile in fp32 that takes a fifth of the cache, 640 to 1280; unknown caches: 1280.
+
+    The rest is for the product of the tile and the vectors around it. Between the bounds all sizes are within 5 % on a
+    cache of 32 MiB; 320 takes 16 to 20 % longer.
+    """
+    if cache is None:
+        return 1280
+    return min(max(math.isqrt(cache // (5 * 4)) // 64 * 64, 640), 1280)

@@ -1,0 +1,322 @@
+"""Sums over all pairs of two sets of vectors on GPUs: the operations of `sums`, as `sums_cpu` computes them.
+
+Triton's kernels compute the tiles, with exponents in base 2, sums in fp32 and no atomics; the libraries' products
+compute the gradients. Their precision follows `torch.get_float32_matmul_precision()`: see `triton_tiles.TILES`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from clipzoo.ops.sums_cpu import Side
+from clipzoo.ops.triton_tiles import ABSENT, current_tiles, gradients, narrow_tiles, negative, store_tile, tile_scores
+
+
+@triton.jit
+def log_sum_exps_kernel(
+    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, rows, columns, first,
+    WIDTH: tl.constexpr, WITH_COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """log2 of each tile's sums of 2^(left . right), row_sums[column tile, row] and column_sums[row tile, column]."""
+    row_tile, column_tile, row, column, exponents = tile_scores(
+        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
+    )
+    exponents = tl.where(negative(row, column, rows, columns, first), exponents, ABSENT)
+    row_sums = _exponents_to_log2_sum(exponents, 1)
+    tl.store(row_sums_ptr + column_tile.to(tl.int64) * rows + row, row_sums, mask=row < rows)
+    if WITH_COLUMNS:
+        column_sums = _exponents_to_log2_sum(exponents, 0)
+        tl.store(column_sums_ptr + row_tile.to(tl.int64) * columns + column, column_sums, mask=column < columns)
+
+
+@triton.jit
+def log_sum_exps_shares_kernel(
+    left_ptr, right_ptr, row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns, first,
+    WIDTH: tl.constexpr, WITH_COLUMNS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """2^(left . right - row's sum) times the row's gradient, plus the same of the column -> shares[row, column]."""
+    row_tile, column_tile, row, column, exponents = tile_scores(
+        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
+    )
+    exponents = tl.where(negative(row, column, rows, columns, first), exponents, ABSENT)
+    row_sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
+    d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
+    tile = tl.exp2(exponents - row_sums[:, None]) * d_rows[:, None]
+    if WITH_COLUMNS:
+        column_sums = tl.load(column_sums_ptr + column, mask=column < columns, other=0.0)
+        d_columns = tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)
+        tile += tl.exp2(exponents - column_sums[None, :]) * d_columns[None, :]
+    store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
+
+
+@triton.jit
+def _exponents_to_log2_sum(exponents, AXIS: tl.constexpr):
+    largest = tl.max(exponents, axis=AXIS)
+    total = tl.sum(tl.exp2(exponents - tl.expand_dims(largest, AXIS)), axis=AXIS)
+    # The maximum ignores NaN, the total does not: NaN must not count as an empty sum.
+    empty = (largest <= 0.5 * ABSENT) & (total == total)
+    return tl.where(empty, -float("inf"), largest + tl.log2(total))
+
+
+def log_sum_exps_forward(
+    left: Tensor, right: Tensor, first: int, tile: int, with_columns: bool
+) -> tuple[Tensor, Tensor]:
+    """As `sums_cpu.log_sum_exps_forward`; `tile` is not used."""
+    tiles, (left, right) = current_tiles(), _operands(left, right)
+    rows, columns = len(left), len(right)
+    row_tiles, column_tiles = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
+    row_sums = torch.empty(column_tiles, rows, device=left.device)
+    column_sums = torch.full((row_tiles if with_columns else 1, columns), -math.inf, device=left.device)
+    log_sum_exps_kernel[(row_tiles * column_tiles,)](
+        left, right, row_sums, column_sums, rows, columns, first,
+        WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
+    )  # fmt: skip
+    return _log2_sum_exp2(row_sums), _log2_sum_exp2(column_sums)
+
+
+def log_sum_exps_backward(
+    left: Tensor,
+    right: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    d_rows: Tensor,
+    d_columns: Tensor,
+    first: int,
+    tile: int,
+    with_columns: bool,
+) -> tuple[Tensor, Tensor]:
+    """As `sums_cpu.log_sum_exps_backward`."""
+    tiles, (scaled, other) = current_tiles(), _operands(left, right)
+    d_rows, d_columns = d_rows.contiguous(), d_columns.contiguous()
+
+    def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
+        log_sum_exps_shares_kernel[grid](
+            scaled[part], other, rows[part], columns, d_rows[part], d_columns, shares,
+            len(shares), len(right), first + part.start, WITH_COLUMNS=with_columns, **tiles.launch(width=left.shape[1]),
+        )  # fmt: skip
+
+    return gradients(left, right, tiles, launch)
+
+
+def _operands(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the operands in the precision of the products; left is scaled for exponents in base 2."""
+    dtype = current_tiles().dtype
+    return (math.log2(math.e) * left).to(dtype).contiguous(), right.to(dtype).contiguous()
+
+
+def _log2_sum_exp2(sums: Tensor) -> Tensor:
+    """[tiles, n] -> [n]"""
+    return (sums * math.log(2)).logsumexp(dim=0) / math.log(2)
+
+
+@triton.jit
+def negative_sums_kernel(
+    left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, column_scale_ptr, column_bias_ptr,
+    row_sums_ptr, row_means_ptr, column_sums_ptr, column_means_ptr, rows, columns, first,
+    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """log2 of each tile's sums of 2^(scale (product + bias)), and the products' means under these weights.
+
+    row_sums, row_means: [column tile, row]; column_sums, column_means: [row tile, column].
+    """
+    row_tile, column_tile, row, column, scores = tile_scores(
+        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
+    )
+    counted = negative(row, column, rows, columns, first)
+    if WITH_ROWS:
+        exponents = _row_exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr)
+        sums, means = _sums_and_means(exponents, scores, 1)
+        place = column_tile.to(tl.int64) * rows + row
+        tl.store(row_sums_ptr + place, sums, mask=row < rows)
+        tl.store(row_means_ptr + place, means, mask=row < rows)
+    if WITH_COLUMNS:
+        exponents = _column_exponents(scores, counted, row, column, rows, columns, column_scale_ptr, column_bias_ptr)
+        sums, means = _sums_and_means(exponents, scores, 0)
+        place = row_tile.to(tl.int64) * columns + column
+        tl.store(column_sums_ptr + place, sums, mask=column < columns)
+        tl.store(column_means_ptr + place, means, mask=column < columns)
+
+
+@triton.jit
+def negative_shares_kernel(
+    left_ptr, right_ptr, row_scale_ptr, row_bias_ptr, column_scale_ptr, column_bias_ptr,
+    row_sums_ptr, column_sums_ptr, d_rows_ptr, d_columns_ptr, shares_ptr, rows, columns, first,
+    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """The softmax of each side times d, of its anchors -> shares[row, column], the gradient of the products."""
+    row_tile, column_tile, row, column, scores = tile_scores(
+        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
+    )
+    counted = negative(row, column, rows, columns, first)
+    tile = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    if WITH_ROWS:
+        exponents = _row_exponents(scores, counted, row, column, rows, columns, row_scale_ptr, row_bias_ptr)
+        sums = tl.load(row_sums_ptr + row, mask=row < rows, other=0.0)
+        d_rows = tl.load(d_rows_ptr + row, mask=row < rows, other=0.0)
+        tile += tl.exp2(exponents - sums[:, None]) * d_rows[:, None]
+    if WITH_COLUMNS:
+        exponents = _column_exponents(scores, counted, row, column, rows, columns, column_scale_ptr, column_bias_ptr)
+        sums = tl.load(column_sums_ptr + column, mask=column < columns, other=0.0)
+        d_columns = tl.load(d_columns_ptr + column, mask=column < columns, other=0.0)
+        tile += tl.exp2(exponents - sums[None, :]) * d_columns[None, :]
+    store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
+
+
+@triton.jit
+def sigmoid_loss_kernel(
+    left_ptr, right_ptr, scale_ptr, bias_ptr, losses_ptr, sums_ptr, shares_ptr, rows, columns, first,
+    WITH_SHARES: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Each tile's sum of -log sigmoid(y logit) -> losses[program]; its gradient -> shares, summed -> sums[program]."""
+    row_tile, column_tile, row, column, scores = tile_scores(
+        left_ptr, right_ptr, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D, GROUP
+    )
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    sign = tl.where(negative(row, column, rows, columns, first), 1.0, -1.0)
+    logits = sign * (tl.load(scale_ptr) * scores + tl.load(bias_ptr))
+    # log(1 + v) of a small v: the rounding of 1 + v divides out of v / ((1 + v) - 1).
+    small = tl.exp(-tl.abs(logits))
+    above = 1.0 + small
+    ratio = tl.where(above > 1.0, small / tl.where(above > 1.0, above - 1.0, 1.0), 1.0)
+    logarithm = tl.where(above > 1.0, tl.log(above) * ratio, small)
+    losses = tl.where(inside, tl.maximum(logits, 0.0) + logarithm, 0.0)
+    tl.store(losses_ptr + tl.program_id(0), tl.sum(tl.sum(losses, axis=1), axis=0))
+    if WITH_SHARES:
+        sigmoid = tl.where(logits >= 0, 1.0, small) / (1.0 + small)
+        tile = tl.where(inside, sign * sigmoid, 0.0)
+        tl.store(sums_ptr + tl.program_id(0), tl.sum(tl.sum(tile, axis=1), axis=0))
+        store_tile(shares_ptr, tile, row_tile, row, column, rows, columns, BLOCK_ROWS)
+
+
+@triton.jit
+def _row_exponents(scores, counted, row, column, rows, columns, scale_ptr, bias_ptr):
+    scale = tl.load(scale_ptr + row, mask=row < rows, other=0.0)
+    bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0)
+    return tl.where(counted, scale[:, None] * (scores + bias[None, :]), ABSENT)
+
+
+@triton.jit
+def _column_exponents(scores, counted, row, column, rows, columns, scale_ptr, bias_ptr):
+    scale = tl.load(scale_ptr + column, mask=column < columns, other=0.0)
+    bias = tl.load(bias_ptr + row, mask=row < rows, other=0.0)
+    return tl.where(counted, scale[None, :] * (scores + bias[:, None]), ABSENT)
+
+
+@triton.jit
+def _sums_and_means(exponents, scores, AXIS: tl.constexpr):
+    largest = tl.max(exponents, axis=AXIS)
+    weights = tl.exp2(exponents - tl.expand_dims(largest, AXIS))
+    total = tl.sum(weights, axis=AXIS)
+    means = tl.sum(weights * scores, axis=AXIS) / total
+    # The maximum ignores NaN, the total does not: NaN must not count as an empty sum.
+    empty = (largest <= 0.5 * ABSENT) & (total == total)
+    return tl.where(empty, -float("inf"), largest + tl.log2(total)), tl.where(empty, 0.0, means)
+
+
+def negative_sums_forward(
+    left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, first: int, tile: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `sums_cpu.negative_sums_forward`; `tile` is not used."""
+    tiles = narrow_tiles()
+    left, right = (side.to(tiles.dtype).contiguous() for side in (left, right))
+    row_tiles, column_tiles = triton.cdiv(len(left), tiles.rows), triton.cdiv(len(right), tiles.columns)
+    row_sums, row_means = _partial(rows, column_tiles, left)
+    column_sums, column_means = _partial(columns, row_tiles, right)
+    negative_sums_kernel[(row_tiles * column_tiles,)](
+        left, right, *_scale_and_bias(rows, left, right), *_scale_and_bias(columns, right, left),
+        row_sums, row_means, column_sums, column_means, len(left), len(right), first,
+        WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, **tiles.launch(width=left.shape[1]),
+    )  # fmt: skip
+    return *_combined(row_sums, row_means), *_combined(column_sums, column_means)
+
+
+def negative_sums_backward(
+    left: Tensor,
+    right: Tensor,
+    row_sums: Tensor,
+    column_sums: Tensor,
+    d_rows: Tensor,
+    d_columns: Tensor,
+    rows: Side | None,
+    columns: Side | None,
+    first: int,
+    tile: int,
+) -> tuple[Tensor, Tensor]:
+    """As `sums_cpu.negative_sums_backward`."""
+    tiles = narrow_tiles()
+    operands = [side.to(tiles.dtype).contiguous() for side in (left, right)]
+    row_scale, row_bias = _scale_and_bias(rows, *operands)
+    column_scale, column_bias = _scale_and_bias(columns, *operands[::-1])
+    # The anchor's scale is a factor of the gradient; exponents are in base 2, and log2(e) is in the scale.
+    d_rows, d_columns = (
+        (gradient * scale * math.log(2)).contiguous()
+        for gradient, scale in ((d_rows, row_scale), (d_columns, column_scale))
+    )
+
+    def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
+        negative_shares_kernel[grid](
+            operands[0][part], operands[1], row_scale[part], row_bias, column_scale, column_bias[part],
+            row_sums[part], column_sums, d_rows[part], d_columns, shares, len(shares), len(right), first + part.start,
+            WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, **tiles.launch(width=left.shape[1]),
+        )  # fmt: skip
+
+    return gradients(left, right, tiles, launch)
+
+
+def _scale_and_bias(side: Side | None, anchors: Tensor, contrasts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scale and bias in fp32, zeros where there are none."""
+    scale, bias = side or (None, None)
+    return tuple(
+        torch.zeros(len(of), device=of.device) if values is None else values.float().contiguous()
+        for values, of in ((scale, anchors), (bias, contrasts))
+    )  # type: ignore[return-value]
+
+
+def _partial(side: Side | None, tiles: int, of: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums and means of each tile; of one tile without entries for a side that is left out."""
+    shape = (1 if side is None else tiles, len(of))
+    return torch.full(shape, -math.inf, device=of.device), torch.zeros(shape, device=of.device)
+
+
+def _combined(sums: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+    """[tiles, n] -> [n], and the means under the weights of the tiles."""
+    total = (sums * math.log(2)).logsumexp(dim=0) / math.log(2)
+    shares = (sums - total.clamp(min=torch.finfo(total.dtype).min)).exp2()
+    return total, (shares * means).sum(dim=0)
+
+
+def sigmoid_loss_forward(
+    left: Tensor, right: Tensor, scale: Tensor, bias: Tensor, first: int, tile: int, with_gradients: bool
+) -> tuple[Tensor, ...]:
+    """As `sums_cpu.sigmoid_loss_forward`; `tile` is not used."""
+    tiles = narrow_tiles()
+    operands = [side.to(tiles.dtype).contiguous() for side in (left, right)]
+    scalars = [scalar.float().contiguous() for scalar in (scale, bias)]
+    results = []
+
+    def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
+        results.append(torch.empty(2, *grid, device=left.device))
+        sigmoid_loss_kernel[grid](
+            operands[0][part], operands[1], *scalars, *results[-1], shares, part.stop - part.start, len(right),
+            first + part.start, WITH_SHARES=with_gradients, **tiles.launch(width=left.shape[1]),
+        )  # fmt: skip
+
+    if with_gradients:
+        d_left, d_right = gradients(left, right, tiles, launch)
+        loss, sums = torch.cat(results, dim=1).sum(dim=1)
+        return loss, d_left, d_right, sums
+    grid = (triton.cdiv(len(left), tiles.rows) * triton.cdiv(len(right), tiles.columns),)
+    launch(grid, slice(0, len(left)), left.new_empty(1))
+    return (results[0][0].sum(),)

@@ -1,0 +1,518 @@
+"""Counts of a configuration, without weights or a device: parameters, FLOPs, activations, state."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import FlopCounterMode
+
+from clipzoo.build import build_model, build_parts, parameters_of
+from clipzoo.errors import number_of
+from clipzoo.model import Model
+from clipzoo.training.gradients import PairEncoder
+from clipzoo.training.tuned import TunedModel
+from clipzoo.types import Batch
+
+# Memory that tensors take, counted as they are made and freed; fake tensors take none and are counted alike.
+
+
+class LiveMemory(TorchDispatchMode):
+    """Counts the bytes of tensors made in the block: `live` now, `peak` at most. known: tensors that do not count."""
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+        self._sizes: weakref.WeakKeyDictionary[torch.UntypedStorage, list[int]] = weakref.WeakKeyDictionary()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        return result
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage at its new size, which no dispatch mode sees."""
+        if storage in self._sizes:
+            self._change(self._sizes[storage], storage.nbytes())
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage not in self._known and storage not in self._sizes:
+            size = self._sizes[storage] = [0]
+            weakref.finalize(storage, self._change, size, 0)
+            self._change(size, storage.nbytes())
+
+    def _change(self, size: list[int], now: int) -> None:
+        self.live += now - size[0]
+        self.peak = max(self.peak, self.live)
+        size[0] = now
+
+
+def fake_(module: nn.Module) -> None:
+    """Replace all tensors of a module, in place, by new ones. Call it under FakeTensorMode."""
+    replaced: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                new = nn.Parameter(_fake(parameter), parameter.requires_grad)
+                part._parameters[name] = replaced.setdefault(id(parameter), new)
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = _fake(buffer)
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+SAMPLES = 2, 4
+"""Batches of which the encoders' activations are counted: the memory is linear in the number of samples."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that the encoders keep for the backward pass: `fixed` and `per_sample`, of which `per_image`.
+
+    fixed: copies of the weights in the precision of the encoders, of which `fixed_images` of the image tower. Without
+    checkpointing and with it.
+    """
+
+    fixed: float
+    per_sample: float
+    per_image: float
+    fixed_images: float
+
+    def of(self, samples: int) -> float:
+        return self.fixed + self.per_sample * samples
+
+    def of_images(self, samples: int) -> float:
+        return self.fixed_images + self.per_image * samples
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Parameters of the blocks of a tower: of the largest one and of all."""
+
+    largest: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sizes and operations of a step of one configuration, independent of the ranks.
+
+    encoder, others: parameters of the encoder, and of head and objective; trained_encoder, trained_others: those that
+    train. outside: parameters of the encoder outside of its blocks. image_blocks, text_blocks: of the towers; both of
+    the whole encoder if it has no towers. largest_of_text: parameters of the largest tensor of the text tower that
+    trains. optimizer: bytes of its state for a trained parameter.
+    state: bytes of the per-sample state. buffers: bytes of other buffers. forward_flops: of the encoders for a pair;
+    step_flops: with the backward pass. sample: bytes of an image and its caption. activations: without and with
+    recomputation.
+    """
+
+    encoder: int
+    others: int
+    trained_encoder: int
+    trained_others: int
+    outside: int
+    image_blocks: Blocks
+    text_blocks: Blocks
+    largest_of_text: int
+    optimizer: float
+    state: int
+    buffers: int
+    forward_flops: float
+    step_flops: float
+    sample: int
+    activations: Mapping[bool, Activations]
+    image_points: int
+    text_points: int
+
+
+def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -> Counts:
+    """Count a checked configuration. samples: of the dataset."""
+    with torch.device("meta"):
+        parts = build_parts(plain, trust)
+        objective = parts.objective
+        others_before = _buffer_bytes(objective)
+        objective.allocate(samples)
+        model = build_model(plain, parts.head, trust)
+        TunedModel(model, objective, parts.tuning, plain["seed"])
+        image, text, points = _flops(model, plain)
+    autocast = parts.settings.autocast_dtype
+    encoder = model.encoder
+    trains = [_trained(getattr(encoder, f"{view}_tower", encoder)) > 0 for view in ("image", "text")]
+    forward, text_tower = image + text, getattr(encoder, "text_tower", encoder)
+    all_blocks = PairEncoder(model, autocast, compile=False).blocks()
+    activations = {
+        recomputed: _activations(with_recomputation(plain, recomputed), autocast, trust) for recomputed in (False, True)
+    }
+    return Counts(
+        encoder=parameters_of(encoder),
+        others=parameters_of(model.head) + parameters_of(objective),
+        trained_encoder=_trained(encoder),
+        trained_others=_trained(model.head) + _trained(objective),
+        outside=parameters_of(encoder) - _blocks(encoder, all_blocks).total,
+        image_blocks=_blocks(getattr(encoder, "image_tower", encoder), all_blocks),
+        text_blocks=_blocks(text_tower, all_blocks),
+        largest_of_text=max((p.numel() for p in text_tower.parameters() if p.requires_grad), default=0),
+        optimizer=_optimizer_bytes(parts.optimizer),
+        state=_buffer_bytes(objective) - others_before,
+        buffers=_buffer_bytes(encoder) + _buffer_bytes(model.head) + others_before,
+        forward_flops=forward,
+        step_flops=sum(flops * (3 if trained else 1) for flops, trained in zip((image, text), trains, strict=True)),
+        sample=3 * plain["encoder"]["image_size"] ** 2 + 8 * plain["encoder"]["context_length"],
+        activations=activations,
+        image_points=points[0],
+        text_points=points[1],
+    )
+
+
+def with_recomputation(plain: Mapping[str, Any], recomputed: bool) -> dict[str, Any]:
+    """Return the configuration with activation checkpointing off, or on: of all towers unless it is on for some."""
+    changed = copy.deepcopy(dict(plain))
+    if recomputed and recomputes(plain):
+        return changed
+    for key in recomputation_keys(plain):
+        *path, name = key.split(".")
+        reduce(getitem, path, changed)[name] = recomputed
+    return changed
+
+
+def recomputes(plain: Mapping[str, Any]) -> bool:
+    """Return True if activation checkpointing is on for a tower."""
+    return any(reduce(getitem, key.split("."), plain) for key in recomputation_keys(plain))
+
+
+def recomputation_keys(plain: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the configuration that switch activation checkpointing."""
+
+    def find(node: Any, path: str) -> list[str]:
+        if not isinstance(node, Mapping):
+            return []
+        return [
+            key
+            for name, value in node.items()
+            for key in ([f"{path}.{name}"] if name == "checkpoint" else find(value, f"{path}.{name}"))
+        ]
+
+    return find(plain["encoder"], "encoder")
+
+
+def batch_of(plain: Mapping[str, Any], samples: int, device: str = "cpu") -> Batch:
+    """Return a batch of the shape that the configuration's loader gives, with values that nothing reads."""
+    size, tokens = plain["encoder"]["image_size"], plain["encoder"]["context_length"]
+    return Batch(
+        torch.zeros(samples, 3, size, size, dtype=torch.uint8, device=device),
+        torch.zeros(samples, tokens, dtype=torch.int64, device=device),
+        torch.arange(samples, dtype=torch.int64, device=device),
+    )
+
+
+def _activations(plain: Mapping[str, Any], autocast: torch.dtype | None, trust: Collection[str]) -> Activations:
+    """Count what a forward pass keeps of two batches, and draw a line through both."""
+    with torch.device("meta"):
+        parts = build_parts(plain, trust)
+        model = build_model(plain, parts.head, trust)
+        TunedModel(model, parts.objective, parts.tuning, plain["seed"])
+    images, kept = [], []
+    with FakeTensorMode():
+        fake_(model)
+        model.train()
+        encoder = PairEncoder(model, autocast, compile=False)
+        for samples in SAMPLES:
+            batch = batch_of(plain, samples)
+            with LiveMemory([*model.parameters(), *model.buffers(), batch.image, batch.text]) as memory:
+                features = encoder(batch, ["image"])
+                images.append(memory.live)
+                features += encoder(batch, ["text"])
+                kept.append(memory.live)
+                del features
+    slope, of_images = ((two[1] - two[0]) / (SAMPLES[1] - SAMPLES[0]) for two in (kept, images))
+    return Activations(kept[0] - SAMPLES[0] * slope, slope, of_images, images[0] - SAMPLES[0] * of_images)
+
+
+def _blocks(tower: nn.Module, all_blocks: list[nn.Module]) -> Blocks:
+    modules = set(tower.modules())
+    sizes = [parameters_of(block) for block in all_blocks if block in modules]
+    return Blocks(max(sizes, default=0), sum(sizes))
+
+
+def _flops(model: Model, plain: Mapping[str, Any]) -> tuple[float, float, tuple[int, int]]:
+    """Return the FLOPs of a forward pass of one image and of one caption, and their numbers of tokens."""
+    batch = batch_of(plain, 1, "meta")
+    flops, points = [], []
+    for encode, view in ((model.image_read_by_head, batch.image), (model.text_read_by_head, batch.text)):
+        with FlopCounterMode(display=False) as counter:
+            features = encode(view)
+        flops.append(float(counter.get_total_flops()))
+        points.append(1 if features.tokens is None else features.tokens.shape[1])
+    return flops[0], flops[1], (points[0], points[1])
+
+
+def _optimizer_bytes(recipe: Any) -> float:
+    """Return the bytes of state that the optimizer keeps for a parameter, counted on a small matrix."""
+    layer = nn.Linear(64, 64, bias=False)
+    optimizer = recipe.build(layer)
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer.step()
+    values = [
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    return sum(value.nbytes for value in values if value.ndim) / layer.weight.numel()
+
+
+def _trained(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def _buffer_bytes(module: nn.Module) -> int:
+    return sum(buffer.nbytes for buffer in module.buffers())
+
+
+# GPUs, their nodes and links.
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Data sheet of a GPU.
+
+    memory: bytes. bf16, tf32: dense FLOP/s. bandwidth: of its memory, bytes/s. within_node: bytes/s that it receives
+    from GPUs of its node.
+    """
+
+    memory: float
+    bf16: float
+    tf32: float
+    bandwidth: float
+    within_node: float
+
+
+GPUS = {
+    "A100": Gpu(80e9, 312e12, 156e12, 2.04e12, 300e9),
+    "A100-40GB": Gpu(40e9, 312e12, 156e12, 1.56e12, 300e9),
+    "H100": Gpu(80e9, 989e12, 494e12, 3.35e12, 450e9),
+    "H200": Gpu(141e9, 989e12, 494e12, 4.8e12, 450e9),
+    "B200": Gpu(180e9, 2250e12, 1125e12, 8e12, 900e9),
+    "L40S": Gpu(48e9, 362e12, 183e12, 0.864e12, 32e9),
+}
+"""From the vendor's data sheets."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal GPUs in equal nodes, one rank each.
+
+    between_nodes: bytes/s that one GPU receives from other nodes. reached: share of the peak FLOP/s that a training
+    reaches. usable: share of a GPU's memory that tensors can fill.
+    """
+
+    gpu: Gpu
+    gpus: int
+    per_node: int = 8
+    between_nodes: float = 50e9
+    reached: float = 0.4
+    usable: float = 0.9
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.per_node)
+
+    def link(self, ranks: int) -> float:
+        """Bytes/s that a rank receives in a collective of `ranks` neighbouring ranks."""
+        return self.gpu.within_node if ranks <= self.per_node else self.between_nodes
+
+
+# Cost of heads: FLOPs, embeddings that ranks exchange, memory of scores.
+
+
+FLOAT = 4
+TILED_FROM = 2**25
+"""Entries of the local similarity matrix from which `trainer.tile=auto` uses tiles."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a step: local batch size, ranks, widths of towers and embeddings, points per image and per caption.
+
+    features: random features of WPSE. caption_points: mean number of tokens of a caption without padding.
+    """
+
+    local: int
+    ranks: int
+    image_width: int = 768
+    text_width: int = 512
+    width: int = 512
+    features: int = 1024
+    image_points: int = 197
+    text_points: int = 77
+    caption_points: int = 12
+
+    @property
+    def batch(self) -> int:
+        return self.local * self.ranks
+
+    @property
+    def tiled(self) -> bool:
+        return self.local * self.batch >= TILED_FROM
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a step for one rank, forward and backward.
+
+    flops: floating-point operations. gathered: numbers of a sample that all ranks receive, and whose gradient returns.
+    exchanged: bytes that are sent to other ranks and not gathered. scores: bytes of scores held at once. points: bytes
+    of projected points and their gradients.
+    """
+
+    flops: float
+    gathered: float
+    exchanged: float
+    scores: float
+    points: float = 0.0
+
+    def received(self, shape: Shape) -> float:
+        """Bytes that a rank receives through the gathers and their gradients, and the exchanges."""
+        return 2 * (shape.ranks - 1) * shape.local * self.gathered * FLOAT + self.exchanged
+
+
+def clip(shape: Shape) -> Cost:
+    """Cost of CLIP, inner product and distance: one product [b, d] [d, N]."""
+    project = 6 * shape.local * (shape.image_width + shape.text_width) * shape.width
+    return _vectors(shape, shape.width, project)
+
+
+def wpse(shape: Shape) -> Cost:
+    """Cost of WPSE: token projections, random features (forward, recomputed, gradient), then CLIP at width d + D."""
+    tokens = shape.image_points * shape.image_width + shape.text_points * shape.text_width
+    points = shape.image_points + shape.text_points
+    project = 6 * shape.local * tokens * shape.width
+    waves = 6 * shape.local * points * shape.width * shape.features
+    held = 2 * shape.local * points * shape.width * FLOAT
+    return _vectors(shape, shape.width + shape.features, project + waves, held)
+
+
+def kme(shape: Shape, text_points: int) -> Cost:
+    """Cost of KME-CLIP: four products of all image points with all text points of the global batch.
+
+    The products are the forward pass, its recomputation and two gradients. A CPU recomputes one tile less. Ranks
+    gather captions with their padding; the points of text_points alone are multiplied.
+    """
+    tokens = shape.image_points * shape.image_width + text_points * shape.text_width
+    project = 6 * shape.local * tokens * shape.width
+    meet = 4 * 2 * shape.local * shape.image_points * shape.batch * text_points * shape.width
+    gathered = text_points * (shape.width + 1)
+    matrix = shape.local * shape.batch * FLOAT
+    images = 2 * shape.local * shape.image_points * shape.width * FLOAT
+    return Cost(project + meet, gathered, _transposed(shape), 3 * matrix, images + 2 * shape.batch * gathered * FLOAT)
+
+
+def cloob(shape: Shape) -> Cost:
+    """Cost of CLOOB: four retrievals from N patterns by memory-efficient attention, then two one-way products."""
+    project = 6 * shape.local * (shape.image_width + shape.text_width) * shape.width
+    retrieve = 4 * (4 + 10) * shape.local * shape.batch * shape.width
+    way = _vectors(shape, shape.width, 0.0)
+    exchanged = way.exchanged if shape.tiled else 0.0
+    points = 4 * shape.batch * shape.width * FLOAT
+    return Cost(project + retrieve + 2 * way.flops, 4 * shape.width, exchanged, way.scores, points)
+
+
+def _vectors(shape: Shape, width: int, flops: float, points: float = 0.0) -> Cost:
+    """Cost of scores that are inner products: text vectors and their gradients, a matrix or tiles computed twice.
+
+    A matrix is transposed for the captions, and its gradient back; of tiles only sums travel.
+    """
+    product = 2 * shape.local * shape.batch * width
+    points += 2 * shape.batch * width * FLOAT
+    if shape.tiled:
+        sums = 4 * (shape.ranks - 1) * shape.local * 2
+        return Cost(flops + 4 * product, width, sums, 1024 * 1024 * FLOAT, points)
+    return Cost(flops + 3 * product, width, _transposed(shape), 3 * shape.local * shape.batch * FLOAT, points)
+
+
+def _transposed(shape: Shape) -> float:
+    """Bytes received when a matrix [b, N] is transposed, and its gradient back."""
+    return 2 * (shape.ranks - 1) * shape.local * shape.local * FLOAT
+
+
+COSTS: Mapping[str, Callable[[Shape], Cost]] = {
+    "clipzoo.heads.wpse.WpseHead": wpse,
+    "clipzoo.heads.kme.KmeHead": lambda shape: kme(shape, shape.text_points),
+    "clipzoo.heads.cloob.CloobHead": cloob,
+}
+"""Class of a head -> its cost. Others cost what CLIP does, at the width of their embeddings."""
+
+
+def cost_of(head: Mapping[str, Any], shape: Shape) -> Cost:
+    """Cost of the head that a `_target_` node describes."""
+    return COSTS.get(head["_target_"], clip)(shape)
+
+
+# Settings of a plan that change no result: how ranks share weights, micro-batches, recomputation.
+
+
+@dataclass(frozen=True)
+class Setting:
+    """shards: number of ranks that divide weights, gradients and optimizer state; 1 under `trainer.parallel=ddp`.
+
+    micro_batch: samples that pass the encoders at once, at most the rank's share. recomputed: activation checkpointing.
+    """
+
+    shards: int
+    micro_batch: int
+    recomputed: bool
+
+    def name(self, ranks: int) -> str:
+        if self.shards == 1:
+            return "ddp"
+        return "fsdp" if self.shards == ranks else f"hybrid, {number_of(self.shards, 'rank')} a copy"
+
+    def overrides(self, ranks: int, local: int, recomputation_keys: list[str], recomputed_now: bool) -> list[str]:
+        """Return the overrides of a training with this setting. recomputed_now: of the configuration."""
+        lines = [f"trainer.parallel={'ddp' if self.shards == 1 else 'fsdp'}"]
+        if 1 < self.shards < ranks:
+            lines.append(f"trainer.fsdp.shard_group={self.shards}")
+        lines.append(f"trainer.micro_batch={'null' if self.micro_batch >= local else self.micro_batch}")
+        if self.recomputed != recomputed_now:
+            lines += [f"{key}={str(self.recomputed).lower()}" for key in recomputation_keys]
+        return lines
+
+
+def settings(cluster: Cluster, local: int, can_recompute: bool) -> Iterator[Setting]:
+    """Yield all settings of a cluster, the simplest first. local: a rank's share of the global batch."""
+    shards = [1]
+    if 1 < cluster.per_node < cluster.gpus and cluster.gpus % cluster.per_node == 0:
+        shards.append(cluster.per_node)
+    if cluster.gpus > 1:
+        shards.append(cluster.gpus)
+    micro_batches = [local]
+    while micro_batches[-1] % 2 == 0:
+        micro_batches.append(micro_batches[-1] // 2)
+    for count in shards:
+        for micro_batch in micro_batches:
+            yield Setting(count, micro_batch, False)
+            if can_recompute:
+                yield Setting(count, micro_batch, True)
+
+
+def configured(plain: dict[str, Any], cluster: Cluster, local: int, recomputed: bool) -> Setting:
+    """Return the setting that a configuration has."""
+    trainer = plain["trainer"]
+    shards = 1
+    if trainer.get("parallel", "ddp") == "fsdp":
+        group = trainer["fsdp"]["shard_group"]
+        shards = {"all": cluster.gpus, "node": min(cluster.per_node, cluster.gpus)}.get(group, group)
+    return Setting(shards, min(trainer["micro_batch"] or local, local), recomputed)

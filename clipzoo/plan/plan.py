@@ -1,0 +1,266 @@
+"""Plan a training on hardware you do not have at hand: memory, traffic, time of a step, setting to choose.
+
+clipzoo plan encoder=vit_b16 head=clip trainer.global_batch=16384 --gpus 64
+clipzoo plan experiment=kme/cc12m_kme --gpus 8 --gpu A100 --samples 10000000
+clipzoo plan encoder=vit_b16 head=clip trainer.global_batch=4096 --gpus 32 --per-node 4 --memory 96 --between 25
+
+Takes the overrides of a training. Parameters, operations, activations and bytes are counted without weights, data or
+GPUs; times are predictions: counts divided by the GPU's data sheet and the share of its peak that a training reaches.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+from clipzoo.cli.arguments import Parser, number_in, refuse
+from clipzoo.config.compose import compose
+from clipzoo.config.schema import filled
+from clipzoo.config.trust import trusted_names
+from clipzoo.config.vocabulary import Machines, Range, Samples
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.plan.counts import Cluster, Counts, Setting, Shape, cost_of, recomputation_keys, settings
+from clipzoo.plan.memory import Memory, Transfer, memory, transfers
+
+# Memory, traffic and time of a step for every setting, and the fastest setting that fits.
+
+
+OPTIMIZER_TRAFFIC = 28
+"""Bytes of a GPU's memory that an optimizer's step reads and writes for a parameter: AdamW in float32."""
+TOLERATED_SLOWDOWN = 0.03
+"""Share by which a simpler setting may be slower than the fastest one."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Prediction of a step under one setting. seconds: of encoders, head, optimizer and exposed transfers."""
+
+    setting: Setting
+    memory: Memory
+    transfers: Sequence[Transfer]
+    seconds: Mapping[str, float]
+
+    @property
+    def step(self) -> float:
+        return sum(self.seconds.values())
+
+    def fits(self, cluster: Cluster) -> bool:
+        return self.memory.total <= cluster.usable * cluster.gpu.memory
+
+    @property
+    def received(self) -> float:
+        return sum(transfer.received for transfer in self.transfers)
+
+
+def shape_of(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> Shape:
+    """Return the sizes of a step. The number of GPUs divides the global batch."""
+    batch, head, encoder = plain["trainer"]["global_batch"], plain["head"], plain["encoder"]
+    return Shape(
+        local=batch // cluster.gpus,
+        ranks=cluster.gpus,
+        image_width=encoder["image_width"],
+        text_width=encoder["text_width"],
+        width=head.get("embed_width") or encoder["image_width"],
+        features=head.get("features", 0),
+        image_points=head.get("image_points") or counts.image_points,
+        text_points=counts.text_points,
+    )
+
+
+def predict(plain: Mapping[str, Any], counts: Counts, cluster: Cluster, setting: Setting) -> Prediction:
+    """Predict a step. Transfers of weights and gradients travel while the encoders compute; the others do not."""
+    shape = shape_of(plain, counts, cluster)
+    found = transfers(plain, counts, shape, setting)
+    again = (setting.micro_batch < shape.local) + setting.recomputed
+    encoders = (counts.step_flops + again * counts.forward_flops) * shape.local
+    speed = cluster.gpu.bf16 if plain["trainer"]["precision"] in ("bf16", "fp16", "auto") else cluster.gpu.tf32
+    towers = encoders / (speed * cluster.reached)
+    hidden = sum(transfer.received / cluster.link(transfer.ranks) for transfer in found if transfer.hidden)
+    trained = counts.trained_encoder / setting.shards + counts.trained_others
+    seconds = {
+        "encoders": towers,
+        "head": cost_of(plain["head"], shape).flops / (cluster.gpu.tf32 * cluster.reached),
+        "optimizer": OPTIMIZER_TRAFFIC * trained / cluster.gpu.bandwidth,
+        "weights and gradients, exposed": max(0.0, hidden - towers),
+        "other transfers": sum(item.received / cluster.link(item.ranks) for item in found if not item.hidden),
+    }
+    return Prediction(setting, memory(plain, counts, shape, setting), found, seconds)
+
+
+def predictions(plain: Mapping[str, Any], counts: Counts, cluster: Cluster) -> list[Prediction]:
+    """Return the prediction to choose, then the fastest first: those that no other one beats in both time and memory,
+    and of each number of shards, with and without recomputation, the largest micro-batch that fits.
+
+    Predictions assume the same share of the peak for all micro-batches, but a GPU reaches less with small ones, which
+    therefore appear to beat the largest.
+
+    To choose: of the settings that fit and are at most TOLERATED_SLOWDOWN slower than the fastest one, the simplest;
+    the one with the least memory if none fits.
+    """
+    shape = shape_of(plain, counts, cluster)
+    options = settings(cluster, shape.local, can_recompute=bool(recomputation_keys(plain)))
+    made = [predict(plain, counts, cluster, setting) for setting in options]
+    fitting = [item for item in made if item.fits(cluster)]
+    if fitting:
+        limit = (1 + TOLERATED_SLOWDOWN) * min(item.step for item in fitting)
+        best = next(item for item in fitting if item.step <= limit)
+    else:
+        best = min(made, key=lambda item: item.memory.total)
+    # Settings come with the largest micro-batch first, and the last item of a key stays in a dict.
+    largest = {(item.setting.shards, item.setting.recomputed): item for item in reversed(fitting)}.values()
+    others = [
+        item
+        for item in made
+        if item is not best and (item in largest or not any(_beats(other, item) for other in made))
+    ]
+    return [best, *sorted(others, key=lambda item: item.step)]
+
+
+def _beats(one: Prediction, other: Prediction) -> bool:
+    smaller, larger = (one.memory.total, one.step), (other.memory.total, other.step)
+    return smaller != larger and all(a <= b for a, b in zip(smaller, larger, strict=True))
+
+
+SAMPLES = 12_000_000
+"""Size of the dataset unless --samples gives it: that of CC12M."""
+Figure = Annotated[float, Range(at_least=1e-3, at_most=1e6)]
+"""A number of a data sheet, in GB, GB/s or TFLOP/s."""
+SHOWN = 8
+"""Settings in the table."""
+
+
+def main(arguments: list[str]) -> None:
+    options = _parser().parse_intermixed_args(arguments)
+    data = [] if any(line.startswith("data") for line in options.overrides) else ["data.shards=none.tar"]
+    plain = compose([*options.overrides, *data])
+    trust = trusted_names(options.overrides)
+    cluster = _cluster(options)
+    if (batch := plain["trainer"]["global_batch"]) % cluster.gpus:
+        raise ConfigError(f"trainer.global_batch={batch} cannot be divided among {cluster.gpus} GPUs")
+
+    # torch is imported only now: a mistyped key is reported at once.
+    from clipzoo.build import found_in_model
+    from clipzoo.plan.counts import configured, count, recomputation_keys, recomputes
+    from clipzoo.training.loggers import quiet_libraries
+
+    quiet_libraries()
+    plain = filled(plain, found_in_model(plain, trust))
+    counts = count(plain, options.samples, trust)
+    shape = shape_of(plain, counts, cluster)
+    keys = recomputation_keys(plain)
+    recomputed = recomputes(plain)
+    given = predict(plain, counts, cluster, configured(plain, cluster, shape.local, recomputed))
+    best, *others = predictions(plain, counts, cluster)
+    print(
+        f"{counts.encoder + counts.others:,} parameters, {counts.step_flops / 1e9:.0f} GFLOP a pair; {cluster.gpus} "
+        f"{options.gpu}, {number_of(cluster.nodes, 'node')}; {shape.local} of {number_of(shape.batch, 'pair')} a GPU"
+    )
+    print(f"\nas configured: {_setting(given, shape.ranks, shape.local)}")
+    print(_details(given, cluster))
+    print(
+        "\nSettings that no other one beats in both memory and time (the Pareto frontier), and the largest micro-batch "
+        "that fits for each way to share the weights.\n"
+        f"All micro-batches are predicted at {cluster.reached:g} of the peak; on a GPU small ones reach less: prefer "
+        "the larger of two with equal times.\n"
+    )
+    print(_table([best, *others][:SHOWN], cluster, shape.ranks, shape.local))
+    if not best.fits(cluster):
+        print("\nno setting fits: use more GPUs, a smaller trainer.global_batch, or a smaller model")
+        return
+    print(f"\nchoose: {' '.join(best.setting.overrides(shape.ranks, shape.local, keys, recomputed))}")
+
+
+def _details(prediction: Prediction, cluster: Cluster) -> str:
+    memory = prediction.memory
+    parts = ", ".join(
+        f"{field.name} {_gigabytes(getattr(memory, field.name))}"
+        for field in fields(memory)
+        if getattr(memory, field.name) >= 5e6
+    )
+    received = ", ".join(f"{item.cause} {_gigabytes(item.received)}" for item in prediction.transfers)
+    seconds = ", ".join(f"{name} {_milliseconds(value)}" for name, value in prediction.seconds.items() if value > 5e-5)
+    room = "fits" if prediction.fits(cluster) else "does not fit"
+    return (
+        f"memory a GPU, GB: {_gigabytes(memory.total)} of {cluster.gpu.memory / 1e9:g}, {room}: {parts}\n"
+        f"received a GPU and step, GB: {_gigabytes(prediction.received)}{': ' if received else ''}{received}\n"
+        f"predicted step, ms: {_milliseconds(prediction.step)}: {seconds}"
+    )
+
+
+def _table(predictions: list[Prediction], cluster: Cluster, ranks: int, local: int) -> str:
+    lines = [
+        "| setting | memory, GB | received, GB | step, ms | |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    for item in predictions:
+        lines.append(
+            f"| {_setting(item, ranks, local)} | {_gigabytes(item.memory.total)} | {_gigabytes(item.received)} | "
+            f"{_milliseconds(item.step)} | {'' if item.fits(cluster) else 'does not fit'} |"
+        )
+    return "\n".join(lines)
+
+
+def _setting(prediction: Prediction, ranks: int, local: int) -> str:
+    setting = prediction.setting
+    words = [setting.name(ranks)]
+    if setting.micro_batch < local:
+        words.append(f"micro-batch {setting.micro_batch}")
+    if setting.recomputed:
+        words.append("checkpointing")
+    return ", ".join(words)
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2g}" if size < 1e9 else f"{size / 1e9:.1f}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.2g}" if seconds < 0.01 else f"{1000 * seconds:.0f}"
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    from clipzoo.plan.counts import GPUS, Cluster
+
+    if options.gpus <= options.per_node:
+        refuse(options, ("--per-node", "--between"), f"is for several nodes, and one has all {options.gpus} GPUs")
+    elif options.gpus % options.per_node:
+        raise ConfigError(f"--gpus {options.gpus} cannot be divided into nodes of --per-node {options.per_node}")
+    if options.per_node == 1:
+        refuse(options, ("--within",), "is for nodes of several GPUs, not for --per-node 1")
+    gpu = GPUS[options.gpu]
+    changes = {
+        name: value
+        for name, value in {
+            "memory": options.memory and options.memory * 1e9,
+            "bf16": options.peak and options.peak * 1e12,
+            "tf32": options.peak and options.peak * 5e11,
+            "within_node": options.within and options.within * 1e9,
+        }.items()
+        if value
+    }
+    return Cluster(replace(gpu, **changes), options.gpus, options.per_node, options.between * 1e9, options.reached)
+
+
+def _parser() -> Parser:
+    from clipzoo.plan.counts import GPUS
+
+    number, size = number_in(Figure), number_in(Machines)
+    parser = Parser("clipzoo plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=size, default=8, help="number of GPUs, one rank each (default: %(default)s)")
+    parser.add_argument("--per-node", type=size, default=8, help="GPUs of a node (default: %(default)s)")
+    parser.add_argument("--gpu", choices=GPUS, default="H100", help="data sheet to use (default: %(default)s)")
+    parser.add_argument("--memory", type=number, help="GB of a GPU, instead of the data sheet's")
+    parser.add_argument("--peak", type=number, help="dense bf16 TFLOP/s of a GPU; TF32 is half of it")
+    parser.add_argument("--within", type=number, help="GB/s that a GPU receives within its node")
+    parser.add_argument(
+        "--between", type=number, default=50.0, help="GB/s that a GPU receives from other nodes (default: %(default)s)"
+    )
+    share = number_in(Annotated[float, Range(above=0, at_most=1)])
+    parser.add_argument("--reached", type=share, default=0.4, help="reached share of the peak (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=number_in(Samples), default=SAMPLES, help="samples of the dataset (default: %(default)s)"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of train")
+    return parser

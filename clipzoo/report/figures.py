@@ -1,0 +1,748 @@
+"""Figures of all pages. Each function returns a matplotlib figure; none uses pyplot's global state."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypedDict, cast
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from clipzoo import io
+from clipzoo.config.schema import class_constant
+from clipzoo.errors import ConfigError
+from clipzoo.io.text import shorten, wrap
+from clipzoo.report.frame import COSTS, FilledTable, cost_of
+from clipzoo.report.published import PaperColumn, PaperRow
+from clipzoo.report.render import Picture, capitalised
+from clipzoo.report.statistics import Disagreement
+from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey
+from clipzoo.runs.training_log import Line, TrainingLog
+
+INK, MUTED, RIGHT, WRONG = "#303f9f", "#9fa8da", "#2e8b57", "#c0503c"
+PALETTE = ("#303f9f", "#c0503c", "#d99a2b", "#2e8b57", "#7a5ba6", "#3c9cc0", "#8a6d4f", "#b8609a", "#7f8c8d", "#5c7a29")
+DPI = 130
+
+
+def style(panel: Axes, grid: Literal["x", "y"] = "y") -> None:
+    """Remove the upper and right frame and draw light grid lines."""
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color(MUTED)
+    panel.tick_params(labelsize=8, color=MUTED)
+    panel.set_axisbelow(True)
+    panel.grid(axis=grid, color="#e8edf1", linewidth=0.8)
+
+
+def label(panel: Axes, title: str, x: str = "", y: str = "", size: int = 10) -> None:
+    """Set title and axis labels. size: font size of the title."""
+    panel.set_title(title, fontsize=size, color=INK, loc="left")
+    panel.set_xlabel(x, fontsize=8)
+    panel.set_ylabel(y, fontsize=8)
+
+
+def colour(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]
+
+
+Arrays = dict[str, np.ndarray]
+"""Arrays of an evaluation by name, see `clipzoo.evaluation.outputs`."""
+
+
+HIDDEN = {"step", "epoch", "seconds", "event", "forward", "backward", "optimizer", "peak_memory_mib", "slowest_rank"}
+FIRST = ("loss", "objective", "lr", "temperature", "gamma", "gradient_norm", "samples_per_second", "data_wait")
+TITLES = {
+    "lr": "learning rate",
+    "gradient_norm": "gradient norm",
+    "samples_per_second": "throughput",
+    "data_wait": "time waiting for data",
+    "slowest_rank_excess": "time of the slowest rank above the median",
+    "flops_utilisation": "model FLOPs utilization",
+}
+UNITS = {
+    "samples_per_second": "samples/s",
+    "data_wait": "fraction of the time",
+    "flops_utilisation": "fraction of the peak",
+    "slowest_rank_excess": "fraction",
+    **{
+        f"{kind}_{direction}": "logit"
+        for kind in ("positive", "negative", "gap")
+        for direction in ("image_to_text", "text_to_image")
+    },
+    "alignment": "squared distance",
+}
+LOSSES = ("loss", "loss_image_to_text", "loss_text_to_image")
+"""Numbers whose unit is that of the objective's loss."""
+METRICS = {("zero_shot", "top1"): "zero-shot top-1", ("retrieval", "recall_at_1"): "recall@1"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of one quantity over training steps. unit: empty for a number without one."""
+
+    name: str
+    title: str
+    unit: str
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def loss_unit(config: Mapping[str, Any]) -> str:
+    """Return the unit of the loss of a run's objective; empty without one, and for classes of other packages."""
+    return _of_objective(config, "loss_unit")
+
+
+def value_log(config: Mapping[str, Any]) -> str:
+    """Return the name of the number in metrics.jsonl that the validation loss is compared with."""
+    return _of_objective(config, "value_log") or "loss"
+
+
+def _of_objective(config: Mapping[str, Any], constant: str) -> str:
+    """Return a constant of the objective's class; empty without one, and for classes of other packages.
+
+    Other packages are not imported: a report shows the runs of strangers.
+    """
+    target = str(config.get("objective", {}).get("_target_"))
+    if not target.startswith("clipzoo."):
+        return ""
+    try:
+        return str(class_constant(target, constant) or "")
+    except LookupError:
+        return ""
+
+
+def training_curves(lines: Sequence[Line], loss_unit: str = "") -> list[Curve]:
+    """Return a curve per varying number of metrics.jsonl, the loss first."""
+    units = UNITS | dict.fromkeys(LOSSES, loss_unit)
+    names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, int | float))
+    curves = {
+        name: _curve_of(lines, name, TITLES.get(name, name.replace("_", " ")), units.get(name, "")) for name in names
+    }
+    shown = [curves[name] for name in FIRST if name in curves]
+    others = [curve for name, curve in curves.items() if name not in (*FIRST, *HIDDEN)]
+    return shown + [_per_step(curve) for curve in others if len(set(curve.values)) > 1]
+
+
+def evaluation_curves(evaluations: Sequence[Line]) -> list[Curve]:
+    """Return zero-shot top-1 and recall@1 during training, a curve per dataset and direction."""
+    keys = {text: MetricKey.parse(text) for text in (evaluations[-1] if evaluations else ())}
+    return [
+        _curve_of(evaluations, text, f"{METRICS[key.task, key.metric]}, {_dataset(key)}", "%")
+        for text, key in keys.items()
+        if (key.task, key.metric) in METRICS
+    ]
+
+
+def validation_curve(evaluations: Sequence[Line]) -> Curve:
+    """Return the loss on held-out pairs, without a point if it was not measured."""
+    return _curve_of(evaluations, str(VALIDATION_LOSS), "validation", "")
+
+
+def _curve_of(lines: Sequence[Line], name: str, title: str, unit: str) -> Curve:
+    points = [(float(line["step"]), float(line[name])) for line in lines if isinstance(line.get(name), int | float)]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return Curve(name, title, unit, steps, values)
+
+
+def _per_step(curve: Curve) -> Curve:
+    """Return a running total, such as the number of transparent images so far, per step; other curves unchanged.
+
+    Totals are the only whole numbers of the log that never fall.
+    """
+    values, steps = (0, *curve.values), (0.0, *curve.steps)
+    if not all(value.is_integer() for value in curve.values) or list(values) != sorted(values):
+        return curve
+    rates = [
+        (after - before) / max(1.0, end - start)
+        for before, after, start, end in zip(values, values[1:], steps, steps[1:], strict=False)
+    ]
+    return replace(curve, unit="samples per step", values=tuple(rates))
+
+
+def _dataset(key: MetricKey) -> str:
+    return f"{key.dataset} {key.protocol}".strip().replace("_", " ")
+
+
+MOST_NUMBERS = 20
+"""Largest number of classes whose confusion matrix has its percentages written in."""
+MOST_NAMES = 40
+"""Largest number of classes whose confusion matrix has their names."""
+
+
+def training_figure(
+    lines: Sequence[Line], loss_unit: str = "", evaluations: Sequence[Line] = (), value_log: str = "loss"
+) -> Figure:
+    """A panel per varying number of metrics.jsonl, the loss first.
+
+    evaluations: their validation losses are drawn in the panel of the number `value_log`.
+    """
+    shown = training_curves(lines, loss_unit)
+    columns = min(3, len(shown)) or 1
+    rows = math.ceil(len(shown) / columns) or 1
+    figure = Figure(figsize=(3.7 * columns, 2.6 * rows), dpi=DPI, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel, curve in zip(panels, shown, strict=False):
+        _draw_curve(panel, np.array(curve.steps), np.array(curve.values))
+        validation = validation_curve(evaluations)
+        if curve.name == value_log and validation.steps:
+            panel.lines[-1].set_label("training")
+            panel.plot(validation.steps, validation.values, color=RIGHT, marker="o", markersize=3, label="validation")
+            panel.legend(frameon=False, fontsize=7)
+        label(panel, curve.title, "step", curve.unit)
+    for panel in panels[len(shown) :]:
+        panel.set_visible(False)
+    return figure
+
+
+def evaluation_figure(evaluations: Sequence[Line]) -> Figure:
+    """Zero-shot top-1 and recall@1 during training, a line per dataset."""
+    figure = Figure(figsize=(9, 3.2), dpi=DPI, layout="constrained")
+    shown = evaluation_curves(evaluations)
+    for panel, title in zip(figure.subplots(1, 2), METRICS.values(), strict=True):
+        for curve in shown:
+            metric, dataset = curve.title.split(", ", 1)
+            if metric == title:
+                panel.plot(curve.steps, curve.values, marker="o", markersize=3, label=dataset)
+        _ticks(panel)
+        label(panel, title, "step", "%")
+        if panel.lines:
+            panel.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def confusion_matrix(arrays: Arrays) -> Figure:
+    """Fractions of each true class (a row) by predicted class."""
+    counts, names = arrays["confusion"], [str(name) for name in arrays["class_names"]]
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    named, few = len(names) <= MOST_NAMES, len(names) <= MOST_NUMBERS
+    side = 2.2 + (0.42 if few else 0.24) * len(names) if named else 6.4
+    figure = Figure(figsize=(side + 0.8, side), dpi=DPI, layout="constrained")
+    panel = figure.subplots()
+    image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    panel.set_xlabel("predicted class", fontsize=9)
+    panel.set_ylabel("true class", fontsize=9)
+    if named:
+        short = [shorten(name, 18) for name in names]
+        panel.set_xticks(range(len(names)), short, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+        panel.set_yticks(range(len(names)), short, fontsize=8)
+    if few:
+        for row, column in np.argwhere(shares >= 0.005):
+            share = shares[row, column]
+            ink = "white" if share > 0.55 else INK
+            panel.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=ink)
+    panel.tick_params(length=0, labelsize=8)
+    panel.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=panel, shrink=0.7, ticks=[0, 0.5, 1])
+    bar.ax.set_yticklabels(["0", "50", "100 %"], fontsize=8)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    return figure
+
+
+def mistakes(arrays: Arrays) -> Figure:
+    """The most confident errors: the predicted class above each image, the true class below."""
+    names, count = arrays["class_names"], len(arrays["images"])
+    columns = min(6, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(1.55 * columns, 1.95 * rows), dpi=DPI, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    samples = zip(arrays["images"], arrays["labels"], arrays["predictions"], strict=True)
+    for panel, (image, true, predicted) in zip(panels, samples, strict=False):
+        _image(panel, image)
+        panel.set_title(shorten(str(names[predicted]), 22), fontsize=8, color=WRONG, pad=3)
+        truth = shorten(str(names[true]), 22)
+        panel.set_xlabel(f"is {truth}", fontsize=8, color=RIGHT, labelpad=3)
+    for panel in panels[count:]:
+        panel.set_visible(False)
+    return figure
+
+
+def retrieved(arrays: Arrays) -> Figure:
+    """A row per caption: its text, the rank of its own image, and the images it retrieves, best first."""
+    rows, columns = arrays["found"].shape
+    figure = Figure(figsize=(2.9 + 1.3 * columns, 1.42 * rows), dpi=DPI, layout="constrained")
+    panels = figure.subplots(rows, columns + 1, squeeze=False, width_ratios=[2.1, *[1] * columns])
+    for row in range(rows):
+        _caption(panels[row, 0], str(arrays["captions"][row]), int(arrays["place"][row]) + 1)
+        for column in range(columns):
+            own = arrays["found"][row, column] == arrays["owner"][row]
+            _image(panels[row, column + 1], arrays["images"][row, column], framed=bool(own))
+    return figure
+
+
+def _caption(panel: Axes, caption: str, rank: int) -> None:
+    panel.axis("off")
+    write = partial(panel.text, ha="right", transform=panel.transAxes)
+    text = wrap(caption, 30, lines=5)
+    write(1, 0.56, text, va="center", fontsize=9, color=INK)
+    note, ink = f"its own image has rank {rank:,}", RIGHT if rank == 1 else MUTED
+    write(1, 0.56 - 0.09 * (text.count("\n") + 1) - 0.08, note, va="top", fontsize=7, color=ink)
+
+
+def _image(panel: Axes, image: np.ndarray, framed: bool = False) -> None:
+    panel.imshow(image)
+    panel.set_xticks([])
+    panel.set_yticks([])
+    panel.spines[:].set_visible(framed)
+    if framed:
+        panel.spines[:].set(color=RIGHT, linewidth=3.5)
+
+
+def _draw_curve(panel: Axes, steps: np.ndarray, values: np.ndarray) -> None:
+    """Draw the values; many noisy values thinly, below their running mean."""
+    noisy = np.abs(np.diff(values)).sum() > 3 * np.ptp(values)
+    if len(values) < 30 or not noisy:
+        panel.plot(steps, values, color=INK, linewidth=1.6)
+    else:
+        panel.plot(steps, values, color=MUTED, linewidth=0.7)
+        # Mean over a window centred on each step; a window cut short by an end has no mean.
+        window, places = len(values) // 30 + 1, np.arange(len(values))
+        reach = np.minimum(window, np.minimum(places, len(values) - 1 - places))
+        sums = np.concatenate([[0.0], values.cumsum()])
+        mean = (sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1)
+        enough = 2 * reach >= window
+        panel.plot(steps[enough], mean[enough], color=INK, linewidth=1.6)
+    _ticks(panel)
+
+
+def _ticks(panel: Axes) -> None:
+    style(panel)
+    panel.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
+    panel.yaxis.get_offset_text().set_fontsize(7)
+
+
+SIDES = ("highest", "lowest")
+
+
+class Sample(TypedDict):
+    """A sample and its value of a statistic."""
+
+    sample_id: int
+    value: float
+
+
+class Statistic(TypedDict):
+    """A per-sample statistic as `inspection.diagnostics.summarise_samples` writes it; edges: of the histogram."""
+
+    seen: int
+    mean: float
+    counts: list[float]
+    edges: list[float]
+    highest: list[Sample]
+    lowest: list[Sample]
+
+
+def read_statistics(path: Path) -> dict[str, Statistic]:
+    """Read samples.json: statistics by name. Raises DamagedFileError."""
+    summary = io.read_json(path, 16 * io.MB)
+    for statistic in summary.values():
+        sides: dict[str, type] = dict.fromkeys(SIDES, list)
+        fields: dict[str, Any] = {"seen": int, "mean": (int, float), "counts": list, "edges": list, **sides}
+        io.require_fields(path, statistic if isinstance(statistic, dict) else {}, fields)
+        for sample in [*statistic["highest"], *statistic["lowest"]]:
+            values = sample if isinstance(sample, dict) else {}
+            io.require_fields(path, values, {"sample_id": int, "value": (int, float)})
+    return cast(dict[str, Statistic], summary)
+
+
+def sample_histograms(summary: Mapping[str, Statistic]) -> Figure:
+    """A panel per statistic: its histogram over the samples seen, with the mean."""
+    count = max(1, len(summary))
+    figure = Figure(figsize=(4.2 * count, 3.0), dpi=DPI, layout="constrained")
+    for panel, (name, statistic) in zip(figure.subplots(1, count, squeeze=False)[0], summary.items(), strict=False):
+        _histogram(panel, name, statistic)
+    return figure
+
+
+def extreme_samples(statistic: Statistic, folder: Path, count: int = 8) -> Figure:
+    """The samples with the highest values (first row) and the lowest.
+
+    folder: images by sample id, and captions.json, as `inspection.diagnostics.write_examples` leaves them.
+
+    Raises:
+        DamagedFileError: an image or the captions cannot be read.
+    """
+    captions = io.read_json(folder / "captions.json", 16 * io.MB)
+    figure = Figure(figsize=(1.5 * count, 4.4), dpi=DPI, layout="constrained")
+    rows = zip(
+        figure.subplots(2, count, squeeze=False), SIDES, (statistic["highest"], statistic["lowest"]), strict=True
+    )
+    for panels, side, samples in rows:
+        for panel in panels:
+            panel.axis("off")
+        for panel, sample in zip(panels, samples[:count], strict=False):
+            panel.imshow(_read_image(io.below(folder, f"{sample['sample_id']}.png")))
+            caption = shorten(str(captions.get(str(sample["sample_id"]), "")), 60, " ...")
+            panel.set_title(f"{sample['value']:.2f}\n{wrap(caption, 20, lines=9)}", fontsize=7)
+        panels[0].text(-0.15, 0.5, side, transform=panels[0].transAxes, rotation=90, va="center", fontsize=9)
+    return figure
+
+
+def _read_image(path: Path) -> np.ndarray:
+    try:
+        return imread(path)
+    # Damaged bytes end in OSError, SyntaxError, ValueError, struct.error and more.
+    except Exception as error:
+        raise io.DamagedFileError(path, f"cannot be decoded ({error})") from None
+
+
+def _histogram(panel: Axes, name: str, statistic: Statistic) -> None:
+    panel.stairs(statistic["counts"], statistic["edges"], fill=True, color=INK)
+    panel.axvline(statistic["mean"], color=WRONG, linewidth=1, label=f"mean {statistic['mean']:.3g}")
+    panel.set_xlabel(name.replace("_", " "))
+    panel.set_ylabel("samples")
+    panel.set_title(f"{statistic['seen']:,} samples seen", fontsize=9)
+    panel.legend(frameon=False, fontsize=8)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+PANELS_WIDTH = 7
+"""Datasets side by side in one line of panels."""
+LEGEND_WIDTH = 160
+"""Characters side by side in a legend above a figure."""
+COMPARED_CURVES = {
+    "zero-shot top-1, mean over datasets": ("zero_shot", "top1"),
+    "recall@1, mean over directions and datasets": ("retrieval", "recall_at_1"),
+}
+"""Task and metric whose mean is drawn over training."""
+Points = list[tuple[float, float]]
+
+
+def comparison_figures(
+    frame: pd.DataFrame,
+    columns: Mapping[str, Sequence[PaperColumn]],
+    means: pd.DataFrame,
+    logs: Mapping[Path, TrainingLog],
+) -> Iterator[Picture]:
+    """Yield the figures of a comparison.
+
+    Args:
+        frame: with the columns of `own_rows`. columns, means: see `columns_of` and `over_seeds`.
+        logs: training log of each run.
+    """
+    labels = dict(zip(frame["group"], frame["label"], strict=True))
+    rows = {group: [logs[run] for run in part["run"].unique()] for group, part in frame.groupby("group", sort=False)}
+    if columns:
+        yield Picture("bars by dataset", dataset_bars(labels, columns, means), "By dataset")
+    objectives = dict(zip(frame["group"][::-1], frame["objective"][::-1], strict=True))
+    yield Picture("loss over training", loss_curves(labels, rows, objectives), "Over training")
+    evaluated = {group: [_evaluations(log) for log in logs] for group, logs in rows.items()}
+    if any(len(evaluations) > 2 for runs in evaluated.values() for evaluations in runs):
+        yield Picture("evaluations during training", compared_evaluations(labels, evaluated))
+    yield Picture("minutes of training and of evaluation, samples per second, memory", cost_bars(frame), "Cost")
+
+
+def dataset_bars(
+    labels: Mapping[str, str], columns: Mapping[str, Sequence[PaperColumn]], means: pd.DataFrame
+) -> Figure:
+    """A panel per task, bars per dataset, one colour per row."""
+    tasks = list(columns.items())
+    counts = [len(parts) for _, parts in tasks]
+    # Lines of at most PANELS_WIDTH datasets; each panel is in the first line with room.
+    lines: list[list[int]] = []
+    for place, count in enumerate(counts):
+        with_room = [line for line in lines if sum(counts[other] for other in line) + count <= PANELS_WIDTH]
+        if with_room:
+            with_room[0].append(place)
+        else:
+            lines.append([place])
+    figure = Figure(figsize=(12, 2.5 * len(lines) + 0.3), dpi=DPI, layout="constrained")
+    width = 0.84 / len(labels)
+    for strip, places in zip(figure.subfigures(len(lines), 1, squeeze=False).flatten(), lines, strict=True):
+        panels = strip.subplots(1, len(places), width_ratios=[counts[place] for place in places], squeeze=False)
+        for panel, place in zip(panels.flatten(), places, strict=True):
+            task, parts = tasks[place]
+            names = pd.MultiIndex.from_tuples([(task, column.label) for column in parts])
+            for number, (group, text) in enumerate(labels.items()):
+                has_cells = group in means.index.get_level_values("group")
+                cells = (means.loc[group] if has_cells else means.iloc[:0].droplevel("group")).reindex(names)
+                left = np.arange(len(parts)) - 0.42 + width * (number + 0.5)
+                panel.bar(left, cells["mean"].to_numpy(), 0.92 * width, color=colour(number), label=text)
+                spread = cells["deviation"].replace(0.0, np.nan).to_numpy()
+                panel.errorbar(left, cells["mean"].to_numpy(), spread, fmt="none", ecolor="#555555", elinewidth=0.8)
+            panel.margins(x=0.03 / len(parts))
+            panel.set_xticks(range(len(parts)), [column.label for column in parts], fontsize=8)
+            panel.set_ylim(0, None)
+            style(panel)
+            label(panel, f"{task}, %", size=10 if counts[place] > 1 else 8)
+    _legend(figure)
+    return figure
+
+
+def loss_curves(
+    labels: Mapping[str, str], rows: Mapping[str, Sequence[TrainingLog]], objectives: Mapping[str, str]
+) -> Figure:
+    """The loss of each row as mean and deviation over seeds, a panel per objective: others cannot be compared."""
+    panels: dict[str, list[str]] = {}
+    for group in rows:
+        panels.setdefault(objectives[group], []).append(group)
+    widths = [1.6 if len(groups) > 1 else 1.0 for groups in panels.values()]
+    figure = Figure(figsize=(12, 3.0), dpi=DPI, layout="constrained")
+    drawn = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False).flatten()
+    numbers = {group: number for number, group in enumerate(rows)}
+    for panel, (objective, groups) in zip(drawn, panels.items(), strict=True):
+        for group in groups:
+            points = [
+                [(float(line["epoch"]), float(line["loss"])) for line in log.training if {"epoch", "loss"} <= {*line}]
+                for log in rows[group]
+            ]
+            _curves(panel, points, numbers[group], labels[group])
+        label(panel, objective, "epoch", "loss")
+        style(panel)
+    _legend(figure)
+    return figure
+
+
+def compared_evaluations(
+    labels: Mapping[str, str], evaluated: Mapping[str, Sequence[Sequence[tuple[float, Line]]]]
+) -> Figure:
+    """Metrics during training, as mean and standard deviation over seeds. evaluated: epoch and metrics, by group."""
+    figure = Figure(figsize=(12, 3.4), dpi=DPI, layout="constrained")
+    for panel, (title, (task, metric)) in zip(figure.subplots(1, 2), COMPARED_CURVES.items(), strict=True):
+        for number, (group, runs) in enumerate(evaluated.items()):
+            means = [[(epoch, _mean(metrics, task, metric)) for epoch, metrics in run] for run in runs]
+            points = [[(epoch, mean) for epoch, mean in run if mean is not None] for run in means]
+            _curves(panel, points, number, labels[group], marker="o")
+        label(panel, title, "epoch", "%")
+        style(panel)
+        if not panel.get_legend_handles_labels()[0]:
+            panel.text(0.5, 0.5, "not evaluated", transform=panel.transAxes, ha="center", color=MUTED)
+            panel.set(xticks=[], yticks=[])
+    _legend(figure)
+    return figure
+
+
+def cost_bars(frame: pd.DataFrame) -> Figure:
+    """Minutes of training and of evaluation, samples per second and peak memory of each row."""
+    parts = [part for _, part in frame.groupby("group", sort=False)]
+    labels, places = [part["label"].iloc[0] for part in parts], range(len(parts))
+    figure = Figure(figsize=(12, 0.32 * len(parts) + 1.1), dpi=DPI, layout="constrained")
+    for number, (panel, cost) in enumerate(zip(figure.subplots(1, len(COSTS)), COSTS, strict=True)):
+        values = [value if (value := cost_of(part, cost)) is not None else np.nan for part in parts]
+        bars = panel.barh(places, values, 0.7, color=[colour(place) for place in places])
+        panel.bar_label(bars, fmt="{:,.3g}", fontsize=8, padding=2, color=INK)
+        panel.set_yticks(places, labels if number == 0 else [""] * len(labels), fontsize=8)
+        panel.invert_yaxis()
+        panel.margins(x=0.15)
+        label(panel, cost)
+        style(panel, grid="x")
+    return figure
+
+
+def _curves(panel: Axes, runs: Sequence[Points], number: int, name: str, marker: str = "") -> None:
+    """Draw the mean of the runs of a row and a band of one standard deviation; runs with other points separately."""
+    runs = [points for points in runs if points]
+    if len(runs) > 1 and len({tuple(x for x, _ in points) for points in runs}) == 1:
+        values = np.array([[y for _, y in points] for points in runs])
+        mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1)
+        places = [x for x, _ in runs[0]]
+        panel.fill_between(places, mean - spread, mean + spread, color=colour(number), alpha=0.18, linewidth=0)
+        runs = [list(zip(places, mean.tolist(), strict=True))]
+    for turn, points in enumerate(runs):
+        x, y = zip(*points, strict=True)
+        shown = marker or ("o" if len(points) == 1 else "")  # a line through one point is invisible
+        text = None if turn else name
+        panel.plot(x, y, color=colour(number), marker=shown, markersize=3.5, linewidth=1.5, label=text)
+
+
+def _legend(figure: Figure) -> None:
+    """Add a line for each label of the panels above them, for which the figure grows."""
+    handles = {
+        text: handle for panel in figure.axes for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    columns = max(1, min(7, len(handles), LEGEND_WIDTH // max(map(len, handles), default=1)))
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(handles) // columns))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=9
+    )
+
+
+def _evaluations(log: TrainingLog) -> list[tuple[float, Line]]:
+    """Epoch and metrics of each evaluation during training."""
+    epochs = {float(line["step"]): float(line["epoch"]) for line in log.training if "epoch" in line}
+    per_step = max((epoch / step for step, epoch in epochs.items() if step), default=1.0)
+    return [(float(line["step"]) * per_step, line) for line in log.evaluations]
+
+
+def _mean(metrics: Line, task: str, metric: str) -> float | None:
+    keys = {text: MetricKey.parse(text) for text in metrics}
+    values = [float(metrics[text]) for text, key in keys.items() if (key.task, key.metric) == (task, metric)]
+    return statistics.fmean(values) if values else None
+
+
+def table_figures(filled: FilledTable) -> Iterator[Picture]:
+    """Yield the figures of a paper's table: bars per dataset, or curves over the size of the point set."""
+    rows, columns = filled.table.rows, filled.table.columns
+    if any(point_set_size(row) for row in rows):
+        for column in columns:
+            if column.label != "GPUs":
+                title = f"{filled.table.short_heading}: {column.label}"
+                yield Picture(title, point_set_curves(filled, column, title))
+    elif filled.table.numbers and len(columns) > 1:
+        measured = {column for row in rows for column in columns if filled.measured(row, column) is not None}
+        for task in dict.fromkeys(column.heading for column in columns):
+            part = [column for column in columns if column.heading == task]
+            # Once there are runs, a task that none of them was evaluated on needs no figure.
+            if not measured or measured.intersection(part):
+                yield Picture(f"bars, {task}", published_bars(filled, part))
+
+
+def published_bars(filled: FilledTable, columns: Sequence[PaperColumn]) -> Figure:
+    """A panel per pretraining dataset with runs: published numbers as outlines, ours filled, one colour per model."""
+    drawn = [row for row in filled.table.rows if len(filled.ours(row))] or filled.table.rows
+    datasets = list(dict.fromkeys(row.pretrain for row in drawn))
+    width = max(6.5, 0.62 * len(columns) * max(1, len(filled.table.rows) / len(datasets)) + 1.5)
+    figure = Figure(figsize=(min(width, 15), 2.7 * len(datasets) + 0.4), dpi=DPI, layout="constrained")
+    for panel, dataset in zip(figure.subplots(len(datasets), 1, squeeze=False).flatten(), datasets, strict=True):
+        rows = [row for row in filled.table.rows if row.pretrain == dataset]
+        width = 0.82 / len(rows)
+        for number, row in enumerate(rows):
+            left = np.arange(len(columns)) - 0.41 + width * (number + 0.5)
+            published, ours = (
+                [np.nan if value is None else value for value in values]
+                for values in zip(*(_both(filled, row, column) for column in columns), strict=True)
+            )
+            panel.bar(left, published, 0.92 * width, facecolor="none", edgecolor=colour(number), linewidth=1.1)
+            panel.bar(left, ours, 0.62 * width, color=colour(number), label=row.model)
+        panel.set_xticks(range(len(columns)), [column.label for column in columns], rotation=30, ha="right", fontsize=8)
+        label(panel, f"{capitalised(columns[0].heading)} after {dataset}: published (outline), ours (filled)", y="%")
+        panel.margins(x=0.01)
+        panel.set_ylim(0, 1.12 * panel.get_ylim()[1])
+        panel.legend(frameon=False, fontsize=8, ncols=6, loc="upper left")
+        style(panel)
+    return figure
+
+
+def point_set_curves(filled: FilledTable, column: PaperColumn, title: str) -> Figure:
+    """A metric over the number of image points; rows without point sets are horizontal lines."""
+    figure = Figure(figsize=(6.2, 3.2), dpi=DPI, layout="constrained")
+    panel = figure.subplots()
+    sized = [(size, row) for row in filled.table.rows if (size := point_set_size(row))]
+    for source, (name, ink, marker) in enumerate((("published", MUTED, "s"), ("ours", INK, "o"))):
+        heights = [(size, _both(filled, row, column)[source]) for size, row in sized]
+        points = [(size, height) for size, height in heights if height is not None]
+        if points:
+            panel.plot(*zip(*points, strict=True), color=ink, marker=marker, linewidth=1.6, label=f"KME-CLIP, {name}")
+        for row in filled.table.rows:
+            level = _both(filled, row, column)[source]
+            if not point_set_size(row) and level is not None:
+                panel.axhline(level, color=ink, linestyle="--", linewidth=1.2, label=f"{row.model}, {name}")
+    panel.set_xscale("log")
+    panel.set_xticks([size for size, _ in sized], [str(size) for size, _ in sized])
+    panel.minorticks_off()
+    label(panel, title, "image points", column.label if column.is_cost else f"{column.label}, %")
+    panel.legend(frameon=False, fontsize=8)
+    style(panel)
+    return figure
+
+
+def point_set_size(row: PaperRow) -> int | None:
+    """Number of image points in the printed name of a row."""
+    size = re.search(r"\(point set size (\d+)\)", row.model)
+    return int(size[1]) if size else None
+
+
+def _both(filled: FilledTable, row: PaperRow, column: PaperColumn) -> tuple[float | None, float | None]:
+    """The published number and ours."""
+    number, ours = filled.table.numbers.get((row, column)), filled.measured(row, column)
+    return number.value if number else None, None if ours is None else float(ours["mean"])
+
+
+def profile_figure(summary: Mapping[str, Any]) -> Figure:
+    """Bars of the times of a step's parts, and the memory over time."""
+    figure = Figure(figsize=(9, 3.4), dpi=DPI, layout="constrained")
+    times, memory = figure.subplots(1, 2, width_ratios=(3, 2))
+    parts = list(summary["host_ms"])
+    sources = [("process", summary["host_ms"], INK), ("GPU", summary["device_ms"], MUTED)]
+    sources = sources if summary["device_ms"] else sources[:1]
+    height = 0.8 / len(sources)
+    for number, (name, values, ink) in enumerate(sources):
+        places = [place + height * (number - (len(sources) - 1) / 2) for place in range(len(parts))]
+        bars = times.barh(places, [values.get(part, 0.0) for part in parts], height, color=ink, label=name)
+        times.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
+    times.set_yticks(range(len(parts)), parts)
+    times.invert_yaxis()
+    style(times, grid="x")
+    times.margins(x=0.12)
+    label(times, "time of a step", "ms")
+    if summary["device_ms"]:
+        times.legend(frameon=False, fontsize=8)
+    style(memory)
+    is_cpu = summary["device"] == "CPU"
+    title = "memory allocated since the profile began" if is_cpu else "memory allocated on the GPU"
+    label(memory, title, "ms", "MiB")
+    if summary["memory"]:
+        memory.step(*zip(*summary["memory"], strict=True), where="post", color=INK, linewidth=1)
+        memory.set_ylim(bottom=0)
+    return figure
+
+
+MOST_IMAGES = 8
+"""Images that are shown for each direction of disagreement."""
+
+
+def disagreement_figure(pair: Disagreement) -> Figure | None:
+    """Samples that only one of two runs classifies correctly; None without any, or without the images."""
+    from clipzoo.evaluation.datasets.benchmarks import open_benchmark
+    from clipzoo.evaluation.datasets.dataset import ClassificationDataset
+
+    chosen = [samples[:MOST_IMAGES] for samples in (pair.only_first, pair.only_second)]
+    columns = max(len(samples) for samples in chosen)
+    dataset = None
+    if pair.names and columns:
+        try:
+            dataset = open_benchmark(pair.dataset, pair.root, "set")
+        except ConfigError:
+            return None
+    # The dataset of a run from another machine may have other images.
+    if not isinstance(dataset, ClassificationDataset) or len(dataset.splits["test"]) < len(pair.labels):
+        return None
+    figure = Figure(figsize=(1.5 * columns + 0.4, 2 * 2.15), dpi=DPI, layout="constrained")
+    strips = figure.subfigures(2, 1, squeeze=False).flatten()
+    for strip, name, samples, others in zip(strips, pair.runs, chosen, (pair.second, pair.first), strict=True):
+        strip.suptitle(f"only {name} is right", fontsize=9)
+        for panel in (panels := strip.subplots(1, columns, squeeze=False)[0]):
+            panel.axis("off")
+        for panel, sample in zip(panels, samples, strict=False):
+            image, right = dataset.splits["test"][int(sample)]
+            panel.imshow(np.asarray(image))
+            panel.set_title(shorten(pair.names[right], 20), fontsize=7, color=RIGHT, pad=2)
+            panel.text(0.5, -0.03, f"not {shorten(pair.names[others[sample]], 20)}", fontsize=7, color=WRONG,
+                       ha="center", va="top", transform=panel.transAxes)  # fmt: skip
+    return figure
+
+
+def sweep_figure(rows: pd.DataFrame, metric: str, best: int) -> Figure:
+    """The metric over the first swept key, a line for each combination of the others. rows: see `sweep_rows`."""
+    keys = list(rows["swept"].iloc[0])
+    first, others = (keys or ["seed"])[0], keys[1:]
+    labels = list(dict.fromkeys(swept.get(first, "") for swept in rows["swept"]))
+    try:
+        place = {label: float(label) for label in labels}
+    except ValueError:
+        place = {label: float(index) for index, label in enumerate(labels)}
+    figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    x = rows["swept"].map(lambda swept: place[swept.get(first, "")])
+    lines = rows["swept"].map(lambda swept: tuple(swept[key] for key in others))
+    for values in dict.fromkeys(lines):
+        line = rows[(lines == values) & (rows["count"] > 0)].assign(x=x).sort_values("x", kind="stable")
+        name = ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in zip(others, values, strict=True))
+        axes.errorbar(line["x"], line["mean"], line["deviation"].fillna(0.0), marker="o", capsize=3, label=name)
+    star = x[best], rows.loc[best, "mean"]
+    axes.plot(*star, marker="*", markersize=18, color="black", linestyle="none", label=f"best: {star[1]:.4g}")
+    if set(place.values()) == set(range(len(labels))):
+        axes.set_xticks(range(len(labels)), labels)
+    elif min(place.values()) > 0 and max(place.values()) > 30 * min(place.values()):
+        axes.set_xscale("log")
+    axes.set_xlabel(first)
+    axes.set_ylabel(metric)
+    axes.legend(frameon=False)
+    return figure

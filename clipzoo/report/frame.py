@@ -1,0 +1,476 @@
+"""One table of results: every number of every finished run, read from run directories.
+
+`read_frame` reads runs; `own_rows` and `scale_rows` say which of them are seeds of one row of a comparison; `fill` puts
+them beside the published numbers of a paper's table; `seed_means` averages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from clipzoo import io
+from clipzoo.config.groups import options
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.report.published import (
+    PAPERS,
+    PaperColumn,
+    PaperRow,
+    PaperTable,
+    axes,
+    differences,
+    expected_pairs,
+    experiments,
+    protocol_differences,
+    row_names,
+    search_of,
+)
+from clipzoo.report.statistics import distinct, rank_sum
+from clipzoo.runs.arrays import read_arrays
+from clipzoo.runs.directory import config_of, is_finished
+from clipzoo.runs.identity import flat, identity
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.record import RunRecord
+from clipzoo.runs.training_log import TrainingLog
+
+PAPER = "paper"
+"""The scale of the papers' own size."""
+COLUMNS = (
+    *("run", "seed", "group", "row", "scale", "encoder", "head", "objective", "cost"),
+    *("task", "dataset", "protocol", "metric", "value", "key", "outcomes", "config", "record"),
+)
+TASKS = (
+    ("zero-shot top-1", MetricKey("zero_shot", "", "", "top1")),
+    ("linear probe before projection, top-1", MetricKey("linear_probe", "", "before", "top1")),
+    ("linear probe after projection, top-1", MetricKey("linear_probe", "", "after", "top1")),
+    ("image to text @1", MetricKey("retrieval", "", "image_to_text", "recall_at_1")),
+    ("text to image @1", MetricKey("retrieval", "", "text_to_image", "recall_at_1")),
+)
+"""Compared metrics; the dataset is left open."""
+COSTS = {
+    "minutes": (MetricKey("training", "", "", "seconds"), 1 / 60),
+    "minutes of evaluation": (MetricKey("training", "", "", "evaluation_seconds"), 1 / 60),
+    "samples/s": (MetricKey("training", "", "", "samples_per_second"), 1.0),
+    "peak GiB": (MetricKey("training", "", "", "peak_memory_mib"), 1 / 1024),
+}
+"""Compared costs of a training: by label, the metric and the factor from its unit to the label's."""
+IGNORED = ("name", "runs", "seed", "row", "logger", "about", "data.workers", "data.prefetch", "trainer.device")
+"""Keys that say nothing about a method; they are not listed as differences."""
+MOST_NOTES = 3
+"""Differences that are written out below a run's label."""
+ENCODER = re.compile(r"\*? RN\d+(x\d)?( \(\d+ epochs\))?$")
+"""Encoder and epochs in a model's printed name, which are untrue at another scale."""
+
+
+def read_frame(paths: Sequence[Path], damage: io.DamageLog | None = None) -> pd.DataFrame:
+    """Read the finished runs of some folders as a tidy table, one row per run, task, dataset, protocol and metric.
+
+    Columns:
+        run: the run directory. seed. group: digest of the configuration without the seed: runs of one group are seeds
+            of one method. row, scale: as in `row=` and `scale=`. encoder, head, objective: names of classes.
+        cost: seconds of the training. Other costs are rows of the task "training".
+        task, dataset, protocol, metric, value: see `MetricKey`, which is in `key`. A run without numbers has one row
+            without them.
+        outcomes: file with the answers to every sample; None without one.
+        config, record: the configuration of the run and its `RunRecord`.
+
+    Args:
+        paths: run directories, which represent their run only, or folders of them.
+        damage: records runs whose configuration or results are damaged; they are left out.
+
+    Raises:
+        ConfigError: a path is not a folder.
+    """
+    damage = io.DamageLog() if damage is None else damage
+    folders = [folder for folder in run_folders(paths) if is_finished(folder)]
+    rows = [row for folder in folders for row in damage.read(partial(_rows, folder), list[dict[str, Any]]())]
+    return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).astype({"value": float, "cost": float})
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Return the run directories of some folders, finished or not, each once. Raises ConfigError without a folder."""
+    folders: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise ConfigError(f"there is no folder {path}")
+        is_run = (path / "config.yaml").exists()
+        folders |= dict.fromkeys([path] if is_run else [file.parent for file in sorted(path.rglob("config.yaml"))])
+    return list(folders)
+
+
+def read_logs(frame: pd.DataFrame, damage: io.DamageLog) -> dict[Path, TrainingLog]:
+    """Return the training log of each run; empty for runs whose log cannot be read."""
+    return {run: damage.read(partial(TrainingLog.read, run), TrainingLog((), ())) for run in frame["run"].unique()}
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    record = RunRecord.read(folder)
+    config = record.resolved(config_of(folder))
+    settings = {**identity(config), "seed": None}
+    chosen = [text.split("=", 1)[1] for text in record.overrides if text.startswith("scale=")]
+    costs = {name: value for name, value in record.training.items() if isinstance(value, int | float)}
+    facts = {
+        "run": folder,
+        "seed": config["seed"],
+        "group": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:12],
+        "row": config.get("row"),
+        # A scale that does not exist is not a scale: its name could be that of any file.
+        "scale": chosen[-1] if chosen and chosen[-1] in options("scale") else PAPER,
+        **{part: config[part]["_target_"].rpartition(".")[2] for part in ("encoder", "head", "objective")},
+        "cost": costs.get("seconds"),
+        "config": config,
+        "record": record,
+    }
+    if config["trainer"].get("epochs") and "seconds" in costs:
+        costs["seconds_per_epoch"] = costs["seconds"] / config["trainer"]["epochs"]
+    metrics = {**record.metrics, **{MetricKey("training", "", "", name): value for name, value in costs.items()}}
+    rows = []
+    for key, value in metrics.items():
+        name = {"task": key.task, "dataset": key.dataset, "protocol": key.protocol, "metric": key.metric}
+        rows.append({**facts, **name, "value": float(value), "key": key, "outcomes": _outcomes(folder, key)})
+    return rows or [facts]
+
+
+def _outcomes(folder: Path, key: MetricKey) -> Path | None:
+    try:
+        path = io.below(folder, f"evaluation/{key.task}/{key.dataset}.npz")
+    except io.DamagedFileError:  # a name that cannot be that of a file
+        return None
+    return path if path.exists() else None
+
+
+def columns_of(frame: pd.DataFrame) -> dict[str, list[PaperColumn]]:
+    """By task, the datasets that any run was evaluated on; their mean comes first if there are several."""
+    by_task = {}
+    for task, wanted in TASKS:
+        keys = [
+            key
+            for key in frame["key"].dropna().drop_duplicates()
+            if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == wanted
+        ]
+        single = [
+            PaperColumn(task, key.dataset.replace("_", " ") + (" paired" if key.paired else ""), ((key,),))
+            for key in keys
+        ]
+        mean = [PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
+        if keys:
+            by_task[task] = [*mean, *single]
+    return by_task
+
+
+def numbers(frame: pd.DataFrame) -> Iterator[tuple[Any, dict[MetricKey, float]]]:
+    """Yield each run of a frame, as its first row, with its metrics by key."""
+    for _, part in frame.groupby("run", sort=False):
+        yield part.iloc[0], dict(zip(part["key"], part["value"], strict=True))
+
+
+def seed_means(frame: pd.DataFrame, columns: Sequence[PaperColumn]) -> pd.DataFrame:
+    """Average columns over the seeds of each group.
+
+    Of several runs with one seed the first counts.
+
+    Returns a table indexed by group, task and column: `mean`; `deviation`, the standard deviation over seeds, or of a
+    single run over draws of random features, NaN without either; `values`, one per seed. Columns that no run of a group
+    measured are left out.
+    """
+    cells = []
+    for group, part in frame.groupby("group", sort=False):
+        runs = list(numbers(part))
+        for column in columns:
+            by_seed: dict[int, tuple[float, float | None]] = {}
+            for run, metrics in runs:
+                if (value := column.value(metrics)) is not None:
+                    by_seed.setdefault(run["seed"], (value, column.deviation(metrics)))
+            if by_seed:
+                values = tuple(value for value, _ in by_seed.values())
+                deviation = statistics.stdev(values) if len(values) > 1 else next(iter(by_seed.values()))[1]
+                cells.append([group, column.heading, column.label, statistics.fmean(values), deviation, values])
+    named = pd.DataFrame(cells, columns=["group", "task", "column", "mean", "deviation", "values"])
+    return named.astype({"mean": float, "deviation": float}).set_index(["group", "task", "column"])
+
+
+def cell(means: pd.DataFrame, group: str, column: PaperColumn) -> pd.Series | None:
+    """Return the cell of a group in a column of `seed_means`; None if it was not measured."""
+    place = (group, column.heading, column.label)
+    return means.loc[place] if place in means.index else None
+
+
+def mean_text(measured: pd.Series | None, digits: int = 2) -> str:
+    """A mean with its deviation, if there is one; empty if it was not measured."""
+    if measured is None:
+        return ""
+    deviation = "" if pd.isna(measured["deviation"]) else f" ± {measured['deviation']:.{digits}f}"
+    return f"{measured['mean']:.{digits}f}{deviation}"
+
+
+def cost_of(part: pd.DataFrame, label: str) -> float | None:
+    """Return the mean of one of COSTS over the runs that recorded it."""
+    key, factor = COSTS[label]
+    recorded = part.loc[part["key"] == key, "value"]
+    return float(recorded.mean()) * factor if len(recorded) else None
+
+
+def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
+    """Accuracy of guessing on each dataset whose number of classes or images the evaluation left."""
+    guessing: dict[MetricKey, float] = {}
+    for run in frame["run"].unique():
+        for path in sorted((run / "evaluation" / "zero_shot").glob("*.npz")):
+            if (content := damage.read(partial(read_arrays, path, ("class_names",)), None)) is not None:
+                accuracy = 100 / max(1, len(content["class_names"]))
+                guessing[MetricKey("zero_shot", path.stem, "", "top1")] = accuracy
+                guessing |= {MetricKey("linear_probe", path.stem, at, "top1"): accuracy for at in ("before", "after")}
+        for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
+            if (content := damage.read(partial(read_arrays, path, ("gallery",)), None)) is not None:
+                for way in ("image_to_text", "text_to_image"):
+                    guessing[MetricKey("retrieval", path.stem, way, "recall_at_1")] = 100 / int(content["gallery"])
+    return guessing
+
+
+def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd.DataFrame:
+    """Return the frame of any runs with the columns `label`, `note`, `paper` and `variant` of a comparison's rows.
+
+    Runs that differ only in their seed are one row. given: labels by run directory; without them the labels are what
+    tells the directories' names apart, and the notes are the settings that differ.
+    """
+    firsts = frame.drop_duplicates("group")
+    folders = [run.resolve() for run in firsts["run"]]
+    common = Path(os.path.commonpath([folder.parent for folder in folders]))
+    names = distinct([str(folder.relative_to(common)) for folder in folders])
+    seeds = frame.groupby("group", sort=False)["run"].nunique()
+    different = differing_keys(firsts)
+    labels, notes = {}, {}
+    for name, (_, first) in zip(names, firsts.iterrows(), strict=True):
+        group, plain = first["group"], flat(first["config"])
+        label = (given or {}).get(first["run"], name)
+        labels[group] = f"{label} ({seeds[group]} seeds)" if seeds[group] > 1 else label
+        own = [
+            f"{key.removesuffix('._target_')}={setting_text(plain[key])}"
+            for key in ([] if given else different)
+            if plain.get(key) is not None
+        ]
+        note = ", ".join(own[:MOST_NOTES]) + (", ..." if len(own) > MOST_NOTES else "")
+        notes[group] = "" if note in labels[group] else note
+    variants = [
+        "" if scale == PAPER else f"scale={scale}" for scale in frame["group"].map(firsts.set_index("group")["scale"])
+    ]
+    return frame.assign(
+        row="", paper="", label=frame["group"].map(labels), note=frame["group"].map(notes), variant=variants
+    )
+
+
+def differing_keys(firsts: pd.DataFrame) -> list[str]:
+    """Return the configuration keys in which runs differ: classes first, and choices before what follows from them."""
+    configurations = [flat(config) for config in firsts["config"]]
+    keys = list(dict.fromkeys(key for plain in configurations for key in plain))
+    return [
+        key
+        for key in sorted(keys, key=lambda key: not key.endswith("_target_"))
+        if len({json.dumps(plain.get(key), default=str) for plain in configurations}) > 1
+        and not any(key == ignored or key.startswith(f"{ignored}.") for ignored in IGNORED)
+    ]
+
+
+def setting_text(value: object) -> str:
+    """A value of a configuration; the name of a class without its module."""
+    text = str(value)
+    return text.rpartition(".")[2] if text.startswith("clipzoo.") else shortened(value)
+
+
+def shortened(value: object) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
+    """Return the frame of the runs of papers' rows at one scale, with the columns of `own_rows`.
+
+    A row is labelled by the shortest of its names that no other row has.
+    """
+    chosen = frame[frame["scale"] == scale]
+    found = pd.concat([matches(chosen, row) for row in row_names()] or [matches(chosen, "")])
+    groups = found.drop_duplicates(["row", "variant"])
+    names = []
+    for row, variant in zip(groups["row"], groups["variant"], strict=True):
+        settings = variant.removeprefix(f"scale={scale}").removeprefix(", ")
+        model, added = ENCODER.sub("", row.split("/", 2)[2]), f" ({settings})" if settings else ""
+        names.append((row, variant, settings, [model, f"{model}{added}", f"{row}{added}"]))
+    counts = Counter(name for *_, candidates in names for name in dict.fromkeys(candidates))
+    parts = []
+    for row, variant, settings, candidates in names:
+        label = next((name for name in candidates if counts[name] == 1), candidates[-1])
+        runs = found.loc[(found["row"] == row) & (found["variant"] == variant), "run"]
+        rows = pd.concat([chosen[chosen["run"] == run] for run in runs])
+        note = "" if settings in label else settings
+        facts = {"row": row, "paper": PAPERS[row.split("/")[0]], "label": label, "note": note, "variant": variant}
+        parts.append(rows.assign(group=f"{row} {variant}", **facts))
+    return pd.concat(parts) if parts else chosen.assign(label="", note="", paper="", variant="")
+
+
+def matches(frame: pd.DataFrame, row: str) -> pd.DataFrame:
+    """Match the runs that name a row, and runs of other rows whose configuration is the same.
+
+    Returns one row per run: `run`; `row`; `is_row`, True if the run may represent the row, and False for a variant;
+    `variant`, the settings that distinguish the run from its row, and `explanation`, more of them; `point`, the
+    settings that the paper searched.
+    """
+    experiment = experiments().get(row)
+    found = []
+    for _, first in frame.drop_duplicates("run").iterrows() if experiment else ():
+        own, scale = first["row"], first["scale"]
+        if own == row:
+            found.append(_match(first, row))
+        # Composing an experiment is slow: only rows of the same pretraining dataset can be equal.
+        elif own is not None and scale == PAPER and own.split("/")[1:2] == row.split("/")[1:2]:
+            other = _match(first, row)
+            if other["is_row"]:
+                found.append(other)
+    return pd.DataFrame(found, columns=["run", "row", "is_row", "variant", "explanation", "point"])
+
+
+def _match(run: pd.Series, row: str) -> dict[str, Any]:
+    """Compare a run with a row's experiment at the run's scale."""
+    experiment, config, record, scale = experiments()[row].name, run["config"], run["record"], run["scale"]
+    different = differences(config, experiment, scale)
+    search = search_of(row)
+    searched = axes(search.name) if search else {}
+    settings = flat(config)
+    # Settings at another point of the paper's search are no departure from the row.
+    moved = {key: seen for key, (_, seen) in different.items() if seen in searched.get(key, ())}
+    departures = {key: pair for key, pair in different.items() if key not in moved}
+    departures |= protocol_differences(record.protocol, experiment, scale)
+    trainer, steps = config["trainer"], record.training.get("steps")
+    if scale == PAPER and steps is not None and trainer.get("epochs") is not None:
+        low, high = expected_pairs(row)
+        pairs = round(float(steps) * trainer["global_batch"] / trainer["epochs"])
+        if not low <= pairs <= high:
+            departures["training pairs"] = (f"{low:,} to {high:,}", f"{pairs:,}")
+
+    def described(most: int) -> str:
+        parts = [] if scale == PAPER else [f"scale={scale}"]
+        parts += [f"{key}={shortened(value)}" for key, value in moved.items()]
+        texts = [f"{key} {shortened(seen)} for {shortened(expected)}" for key, (expected, seen) in departures.items()]
+        return ", ".join([*parts, *texts[:most], *([f"{len(texts) - most} more"] if len(texts) > most else [])])
+
+    return {
+        "run": run["run"], "row": row, "is_row": scale == PAPER and not departures, "variant": described(4),
+        "explanation": described(12), "point": {key: settings.get(key) for key in searched},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FilledTable:
+    """A paper's table with runs beside its published numbers.
+
+    Args:
+        runs: frame of the runs, with the columns `place`, the printed names of the row, and `variant`: None for runs
+            that represent the row, else the settings that distinguish them from it. A group has one place and variant.
+        means: `seed_means` of the runs.
+        selected: for the best of a search, how its point was selected, by place.
+    """
+
+    table: PaperTable
+    runs: pd.DataFrame
+    means: pd.DataFrame
+    selected: Mapping[str, str]
+
+    def ours(self, row: PaperRow) -> pd.DataFrame:
+        """Frame of the runs that represent a row; empty without any."""
+        return self.runs[(self.runs["place"] == row.place) & self.runs["variant"].isna()]
+
+    def variants(self, row: PaperRow) -> dict[str, pd.DataFrame]:
+        """Frames of the other runs of a row, by the settings that distinguish them from it."""
+        others = self.runs[(self.runs["place"] == row.place) & self.runs["variant"].notna()]
+        return dict(list(others.groupby("variant", sort=False)))
+
+    def measured(self, row: PaperRow, column: PaperColumn, variant: str | None = None) -> pd.Series | None:
+        """Mean over seeds in a column; of a variant, costs at another scale say nothing and are left out."""
+        if variant is not None and column.is_cost and any(self.variants(row)[variant]["scale"] != PAPER):
+            return None
+        return cell(self.means, _group(row, variant), column)
+
+    @property
+    def is_measured(self) -> bool:
+        """True if any run has a value in the table."""
+        return any(
+            self.measured(row, column, variant) is not None
+            for row in self.table.rows
+            for variant in (None, *self.variants(row))
+            for column in self.table.columns
+        )
+
+    def difference(self, row: PaperRow, column: PaperColumn) -> float | None:
+        """Measured minus published."""
+        ours, published = self.measured(row, column), self.table.numbers.get((row, column))
+        return ours["mean"] - published.value if ours is not None and published else None
+
+    def p_value(self, row: PaperRow, column: PaperColumn) -> float | None:
+        """Rank-sum test of our runs of the row against those of its baseline.
+
+        None for the baseline itself, and unless both sides have several seeds.
+        """
+        baseline = self.table.baseline(row)
+        first, second = self.measured(baseline, column), self.measured(row, column)
+        if baseline == row or first is None or second is None or min(len(first["values"]), len(second["values"])) < 2:
+            return None
+        return rank_sum(first["values"], second["values"])
+
+
+def fill(table: PaperTable, frame: pd.DataFrame) -> FilledTable:
+    """Put runs beside the published numbers of a table."""
+    parts, selected = [frame.iloc[:0].assign(place="", variant=None)], {}
+    for row in table.rows:
+        candidates = matches(frame, row.name)
+        is_row = candidates["is_row"].astype(bool)
+        ours, how = _selected(row, frame, candidates[is_row])
+        if how is not None:
+            selected[row.place] = how
+        for variant, runs in [(None, ours), *candidates[~is_row].groupby("variant", sort=False)["run"]]:
+            facts = {"place": row.place, "variant": variant, "group": _group(row, variant)}
+            parts += [frame[frame["run"] == run].assign(**facts) for run in runs]
+    filled = pd.concat([part for part in parts if len(part)] or parts)
+    return FilledTable(table, filled, seed_means(filled, table.columns), selected)
+
+
+def _group(row: PaperRow, variant: str | None) -> str:
+    return row.place if variant is None else f"{row.place}: {variant}"
+
+
+def _selected(row: PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame) -> tuple[Sequence[Path], str | None]:
+    """Return the runs that represent a row; of a search's points, those of the best one by the paper's criterion.
+
+    The second value says how the point was selected, or why none was.
+    """
+    search = search_of(row.name)
+    if search is None or candidates.empty:
+        return list(candidates["run"]), None
+    names = {
+        run: ", ".join(f"{key}={shortened(value)}" for key, value in point.items())
+        for run, point in zip(candidates["run"], candidates["point"], strict=True)
+    }
+    runs = pd.concat([frame[frame["run"] == run].assign(group=name) for run, name in names.items()])
+    scores = seed_means(runs, [search.select])["mean"].droplevel(["task", "column"])
+    if len(set(names.values())) == 1:
+        chosen, how = next(iter(names.values())), "the only point run"
+    elif len(scores):
+        chosen, how = scores.idxmax(), f"the best of {number_of(len(scores), 'point')} by {search.by}"
+    else:
+        return [], f"no point of the search can be selected: {search.by} was not measured"
+    count = prod(len(values) for values in axes(search.name).values())
+    source = (
+        f"the paper took the best point of {search.followed}"
+        if search.followed
+        else f"of {count} that the paper searched"
+    )
+    return [run for run, name in names.items() if name == chosen], f"{chosen}: {how}; {source}"

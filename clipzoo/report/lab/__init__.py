@@ -1,1 +1,0 @@
-"""The page of a comparison lab, from the records of its trainings."""

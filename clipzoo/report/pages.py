@@ -1,0 +1,557 @@
+"""The pages: of one run, of its profile, of many runs with the papers' tables, of a sweep, of the explorer."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from clipzoo import io
+from clipzoo.data.captions import CaptionCounts, described
+from clipzoo.errors import ConfigError
+from clipzoo.io.text import save_figure
+from clipzoo.report import figures, scaling as laws, sections as parts
+from clipzoo.report.frame import (
+    COSTS,
+    PAPER,
+    columns_of,
+    cost_of,
+    fill,
+    matches,
+    numbers,
+    own_rows,
+    read_frame,
+    read_logs,
+    run_folders,
+    scale_rows,
+)
+from clipzoo.report.published import Metrics, experiments, layout, table, table_names
+from clipzoo.report.render import (
+    TEMPLATES,
+    Cell,
+    Page,
+    Picture,
+    Section,
+    Span,
+    Table,
+    Text,
+    capitalised,
+    csv,
+    html_page,
+    terminal,
+    text_table,
+    write,
+)
+from clipzoo.report.trials import Trials, trial_sections
+from clipzoo.runs.arrays import read_arrays
+from clipzoo.runs.directory import CAPTIONS, config_of, is_finished
+from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey, parsed, split
+from clipzoo.runs.names import departs
+from clipzoo.runs.record import ENDED_EARLY, RunRecord, revision
+from clipzoo.runs.search import State, Trial
+from clipzoo.runs.sweep import Point, points, sweep_folder
+from clipzoo.runs.training_log import TrainingLog
+
+ZERO_SHOT = ("confusion", "class_names", "images", "labels", "predictions")
+RETRIEVAL = ("captions", "place", "found", "owner", "images", "gallery")
+"""Arrays that `clipzoo.evaluation.outputs` writes and the page shows, for each task."""
+MOST_IN_MATRIX = 100
+"""Largest number of classes whose confusion matrix can still be read as a picture."""
+PROFILE, TRACE, SNAPSHOT = "profile", "trace.json.gz", "memory_snapshot.pickle"
+PROFILE_FIGURE = "time of each part of a step and allocated memory"
+
+
+def write_report(run: Path, record: RunRecord | None = None) -> Path:
+    """Write the page of a run: report.md with its figures in report/, and report.html with the figures in it.
+
+    The page is made from config.yaml, metrics.jsonl, results.json and evaluation/. Sections without content are left
+    out; damaged files are named on the page.
+
+    record: results that are not written yet; None for those of results.json.
+
+    Returns the path of report.md.
+    """
+    io.require_no_links(run)
+    damage = io.DamageLog()
+    if record is None and is_finished(run):
+        record = damage.read(partial(RunRecord.read, run), None)
+    log = damage.read(partial(TrainingLog.read, run), TrainingLog((), ()))
+    config: dict[str, Any] = {}
+    if (run / "config.yaml").exists():
+        config = damage.read(partial(config_of, run), config)
+    missing = {name: str(reason) for name, reason in _json(run / "evaluation" / "missing.json", damage).items()}
+    # An unfinished run has the metrics of its newest evaluation.
+    metrics = record.metrics if record else {}
+    if not metrics:
+        newest = _json(run / "evaluation" / "metrics.json", damage) or (log.evaluations[-1] if log.evaluations else {})
+        metrics = parsed({name: value for name, value in newest.items() if isinstance(value, int | float)})
+    content = [
+        Section(facts=_facts(run, config, record, metrics, damage)),
+        *_result_sections(metrics, missing, record),
+        *_training_sections(run, config, record, log, damage),
+        *_zero_shot_sections(run, metrics, damage),
+        *_retrieval_sections(run, metrics, damage),
+        *_sample_sections(run, damage),
+    ]
+    if record:
+        facts: list[str | Span] = ["Revision ", Span(record.revision, "code"), "; "] if record.revision else []
+        versions = ", ".join(f"{name} {number}" for name, number in record.versions.items() if number)
+        command = [Span(record.command, "command")] if record.overrides else []
+        content.append(Section("Provenance", [*command, (*facts, f"{versions}.")]))
+    if damage.faults:
+        text = "These files could not be read. What they hold is missing on this page."
+        items = [f"{fault.path.relative_to(run)} {fault.fault}" for fault in damage.faults]
+        content.insert(1, Section("Damaged files", [text], items=items))
+    return write(Page(run.name, [run / "report.md", run / "report.html"]), content)
+
+
+def _facts(
+    run: Path, config: Mapping[str, Any], record: RunRecord | None, metrics: Metrics, damage: io.DamageLog
+) -> dict[str, Text]:
+    """Name and value of the facts at the top, without those that are unknown."""
+
+    def class_name(part: object) -> str | None:
+        return part["_target_"].rsplit(".", 1)[-1] if isinstance(part, dict) and "_target_" in part else None
+
+    names = {part: class_name(config.get(part)) for part in ("encoder", "head", "objective")}
+    towers = [class_name(config.get("encoder", {}).get(tower)) for tower in ("image_tower", "text_tower")]
+    if all(towers):
+        names["encoder"] = f"{towers[0]}, {towers[1]}"
+    trainer, record = config.get("trainer", {}), record or RunRecord(seed=config.get("seed"))
+    facts = {
+        "Experiment": None if departs(record.overrides) else record.experiment,
+        "Paper row": record.row,
+        **{part.capitalize(): name and Span(name, "code") for part, name in names.items()},
+        "Global batch size": trainer.get("global_batch"),
+        "Epochs": trainer.get("epochs"),
+        "Ended early": record.training.get(ENDED_EARLY),
+        "Precision": trainer.get("precision"),
+        "Seed": record.seed,
+    }
+
+    def captions() -> str:
+        counts = io.read_json(run / CAPTIONS, io.MB)
+        io.require_fields(run / CAPTIONS, counts, dict.fromkeys(CaptionCounts().figures(0), (int, float)))
+        return described(counts)
+
+    if (run / CAPTIONS).exists():
+        facts["Captions"] = damage.read(captions, None)
+    if VALIDATION_LOSS in metrics:
+        facts["Validation loss"] = f"{metrics[VALIDATION_LOSS]:.4f}"
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _result_sections(metrics: Metrics, missing: Mapping[str, str], record: RunRecord | None) -> Iterator[Section]:
+    row = record.row if record else None
+    if published := parts.published_tables(metrics, missing, row):
+        yield Section("All datasets" + (f" with {row}" if row else "") + ", %", tables=published)
+    for found, heading in ((metrics, "{}"), (split(metrics)[1], "Averaged weights: {}")):
+        for results in parts.result_tables(found):
+            title = results.title if found is metrics else results.title.lower()
+            yield Section(heading.format(title), tables=[replace(results, title="")])
+    if record and record.not_converged:
+        names = [part for name in record.not_converged for part in (", ", Span(name, "code"))][1:]
+        start = "The final fit of these linear probes did not converge, so their accuracies are approximate: "
+        yield Section(text=[(start, *names, ".")])
+    if missing:
+        items = [(Span(name, "strong"), ": ", Span(reason, "code")) for name, reason in missing.items()]
+        yield Section("Missing datasets", items=items)
+
+
+def _training_sections(
+    run: Path, config: Mapping[str, Any], record: RunRecord | None, log: TrainingLog, damage: io.DamageLog
+) -> Iterator[Section]:
+    if log.training:
+        cost = {name: value for name, value in record.training.items() if name != ENDED_EARLY} if record else {}
+        drawn = figures.training_figure(
+            log.training, figures.loss_unit(config), log.evaluations, figures.value_log(config)
+        )
+        costs = [parts.cost_table(cost)] if cost else []
+        yield Section("Training", tables=costs, figures=[_picture("training curves", "training", drawn)])
+    yield from damage.read(partial(_profile_sections, run), list[Section]())
+    spikes = []
+    for path in sorted((run / "spikes").glob("step_*.json")):
+        spike = _json(path, damage)
+        if damage.read(partial(parts.is_spike, path, spike), False):
+            spikes.append({**spike, "path": str(path.relative_to(run))})
+    if spikes:
+        yield Section("Spikes", tables=[parts.spike_table(spikes)], level=3)
+    if len(log.evaluations) > 1:
+        drawn = figures.evaluation_figure(log.evaluations)
+        yield Section(figures=[_picture("evaluations during training", "evaluations", drawn)])
+
+
+def _zero_shot_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
+    """Errors on each dataset."""
+    is_first = True
+    for path in sorted((run / "evaluation" / "zero_shot").glob("*.npz")):
+        name, content = path.stem, damage.read(partial(read_arrays, path, ZERO_SHOT), None)
+        if content is None:
+            continue
+        if is_first:
+            yield Section("Zero-shot errors")
+        is_first = False
+        top1 = metrics.get(MetricKey("zero_shot", name, "", "top1"))
+        text: list[Text] = [] if top1 is None else [("Top-1: ", Span(f"{top1:.1f} %", "strong"))]
+        confusions = parts.confusions(content)
+        matrix, worst = [], []
+        if len(content["class_names"]) > MOST_IN_MATRIX:
+            worst = [Section(text=["Worst classes:"], tables=[parts.worst_classes(content)])]
+        else:
+            drawn = figures.confusion_matrix(content)
+            matrix = [_picture(f"confusion matrix of {name}", f"confusion_{name}", drawn)]
+        yield Section(name, text, [confusions] if confusions.rows else [], matrix, level=3)
+        yield from worst
+        if len(content["images"]):
+            lead = "The most confident errors, with the predicted class in red and the true class in green:"
+            drawn = figures.mistakes(content)
+            yield Section(text=[lead], figures=[_picture(f"errors on {name}", f"mistakes_{name}", drawn)])
+
+
+def _retrieval_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
+    """Retrieved images of each dataset."""
+    for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
+        name, content = path.stem, damage.read(partial(read_arrays, path, RETRIEVAL), None)
+        if content is None:
+            continue
+        recall = metrics.get(MetricKey("retrieval", name, "text_to_image", "recall_at_1"))
+        text: list[Text] = []
+        if recall is not None:
+            text.append(("Text to image, recall@1: ", Span(f"{recall:.1f} %", "strong")))
+        text.append(
+            f"Images retrieved by a few captions among {int(content['gallery']):,}, best first; the caption's own "
+            "image is framed."
+        )
+        drawn = figures.retrieved(content)
+        yield Section(f"Retrieval: {name}", text, figures=[_picture("retrieved images", f"retrieval_{name}", drawn)])
+
+
+def _sample_sections(run: Path, damage: io.DamageLog) -> Iterator[Section]:
+    """Histograms of per-sample statistics, then the extreme samples of each statistic."""
+    path, folder = run / "evaluation" / "samples.json", run / "evaluation" / "samples"
+    summary: dict[str, figures.Statistic] = {}
+    if path.exists():
+        summary = damage.read(partial(figures.read_statistics, path), summary)
+    if summary:
+        drawn = figures.sample_histograms(summary)
+        yield Section("Per-sample statistics", figures=[_picture("histograms", "samples", drawn)])
+    for name in summary if (folder / "captions.json").exists() else ():
+        extremes = damage.read(partial(figures.extreme_samples, summary[name], folder), None)
+        if extremes is not None:
+            text = f"{capitalised(name.replace('_', ' '))}: samples with the highest and the lowest values."
+            yield Section(text=[text], figures=[_picture(name, f"samples_{name}", extremes)])
+
+
+def _profile_sections(run: Path) -> list[Section]:
+    """Write profile.md and profile.html to profile/ of a run; return the section of the run's page.
+
+    Nothing without a profile. Raises DamagedFileError if summary.json is damaged.
+    """
+    folder = run / PROFILE
+    path = folder / "summary.json"
+    if not path.exists():
+        return []
+    summary = io.read_json(path, io.MB, "profile the run again")
+    fields = {"steps": list, "device": str, "ranks": int, "host_ms": dict, "device_ms": dict}
+    io.require_fields(path, summary, {**fields, "operations": list, "memory": list})
+    (first, last), host, device = summary["steps"], summary["host_ms"], summary["device_ms"]
+    total, drawn = sum(host.values()), figures.profile_figure(summary)
+    labels = ["part", "ms a step", "share", *(["GPU ms a step"] if device else [])]
+    times = [
+        [part, f"{time:.2f}", f"{time / total:.1%}", *([f"{device.get(part, 0.0):.2f}"] if device else [])]
+        for part, time in host.items()
+    ]
+    operations: list[list[str | Cell]] = [
+        [Cell(part["name"], code=True), f"{part['calls']:.1f}", f"{part['ms']:.2f}"] for part in summary["operations"]
+    ]
+    heads = ["operation", "calls a step", f"{'GPU ' if device else ''}ms a step"]
+    files: list[Text] = [
+        (Span(TRACE, "link", TRACE), ": the trace of torch.profiler, for https://ui.perfetto.dev or chrome://tracing")
+    ]
+    files.append(
+        (
+            Span(SNAPSHOT, "link", SNAPSHOT),
+            ": every allocation on the GPU with its Python stack, for https://pytorch.org/memory_viz",
+        )
+        if (folder / SNAPSHOT).exists()
+        else "no memory snapshot: torch records one on a GPU only"
+    )
+    lead = (
+        f"First of {summary['ranks']} {'rank' if summary['ranks'] == 1 else 'ranks'}, {summary['device']}: {total:.1f} "
+        "ms a step while it was profiled, which is slower than without."
+    )
+    explained = (
+        'A part does not include its subparts: "communication" is taken out of the part that waits for it, but the '
+        'exchange of gradients that runs during the backward pass is in "backward". Scores that the objective asks for '
+        'are in "objective", encoding again for the backward pass of a micro-batch in the towers. "other" is what a '
+        "step does beside its parts, such as logging."
+    )
+    page = Page(f"Profile of {run.name}, steps {first} to {last}", [folder / "profile.md", folder / "profile.html"])
+    content = [
+        Section(text=[lead], figures=[Picture(PROFILE_FIGURE, drawn, file="profile.png")]),
+        Section(tables=[text_table(labels, times, left=1)]),
+        Section(text=[explained]),
+        Section("Operations with the most time", tables=[text_table(heads, operations, left=1)]),
+        Section("Files", items=files),
+    ]
+    write(page, content)
+    link = Span(f"Profile of steps {first} to {last}", "page", f"{PROFILE}/profile")
+    picture = Picture(PROFILE_FIGURE, drawn, file=f"{PROFILE}/profile.png")
+    return [Section(text=[(link, f": {total:.1f} ms a step.")], figures=[picture])]
+
+
+def _picture(text: str, name: str, figure: Figure) -> Picture:
+    """A figure in the folder report; characters that are not of a file name become "_"."""
+    name = re.sub(r"[^\w.-]", "_", name)
+    return Picture(text, figure, file=f"report/{name}.png")
+
+
+def _json(path: Path, damage: io.DamageLog) -> dict[str, Any]:
+    """Content of a JSON file; empty without one, or if it is damaged."""
+    return damage.read(partial(io.read_json, path, io.MB), {}) if path.exists() else {}
+
+
+LEAD = (
+    "Our runs with the numbers that the papers print. A run represents a row only if its configuration is that of "
+    "the row's experiment, apart from seeds and paths; any other run is shown as a variant, with its differences."
+)
+
+
+def write_pages(
+    folders: Sequence[Path],
+    names: Sequence[str],
+    output: Path,
+    note: str | None = None,
+    first: Sequence[Section] = (),
+    scaling: Sequence[str] = (),
+    labels: Mapping[Path, str] | None = None,
+    tested: bool = True,
+) -> Path:
+    """Write index.html, tables.md, tables.csv and tables.tex over the runs below `folders`.
+
+    The runs of a single folder are in the papers' tables if they name a row. All others are compared with each other.
+
+    Args:
+        folders: run directories, or folders of them.
+        names: tables to show; empty for all tables with a measured value.
+        output: folder for the files.
+        note: a further paragraph at the top.
+        first: sections before all others.
+        scaling: axes of scaling fits, see `laws.curves`; a fit also has a figure, scaling_AXIS.png, and
+            scaling_AXIS.csv.
+        labels: names of runs by their directory.
+        tested: False for trials of a search, among which the best was selected: a test of their differences would be
+            biased.
+
+    Returns the path of index.html. Raises ConfigError if there is nothing to show.
+    """
+    damage = io.DamageLog()
+    frame = read_frame(folders, damage)
+    unfinished = [folder for folder in run_folders(folders) if not is_finished(folder)]
+    if frame.empty and not names:
+        damaged = f" ({len(damage.faults)} with damaged files)" if damage.faults else ""
+        raise ConfigError(
+            f"no finished run in {', '.join(map(str, folders))}{damaged}: train one first, or give --table wpse/1 for "
+            "an empty table"
+        )
+    of_papers = frame["row"].notna() & (frame["row"] != "") if len(folders) == 1 else frame["row"].isna() & False
+    runs, own = frame[of_papers], frame[~of_papers]
+    known = [name for name in table_names() if not layout()["tables"][name].get("repeats")]
+    filled = [fill(table(name), runs) for name in names or known]
+    filled = [part for part in filled if names or part.is_measured]
+    scales = []
+    for scale in runs.loc[runs["scale"] != PAPER, "scale"].unique():
+        if len(rows := scale_rows(runs, scale)):
+            scales.append(parts.Comparison.of(rows, damage, scale))
+    logs = read_logs(frame, damage)
+    fits = {axis: laws.curves(laws.trainings(frame, logs), axis) for axis in scaling}
+    content = [section for axis, found in fits.items() for section in _scaling_sections(found, axis, output)]
+    content += [section for part in scales for section in parts.scale_sections(part, logs, bool(filled))]
+    content += [section for part in filled for section in parts.table_sections(part)]
+    compared = parts.Comparison.of(own_rows(own, labels), damage) if len(own) else None
+    if compared:
+        content += parts.own_sections(compared, logs, damage, bool(scales or filled), tested)
+    lines = [line for part in [*scales, *([compared] if compared else [])] for line in parts.comparison_lines(part)]
+    lines += [line for part in filled for line in parts.table_lines(part)]
+    facts: dict[str, Text] = {"finished runs": str(frame["run"].nunique())}
+    if unfinished:
+        facts["unfinished"] = str(len(unfinished))
+    if damage.faults:
+        facts["damaged files"] = str(len(damage.faults))
+    facts |= {f"rows at scale={part.scale}": str(part.frame["group"].nunique()) for part in scales}
+    if filled:
+        rows = [bool(len(part.ours(row))) for part in filled for row in part.table.rows]
+        facts |= {"tables": str(len(filled)), "rows filled": f"{sum(rows)} of {len(rows)}"}
+    lead = LEAD if filled else parts.SMALL if scales else parts.OWN
+    sections = [
+        Section(text=[lead, *([note] if note else [])]),
+        Section(facts=facts, formats=["html"]),
+        *first,
+        *content,
+        *_full_size_sections(runs),
+        Section("Runs", tables=[_runs_table(frame, unfinished, damage)], anchor="runs"),
+    ]
+    code = revision()
+    made = f"Made by clipzoo {version('clipzoo')}{f', revision {code}' if code else ''}."
+    sections.append(Section(notes=[made], formats=["html"]))
+    io.write_whole(output / "tables.csv", csv(text_table(parts.CSV_COLUMNS, lines, left=0)))
+    files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
+    return write(Page("The papers' tables" if scales or filled else "Comparison of runs", files), sections)
+
+
+def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Path) -> list[Section]:
+    """Return the sections of power laws along an axis; their table and figure are written to separate files too."""
+    fits, drawn, title = laws.table(found), laws.figure(found, axis), f"Scaling with {axis}"
+    io.write_whole(io.below(output, f"scaling_{axis}.csv"), csv(fits))
+    save_figure(drawn, io.below(output, f"scaling_{axis}.png"), dpi=figures.DPI)
+    text = (
+        f"{laws.lead(axis, found)} The training loss is the mean of the losses logged in the last tenth "
+        "of a training; it is that of new samples only if no sample is repeated. An error is 100 % less accuracy."
+    )
+    picture = Picture(f"runs and power laws in {axis}", drawn)
+    return [
+        Section(title, [text], [fits], [picture], anchor=f"scaling-{axis}"),
+        Section(tables=[replace(fits, title=title)], formats=["tex"]),
+    ]
+
+
+def _full_size_sections(runs: pd.DataFrame) -> list[Section]:
+    """Commands and costs of the rows that have runs only at another scale."""
+    at_full_size = set(runs.loc[runs["scale"] == PAPER, "row"])
+    rows: list[list[str | Cell]] = []
+    for row in runs["row"].unique():
+        experiment = experiments().get(row)
+        if row not in at_full_size and experiment is not None:
+            names = [name for name in table_names() if any(other.name == row for other in table(name).rows)]
+            rows.append([row, ", ".join(names), Cell(experiment.command, code=True), experiment.cost])
+    labels = ["row", "tables", "command", "estimated cost"]
+    return [Section("Rows at full size", tables=[text_table(labels, rows, left=4, wrap=True)])] if rows else []
+
+
+def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.DamageLog) -> Table:
+    """All runs, with the rows that they name, and whether they represent them."""
+    rows = []
+    for _, run in frame.drop_duplicates("run").iterrows():
+        state, name = "", run["row"]
+        if name is not None:
+            own = matches(frame[frame["run"] == run["run"]], name)
+            state = "no such row" if own.empty else "yes" if own["is_row"].iloc[0] else ""
+            state = state or f"no: {own['explanation'].iloc[0]}"
+        code = run["record"].revision or ""
+        code = code[:9] + "+" * code.endswith("+")
+        rows.append([run["run"].name, name or "", str(run["seed"]), run["scale"] if name else "", state, code])
+    rows += [[folder.name, "", "", "", "unfinished", ""] for folder in unfinished]
+    rows += [[str(fault.path), "", "", "", f"damaged: {fault.fault}", ""] for fault in damage.faults]
+    return text_table(["run", "row", "seed", "scale", "represents the row", "revision"], rows, left=6, wrap=True)
+
+
+def write_sweep(overrides: Sequence[str]) -> str:
+    """Write the comparison of the runs of a sweep; return its table and the path of the page.
+
+    Without a finished run there is no page.
+    """
+    swept = points(overrides)
+    folders = [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()]
+    if not any(is_finished(folder) for folder in folders):
+        return "no point of the sweep is finished: there is no table"
+    shown = sweep_trials(swept)
+    first = trial_sections(shown, "The sweep") if shown.keys and len(shown.trials) > 1 else []
+    page = write_pages(folders, [], sweep_folder(swept, overrides), first=first, labels=shown.labels)
+    return f"\n{terminal(overview(swept))}\n\nthe comparison of the runs: {page}"
+
+
+def overview(swept: Sequence[Point]) -> Table:
+    """A row for each combination of swept values: mean and standard deviation over seeds, the highest mean with a star.
+
+    Columns: for each task the mean over its datasets, or its only dataset; the last training loss; minutes.
+    """
+    finished, tasks = _finished_points(swept)
+    keys = [key for key in swept[0].swept if key != "seed"]
+    rows = []
+    columns = [*tasks, parts.LOSS, next(iter(COSTS))]
+    groups = _seed_groups(swept)
+    means = pd.DataFrame(
+        [finished.reindex(folders)[columns].mean().to_list() for folders in groups.values()], columns=columns
+    )
+    for number, (values, folders) in enumerate(groups.items()):
+        texts = []
+        for name in columns:
+            best = name in tasks and len(means) > 1 and bool(means[name][number] == means[name].max())
+            texts.append(parts.seeds_text(finished.reindex(folders)[name].dropna().to_list()) + "*" * best)
+        done = sum(folder in finished.index for folder in folders)
+        texts.append(str(done) if done == len(folders) else f"{done} of {len(folders)}")
+        rows.append([*values, *texts])
+    return text_table([*keys, *columns, "runs"], rows, left=len(keys))
+
+
+def sweep_trials(swept: Sequence[Point]) -> Trials:
+    """Return the points of a sweep, averaged over seeds, as trials: compared by the first task, or by the last loss."""
+    finished, tasks = _finished_points(swept)
+    keys = [key for key in swept[0].swept if key != "seed"]
+    name = tasks[0] if tasks else parts.LOSS
+    trials, runs = [], {}
+    for number, (values, folders) in enumerate(_seed_groups(swept).items()):
+        results = finished.reindex(folders)[name].dropna()
+        state: State = "finished"
+        if results.empty:
+            # "running" also if all runs were killed.
+            started = any(folder.exists() for folder in folders)
+            failed = any(True for folder in folders for _ in folder.glob("clipzoo-error-*.log"))
+            state = "failed" if failed else "running" if started else "not started"
+        mean = () if results.empty else (statistics.fmean(results),)
+        overrides = next(point.overrides for point in swept if point.folder == folders[0])
+        trials.append(Trial(number, dict(zip(keys, values, strict=True)), state, overrides, folders[0], mean))
+        runs[number] = folders
+    return Trials(trials, [name], ["maximize" if tasks else "minimize"], runs=runs)
+
+
+def _seed_groups(swept: Sequence[Point]) -> dict[tuple[str, ...], list[Path]]:
+    """Run directories by swept values without the seed."""
+    groups: dict[tuple[str, ...], dict[Path, None]] = {}
+    for point in swept:
+        values = tuple(value for key, value in point.swept.items() if key != "seed")
+        groups.setdefault(values, {})[point.folder] = None
+    return {values: list(folders) for values, folders in groups.items()}
+
+
+def _finished_points(swept: Sequence[Point]) -> tuple[pd.DataFrame, list[str]]:
+    """Return a table of the finished runs, with a column for each task, the last loss and minutes; names of tasks."""
+    damage = io.DamageLog()
+    frame = read_frame([folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()], damage)
+    tasks = {f"{task} ({columns[0].label})": columns[0] for task, columns in columns_of(frame).items()}
+    logs, minutes = read_logs(frame, damage), next(iter(COSTS))
+    rows = {
+        run["run"]: {
+            **{name: column.value(metrics) for name, column in tasks.items()},
+            parts.LOSS: parts.last_loss(logs[run["run"]]),
+            minutes: cost_of(frame[frame["run"] == run["run"]], minutes),
+        }
+        for run, metrics in numbers(frame)
+    }
+    columns = [*tasks, parts.LOSS, minutes]
+    return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=float), list(tasks)
+
+
+def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
+    """Render the page. answers: for a page without a server, answers and pictures by path; None asks the server.
+
+    Its policy lets a browser run only the script of this page, and load nothing from another host.
+    """
+    script = (TEMPLATES / "explorer.js").read_text()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'"
+    )
+    return html_page("explorer.html.j2", title="clipzoo explore", policy=policy, script=Markup(script), answers=answers)

@@ -1,0 +1,398 @@
+"""The papers' tables, their printed numbers, and the experiment that fills each row. Needs no pandas."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
+from clipzoo.config.trust import read
+from clipzoo.errors import ConfigError, nearest
+from clipzoo.runs.identity import identity
+from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.names import EXEMPT
+from clipzoo.runs.protocol import Setting, settings
+from clipzoo.runs.sweep import searched
+
+FOLDER = Path(__file__).parent / "papers"
+PAPERS = {"wpse": "WPSE", "kme": "KME-CLIP", "cloob": "CLOOB", "nuclr": "NUCLR"}
+HEADINGS = {
+    "zero_shot_classification": "zero-shot",
+    "linear_classification": "linear probe after projection",
+    "linear_classification_before_projection": "linear probe before projection",
+    "linear_probing": "linear probe",
+    "retrieval_image_to_text": "image to text",
+    "retrieval_text_to_image": "text to image",
+    "retrieval": "retrieval, both directions",
+    "retrieval_mean_of_directions": "retrieval, both directions",
+    "mean_of_four": "mean",
+    "cost": "cost",
+}
+COSTS = {
+    "training_time_s_per_epoch": ("seconds per epoch", "seconds_per_epoch"),
+    "gpus_for_training": ("GPUs", "ranks"),
+    "inference_time_s_two_gpus": ("inference on two GPUs, s", None),
+}
+DIRECTIONS = ("image_to_text", "text_to_image")
+
+Metrics = Mapping[MetricKey, float]
+
+
+@dataclass(frozen=True)
+class PaperNumber:
+    """A published value, its standard deviation if there is one, and its printed digits."""
+
+    value: float
+    deviation: float | None
+    printed: str
+
+    def text(self, digits: str) -> str:
+        """The number as printed, with its deviation in a format such as ".2f"."""
+        return self.printed + ("" if self.deviation is None else f" ± {self.deviation:{digits}}")
+
+
+@dataclass(frozen=True)
+class PaperColumn:
+    """A column of a paper's table.
+
+    heading: task. label: dataset and cut-off. groups: metric keys; the column is the mean over groups of the mean
+    within each group. None: clipzoo measures no such metric.
+    """
+
+    heading: str
+    label: str
+    groups: tuple[tuple[MetricKey, ...], ...] | None
+
+    @property
+    def keys(self) -> list[MetricKey]:
+        return [key for group in self.groups or () for key in group]
+
+    @property
+    def datasets(self) -> set[str]:
+        return {key.dataset for key in self.keys}
+
+    @property
+    def is_cost(self) -> bool:
+        return self.heading == HEADINGS["cost"]
+
+    def value(self, metrics: Metrics) -> float | None:
+        """The column's number, or None unless all of its metrics are measured."""
+        if self.groups is None or not all(key in metrics for key in self.keys):
+            return None
+        return statistics.fmean(statistics.fmean(metrics[key] for key in group) for group in self.groups)
+
+    def deviation(self, metrics: Metrics) -> float | None:
+        """Standard deviation over draws of random features, for a column of a single group."""
+        return metrics.get(self.keys[0].deviation) if self.groups and len(self.groups) == 1 else None
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of a paper's table. pretrain, model: as printed. name: the `row` of the experiment that fills it."""
+
+    pretrain: str
+    model: str
+    name: str
+
+    @property
+    def place(self) -> str:
+        """Printed names, of which a table has each once."""
+        return f"{self.pretrain}/{self.model}"
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of a paper. numbers: printed cells by row and column."""
+
+    name: str
+    title: str
+    rows: tuple[PaperRow, ...]
+    columns: tuple[PaperColumn, ...]
+    numbers: Mapping[tuple[PaperRow, PaperColumn], PaperNumber] = field(repr=False)
+    note: str | None = None
+    without_numbers: str | None = None
+
+    @property
+    def paper(self) -> str:
+        """Key of the paper: "wpse"."""
+        return self.name.split("/")[0]
+
+    @property
+    def short_heading(self) -> str:
+        number = self.name.split("/")[1]
+        kind = {"logs": "the authors' logs", "figure4": "figure 4"}.get(number, f"table {number}")
+        return f"{PAPERS[self.paper]}, {kind}"
+
+    @property
+    def heading(self) -> str:
+        return f"{self.short_heading}: {self.title}"
+
+    def digits(self, column: PaperColumn) -> int:
+        """Number of decimals that the paper prints in the column."""
+        printed = [number.printed for (_, place), number in self.numbers.items() if place == column]
+        return max((len(text.partition(".")[2]) for text in printed), default=2)
+
+    def baseline(self, row: PaperRow) -> PaperRow:
+        """Row that `row` is tested against: as tables.yaml states, else the first of its pretraining dataset."""
+        stated = layout()["tables"][self.name].get("against", {}).get(f"{row.pretrain}/{row.model}")
+        candidates = [other for other in self.rows if other.pretrain == row.pretrain]
+        return next((other for other in candidates if other.model == stated), candidates[0])
+
+
+@dataclass(frozen=True)
+class Search:
+    """A paper's hyperparameter search. name: option of conf/search. by: the criterion in words; select: its column.
+
+    followed: for an ablation, the row whose selected point it takes; None for a row that was searched itself.
+    """
+
+    name: str
+    by: str
+    select: PaperColumn
+    followed: str | None
+
+
+def table(name: str) -> PaperTable:
+    """Return the table "wpse/1". Raises ConfigError with the known names."""
+    if name not in layout()["tables"]:
+        raise ConfigError(f"there is no table {name}: the tables are {', '.join(table_names())}")
+    return _load(name)
+
+
+def table_names() -> list[str]:
+    return list(layout()["tables"])
+
+
+def row_names() -> list[str]:
+    """Names of all rows, in the order of the papers' tables."""
+    return list(dict.fromkeys(row.name for name in table_names() for row in table(name).rows))
+
+
+def require_row(name: str) -> None:
+    """Raise ConfigError if no paper's table has this row."""
+    if name not in row_names():
+        raise ConfigError(f"no paper has the row {name}{nearest(name, row_names())}")
+
+
+def search_of(row: str) -> Search | None:
+    """Return the search behind a row, or behind the row whose selected point it takes."""
+    for name, facts in layout()["searches"].items():
+        follow = facts.get("follow", {})
+        if row in facts["rows"] or row in follow:
+            return Search(name, facts["by"], _column(facts["select"]), follow.get(row))
+    return None
+
+
+def not_measured(key: MetricKey) -> str | None:
+    """Return the reason why the evaluation does not measure a metric; None if it does."""
+    for entry in layout()["not_measured"]:
+        if (entry["task"], entry["dataset"]) == (key.task, key.dataset) and entry.get(
+            "metric", key.metric
+        ) == key.metric:
+            return entry["reason"]
+    return None
+
+
+@cache
+def layout() -> dict[str, Any]:
+    """Content of tables.yaml."""
+    return yaml.safe_load((FOLDER / "tables.yaml").read_text())
+
+
+def read_numbers(file: str) -> list[dict[str, str]]:
+    """Read the cells of a CSV of published numbers."""
+    with (FOLDER / file).open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+@cache
+def _load(name: str) -> PaperTable:
+    facts = layout()["tables"][name]
+    aliases, paper = facts.get("rows", {}), name.split("/")[0]
+
+    def row(pretrain: str, model: str) -> PaperRow:
+        return PaperRow(pretrain, model, aliases.get(f"{pretrain}/{model}", f"{paper}/{pretrain}/{model}"))
+
+    numbers: dict[tuple[PaperRow, PaperColumn], PaperNumber] = {}
+    for file in facts.get("numbers", ()):
+        for cell in read_numbers(file):
+            deviation = float(cell["std"]) if cell["std"] else None
+            number = PaperNumber(float(cell["value"]), deviation, cell["value"])
+            numbers[row(cell["pretrain_data"], cell["model"]), _column(cell)] = number
+    rows: Iterable[PaperRow] = dict.fromkeys(place for place, _ in numbers)
+    columns: Iterable[PaperColumn] = dict.fromkeys(column for _, column in numbers)
+    if "numbers" not in facts:
+        rows = [row(pretrain, model) for pretrain, models in facts["models"].items() for model in models]
+        columns = [_column(cell) for cell in facts["columns"]]
+    notes = facts.get("note"), facts.get("without_numbers")
+    return PaperTable(name, facts["title"], tuple(rows), tuple(columns), numbers, *notes)
+
+
+def _column(cell: Mapping[str, Any]) -> PaperColumn:
+    """The column of a cell's task, metric and dataset; the mean over datasets where there are several."""
+    task, metric, datasets = cell["task"], cell["metric"], cell["dataset"]
+    heading = HEADINGS[task]
+    if metric in COSTS:
+        label, cost = COSTS[metric]
+        return PaperColumn(heading, label, ((MetricKey("training", "", "", cost),),) if cost else None)
+    if task == "mean_of_four":
+        four = [("retrieval", "mean_recall@1", name) for name in ("MSCOCO", "Flickr30k")]
+        four += [("zero_shot_classification", "top1", name) for name in ("CIFAR100", "ImageNet1k")]
+        return PaperColumn(heading, "mean of four", tuple(_keys(*part) for part in four))
+    if metric == "average":
+        thirteen = layout()["thirteen"].items()
+        return PaperColumn(heading, "average of 13", tuple(_keys(task, accuracy, name) for name, accuracy in thirteen))
+    names = [datasets] if isinstance(datasets, str) else list(datasets)
+    groups = tuple(_keys(task, metric, name) for name in names)
+    return PaperColumn(heading, " and ".join(names) + _suffix(task, metric), groups)
+
+
+def _suffix(task: str, metric: str) -> str:
+    """Cut-off of recall, or of accuracy other than top-1: it tells columns of one dataset apart."""
+    if metric == "mean_recall_1_5_10":
+        return " @1, 5, 10"
+    cut = metric.removesuffix("_percent").removeprefix("mean_recall@").removeprefix("top")
+    if task.startswith("retrieval"):
+        return f" @{cut}"
+    return f" top-{cut}" if cut.isdigit() and cut != "1" else ""
+
+
+def _keys(task: str, metric: str, dataset: str) -> tuple[MetricKey, ...]:
+    """Metric keys averaged into one cell of a paper's table."""
+    name = layout()["sets"][dataset]
+    metric = metric.removesuffix("_percent").removesuffix("_acc")
+    if task == "zero_shot_classification":
+        return (MetricKey("zero_shot", name, "", metric),)
+    if task.startswith("linear"):
+        protocol = "before" if task.endswith("before_projection") else "after"
+        return (MetricKey("linear_probe", name, protocol, metric),)
+    cuts: Sequence[str] = ("1", "5", "10")
+    if metric != "mean_recall_1_5_10":
+        cuts = (metric.rpartition("@")[2].removeprefix("top"),)
+    directions = {
+        "retrieval": DIRECTIONS,
+        # KME-CLIP has one caption per image in the gallery at a time.
+        "retrieval_image_to_text": ("paired_image_to_text",),
+        "retrieval_text_to_image": ("text_to_image",),
+    }.get(task, ("paired_image_to_text", "text_to_image"))
+    return tuple(
+        MetricKey("retrieval", name, direction, f"recall_at_{cut}") for direction in directions for cut in cuts
+    )
+
+
+Differences = dict[str, tuple[Any, Any]]
+"""Expected and seen value by configuration key; None for an absent key."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An option of `experiment=` that fills a row, with its `about` node.
+
+    hours: estimated device hours of one run. device: "H100". runs: number of runs for seeds and searched points.
+    """
+
+    name: str
+    row: str
+    title: str
+    command: str
+    hours: float
+    device: str
+    runs: int
+
+    @property
+    def cost(self) -> str:
+        """Estimated cost of all runs, in words."""
+        runs = f", {self.runs} runs" if self.runs > 1 else ""
+        return f"{self.hours * self.runs:,.0f} {self.device} hours{runs}"
+
+
+@cache
+def experiments() -> Mapping[str, Experiment]:
+    """Experiments by row. Files are read one by one, without composing them: that would take seconds."""
+    by_row = {}
+    for path in sorted((CONF / "experiment").glob("*/*.yaml")):
+        content = yaml.safe_load(path.read_text())
+        if "row" in content:
+            about, name = content["about"], f"{path.parent.name}/{path.stem}"
+            cost = about["cost"]
+            by_row[content["row"]] = Experiment(
+                name, content["row"], about["title"], about["command"], cost["hours"], cost["device"], cost["runs"]
+            )
+    return by_row
+
+
+def differences(plain: Mapping[str, Any], experiment: str, scale: str) -> Differences:
+    """Keys of a run's configuration whose values are not the experiment's."""
+    expected, seen = _expected(experiment, scale), _comparable(plain)
+    return {
+        key: (expected.get(key), seen.get(key))
+        for key in sorted({*expected, *seen})
+        if expected.get(key) != seen.get(key) or (key in expected) != (key in seen)
+    }
+
+
+def protocol_differences(
+    protocol: Mapping[str, Mapping[str, Setting]], experiment: str, scale: str
+) -> dict[str, tuple[Setting, Setting]]:
+    """Evaluation settings that differ from the experiment's, on the datasets that the experiment evaluates.
+
+    protocol: settings by task and dataset, of the run's record; runs of earlier versions have none.
+    """
+    evaluation = _resolved(experiment, scale)["eval"]
+    return {
+        f"eval.{name} of {place}": (value, seen[name])
+        for place, seen in protocol.items()
+        for task, _, dataset in [place.partition("/")]
+        if dataset in evaluation.get(task, ())
+        for name, value in settings(evaluation, task, dataset).items()
+        if seen.get(name, value) != value
+    }
+
+
+@cache
+def axes(search: str) -> Mapping[str, list[Any]]:
+    """Keys that an option of conf/search varies, with their values."""
+    return {
+        override.key_or_group: [_scalar(value) for value in override.sweep_iterator()]
+        for override in map(read, searched(search))
+    }
+
+
+def expected_pairs(row: str) -> tuple[int, int]:
+    """Smallest and largest plausible number of training pairs of the row's pretraining dataset."""
+    low, high = layout()["pairs"][row.split("/")[1]]
+    return low, high
+
+
+def total_cost(rows: Iterable[Experiment]) -> str:
+    """Sum of device hours by device, in words."""
+    by_device: dict[str, float] = {}
+    for experiment in rows:
+        by_device[experiment.device] = by_device.get(experiment.device, 0.0) + experiment.hours * experiment.runs
+    return ", ".join(f"{hours:,.0f} {device}" for device, hours in by_device.items())
+
+
+@cache
+def _expected(experiment: str, scale: str) -> Mapping[str, Any]:
+    return _comparable(_resolved(experiment, scale))
+
+
+@cache
+def _resolved(experiment: str, scale: str) -> Mapping[str, Any]:
+    return compose([f"experiment={experiment}", f"scale={scale}"])
+
+
+def _comparable(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in identity(plain).items() if key not in EXEMPT}
+
+
+def _scalar(value: Any) -> Any:
+    return yaml.safe_load(value) if isinstance(value, str) else value

@@ -1,0 +1,370 @@
+"""Power laws of a loss and of error rates in compute, samples or width, fitted to trainings of several scales."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from clipzoo.errors import ConfigError, number_of
+from clipzoo.report.figures import DPI, INK, colour, label, style
+from clipzoo.report.frame import columns_of, numbers
+from clipzoo.report.render import Cell, Table, text_table
+from clipzoo.report.statistics import LAW_RESAMPLES, Interval, ScalingFit, fit_power_law
+from clipzoo.runs.identity import identity
+from clipzoo.runs.training_log import TrainingLog
+
+COMPUTE, SAMPLES, WIDTH = "compute", "samples", "width"
+LABELS = {COMPUTE: "FLOPs of the training", SAMPLES: "samples seen", WIDTH: "encoder.image_width"}
+GROUPS = {COMPUTE: ("encoder", "head.embed_width", "trainer", "optim", "data"), SAMPLES: ("trainer", "optim", "data")}
+"""By axis, the keys whose numbers may differ along a curve; for a configuration key, its group and the schedule."""
+FLOOR_RESAMPLES = 300
+FEWEST = 4
+"""Smallest number of scales of a fit. A law with a floor needs one more."""
+MOST_KEYS = 2
+"""Largest number of keys in the name of a method, beside classes."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A finished training.
+
+    name: for messages. settings: flat configuration without the seed. flops, samples: its cost; None: not recorded.
+    values: what is fitted, by quantity; all are losses or errors, in nats or percent.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    flops: float | None
+    samples: float
+    values: Mapping[str, float]
+
+    def place(self, axis: str) -> float:
+        """Return the place on an axis. Raises ConfigError."""
+        if axis == COMPUTE:
+            if self.flops is None:
+                raise ConfigError(
+                    f"--scaling compute: {self.name} has no FLOPs in results.json, as runs of earlier versions; "
+                    "--scaling samples needs none"
+                )
+            return self.flops
+        if axis == SAMPLES:
+            return self.samples
+        key, value = axis_label(axis), self.settings.get(axis_label(axis))
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ConfigError(
+                f"--scaling {axis}: {self.name} has {key}={value}; give compute, samples, width or a configuration "
+                "key with numbers above 0"
+            )
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Trainings that differ in their seed alone. x: their place on the axis. values: loss or error of each one."""
+
+    x: float
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Geometric mean: power laws are fitted to logarithms."""
+        return math.exp(float(np.mean(np.log(self.values))))
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """A power law and the scale that it was not fitted to.
+
+    predicted: prediction interval of the geometric mean of as many trainings as the held-out scale has.
+    """
+
+    fit: ScalingFit
+    predicted: Interval
+    is_inside: bool
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
+    """A quantity of one method over the scales of an axis.
+
+    method: its name, empty if there is only one. scales: those of the fit, ascending. dropped: scales that a cheaper
+    one surpasses. held_out: the largest scale. laws: without a floor and, with scales enough, with one.
+    """
+
+    method: str
+    quantity: str
+    scales: tuple[Scale, ...]
+    dropped: tuple[Scale, ...]
+    held_out: Scale
+    laws: tuple[Extrapolation, ...] = field(repr=False)
+
+
+def curves(trainings: Sequence[Training], axis: str) -> list[ScalingCurve]:
+    """Fit every quantity of every method; the largest scale is held out.
+
+    axis: `compute`, `samples`, `width` or a configuration key with numbers. Trainings form one curve if they differ
+    only in numbers of the keys in GROUPS. At equal places the best setting counts. Along compute, scales that a
+    cheaper one surpasses are left out of the fit.
+
+    Raises:
+        ConfigError: trainings without a value on the axis, or too few scales for a fit.
+    """
+    methods: dict[str, list[Training]] = {}
+    for training in trainings:
+        methods.setdefault(_method(training, axis), []).append(training)
+    quantities = dict.fromkeys(quantity for training in trainings for quantity in training.values)
+    found = {
+        method: [curve for quantity in quantities if (curve := _curve(quantity, group, axis))]
+        for method, group in methods.items()
+    }
+    found = {method: fitted for method, fitted in found.items() if fitted}
+    if not found:
+        most = max(len({training.place(axis) for training in group}) for group in methods.values())
+        raise ConfigError(
+            f"--scaling {axis}: a method has {number_of(most, 'value')} of {axis_label(axis)} at most; a fit needs "
+            f"{FEWEST + 1}, the "
+            "largest of them to check the law"
+            + "; scales that a cheaper one surpasses do not count"
+            * (axis == COMPUTE)
+        )
+    named = zip(_names(list(found)), found.values(), strict=True)
+    return [replace(curve, method=name) for name, fitted in named for curve in fitted]
+
+
+def axis_label(axis: str) -> str:
+    return LABELS.get(axis, axis)
+
+
+def _method(training: Training, axis: str) -> str:
+    """Return what the trainings of one curve have in common."""
+    free = GROUPS.get(axis) or (axis_label(axis).partition(".")[0], "head.embed_width", "optim.schedule")
+    same = {key: value for key, value in training.settings.items() if not _is_free(key, value, free)}
+    return json.dumps(same, sort_keys=True, default=str)
+
+
+def _is_free(key: str, value: Any, groups: Sequence[str]) -> bool:
+    is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return (is_number or key.startswith("data.")) and any(
+        key == group or key.startswith(f"{group}.") for group in groups
+    )
+
+
+def _names(methods: Sequence[str]) -> list[str]:
+    """Name methods by the classes and options in which they differ, and by other keys if these are the same."""
+    if len(methods) == 1:
+        return [""]
+    settings: list[dict[str, Any]] = [json.loads(method) for method in methods]
+    keys = [
+        key
+        for key in dict.fromkeys(key for own in settings for key in own)
+        if len({json.dumps(own.get(key)) for own in settings}) > 1
+    ]
+    chosen = [key for key in keys if key.endswith("_target_") or "." not in key]
+    names = [", ".join(str(own.get(key)).rpartition(".")[2] for key in chosen) for own in settings]
+    if len(set(names)) == len(names):
+        return names
+    others = [key for key in keys if key not in chosen][:MOST_KEYS]
+    return [", ".join([name] * bool(name) + [f"{key}={own.get(key)}" for key in others])
+            for name, own in zip(names, settings, strict=True)]  # fmt: skip
+
+
+def _curve(quantity: str, trainings: Sequence[Training], axis: str) -> ScalingCurve | None:
+    """Return None with too few scales."""
+    scales = _scales(trainings, axis, quantity)
+    if len(scales) <= FEWEST:
+        return None
+    *others, last = scales
+    kept = tuple(_front(others)) if axis == COMPUTE else tuple(others)
+    if len(kept) < FEWEST:
+        return None
+    dropped = tuple(scale for scale in others if scale not in kept)
+    return ScalingCurve("", quantity, kept, dropped, last, tuple(_extrapolations(kept, last)))
+
+
+def _scales(trainings: Sequence[Training], axis: str, quantity: str) -> list[Scale]:
+    settings: dict[str, list[Training]] = {}
+    for training in trainings:
+        settings.setdefault(json.dumps(training.settings, sort_keys=True, default=str), []).append(training)
+    best: dict[float, Scale] = {}
+    for group in settings.values():
+        values = tuple(value for training in group if (value := training.values.get(quantity, 0.0)) > 0)
+        x = group[0].place(axis)
+        if values and (x not in best or Scale(x, values).mean < best[x].mean):
+            best[x] = Scale(x, values)
+    return [best[x] for x in sorted(best)]
+
+
+def _front(scales: Sequence[Scale]) -> Iterator[Scale]:
+    """Yield the scales that no cheaper one surpasses."""
+    least = math.inf
+    for scale in scales:
+        if scale.mean < least:
+            yield scale
+            least = scale.mean
+
+
+def _extrapolations(scales: Sequence[Scale], held_out: Scale) -> Iterator[Extrapolation]:
+    x = [scale.x for scale in scales for _ in scale.values]
+    y = [value for scale in scales for value in scale.values]
+    for with_floor in (False, True) if len(scales) > FEWEST else (False,):
+        # A law with a floor is fitted by iterations: fewer resamples.
+        fit = fit_power_law(x, y, with_floor, resamples=FLOOR_RESAMPLES if with_floor else LAW_RESAMPLES)
+        predicted = fit.predicted(held_out.x, runs=len(held_out.values))
+        yield Extrapolation(fit, predicted, predicted.contains(held_out.mean))
+
+
+LAST = 0.1
+"""Share of the training whose logged losses are averaged."""
+
+
+def trainings(frame: pd.DataFrame, logs: Mapping[Path, TrainingLog]) -> list[Training]:
+    """Return the trainings of a frame: their last loss, and the error of each task, as the mean over its datasets."""
+    tasks = {
+        f"error, {task}, " + ("mean over datasets" if parts[0].label == "mean" else parts[0].label): parts[0]
+        for task, parts in columns_of(frame).items()
+    }
+    found = []
+    for run, metrics in numbers(frame):
+        cost = run["record"].training
+        accuracies = {name: column.value(metrics) for name, column in tasks.items()}
+        values = {name: 100 - value for name, value in accuracies.items() if value is not None}
+        # The mean of the losses logged in the last part of the training.
+        start = (1 - LAST) * float(cost.get("steps", math.inf))
+        lines = logs[run["run"]].training
+        if losses := [float(line["loss"]) for line in lines if "loss" in line and float(line["step"]) > start]:
+            values = {"training loss": float(np.mean(losses)), **values}
+        settings = {key: value for key, value in identity(run["config"]).items() if key != "seed"}
+        flops = float(cost["flops"]) if "flops" in cost else None
+        samples = float(cost["steps"]) * run["config"]["trainer"]["global_batch"]
+        found.append(Training(str(run["run"]), settings, flops, samples, values))
+    return found
+
+
+NATS = re.compile("loss|PMI")
+"""Quantities in nats; all others are in percent."""
+PANELS = 3
+"""Panels side by side."""
+TITLE = 40
+"""Characters of a line in the title of a panel."""
+
+
+def lead(axis: str, curves: Sequence[ScalingCurve]) -> str:
+    """Say what was fitted and how the held-out scales came out."""
+    checked = [law for curve in curves for law in curve.laws]
+    inside = sum(law.is_inside for law in checked)
+    text = (
+        f"Power laws in {axis_label(axis)} (x), fitted to all trainings but those of the largest scale, which is "
+        "predicted from them: the interval holds the geometric mean of its trainings with 95 % probability if the law "
+        f"continues. {inside} of {len(checked)} predictions hold the held-out scale."
+    )
+    if axis == COMPUTE:
+        text += " Scales that a cheaper one surpasses are left out of the fit (hollow in the figure)."
+    return text
+
+
+def table(curves: Sequence[ScalingCurve]) -> Table:
+    """Laws, exponents and the check on the held-out scale."""
+    several = any(curve.method for curve in curves)
+    heads = [
+        "quantity",
+        "law",
+        "trainings",
+        "exponent and 95 % interval",
+        "held-out scale",
+        "predicted",
+        "measured",
+        "inside",
+    ]
+    rows: list[list[str | Cell]] = [
+        [
+            *([curve.method] if several else []), curve.quantity, _law(law),
+            str(sum(len(scale.values) for scale in curve.scales)), _interval(law.fit.exponent),
+            f"{curve.held_out.x:.4g}", _interval(law.predicted), f"{curve.held_out.mean:.3g}",
+            Cell("yes" if law.is_inside else "no", bold=not law.is_inside),
+        ]
+        for curve in curves
+        for law in curve.laws
+    ]  # fmt: skip
+    return text_table(["method"] * several + heads, rows, left=2 + several)
+
+
+def figure(curves: Sequence[ScalingCurve], axis: str) -> Figure:
+    """A panel for each quantity: trainings, law and prediction interval, and the held-out scale as diamonds."""
+    quantities = list(dict.fromkeys(curve.quantity for curve in curves))
+    names = list(dict.fromkeys(curve.method for curve in curves))
+    lines = -(-len(quantities) // PANELS)
+    figure = Figure(figsize=(4.0 * min(PANELS, len(quantities)), 3.3 * lines + 0.3), dpi=DPI, layout="constrained")
+    panels = figure.subplots(lines, min(PANELS, len(quantities)), squeeze=False).flatten()
+    for panel, quantity in zip(panels, quantities, strict=False):
+        for curve in (curve for curve in curves if curve.quantity == quantity):
+            _draw(panel, curve, colour(names.index(curve.method)))
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        label(panel, fill(quantity, TITLE), axis_label(axis), "nats" if NATS.search(quantity) else "%", size=9)
+        style(panel)
+        _readable(panel)
+    for panel in panels[len(quantities) :]:
+        panel.remove()
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def _draw(panel: Axes, curve: ScalingCurve, shade: str) -> None:
+    prefix = f"{curve.method}: " if curve.method else ""
+    for scales, marker, face, text in (
+        (curve.scales, "o", shade, "trainings"),
+        (curve.dropped, "o", "none", ""),
+        ((curve.held_out,), "D", "none", "held-out scale"),
+    ):
+        points = [(scale.x, value) for scale in scales for value in scale.values]
+        if points:
+            panel.plot(
+                *zip(*points, strict=True), marker, color=shade, markerfacecolor=face, markersize=4,
+                label=prefix + text if text else None,
+            )  # fmt: skip
+    ends = curve.scales[0].x, curve.held_out.x
+    grid = np.geomspace(ends[0], ends[1], 40)
+    for law, line in zip(curve.laws, ("-", "--"), strict=False):
+        values = [law.fit.law.value(float(x)) for x in grid]
+        name = "law with a floor" if law.fit.law.floor else "power law"
+        panel.plot(grid, values, line, color=shade if line == "-" else INK, linewidth=1.2, label=prefix + name)
+    bands = [curve.laws[0].fit.predicted(float(x), runs=len(curve.held_out.values)) for x in grid]
+    panel.fill_between(
+        grid, [band.low for band in bands], [band.high for band in bands], color=shade, alpha=0.15, linewidth=0,
+        label=prefix + "95 % prediction interval",
+    )  # fmt: skip
+
+
+def _readable(panel: Axes) -> None:
+    """Write plain numbers on axes of less than two decades, whose powers of ten alone would be too few ticks."""
+    for axis, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
+        if high / low < 100:
+            places = [base * 10**power for power in range(-3, 19) for base in (1, 1.5, 2, 3, 4, 5, 6, 8)]
+            shown = [place for place in places if low <= place <= high]
+            if len(shown) < 2:  # less than an octave: equal distances serve as well
+                shown = [float(place) for place in MaxNLocator(4).tick_values(low, high) if low <= place <= high]
+            shown = shown[:: max(1, -(-len(shown) // 6))]
+            axis.set_ticks(shown, [f"{place:,.0f}" if 1e3 <= place < 1e6 else f"{place:.4g}" for place in shown])
+            axis.set_ticks([], minor=True)
+
+
+def _law(law: Extrapolation) -> str:
+    formula = f"{law.fit.law.factor:.3g} x^{-law.fit.law.exponent:.3g}"
+    return f"{law.fit.law.floor:.3g} + {formula}" if law.fit.law.floor else formula
+
+
+def _interval(interval: Interval) -> str:
+    return f"{interval.estimate:.3g} [{interval.low:.3g}, {interval.high:.3g}]"

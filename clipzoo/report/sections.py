@@ -1,0 +1,678 @@
+"""Sections of the pages: results of a run, comparisons of runs, tables of papers, sweeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from clipzoo.config.groups import CONF
+from clipzoo.errors import ConfigError
+from clipzoo.io import DamageLog, require_fields
+from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
+from clipzoo.report.frame import (
+    COSTS,
+    FilledTable,
+    cell,
+    chance,
+    columns_of,
+    cost_of,
+    differing_keys,
+    mean_text,
+    seed_means,
+    setting_text,
+)
+from clipzoo.report.published import (
+    HEADINGS,
+    Metrics,
+    PaperColumn,
+    PaperNumber,
+    PaperRow,
+    experiments,
+    layout,
+    not_measured,
+    table as paper_table,
+    table_names,
+)
+from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table
+from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
+from clipzoo.runs.directory import is_finished
+from clipzoo.runs.identity import flat
+from clipzoo.runs.metric_key import MetricKey, written
+from clipzoo.runs.record import RunRecord
+from clipzoo.runs.sweep import Point
+from clipzoo.runs.training_log import TrainingLog
+
+SMALL = (
+    "Rows of the papers' tables, trained at a small scale: each has its paper's head and objective, and all share one "
+    "recipe, except for the settings named with a row. The numbers compare methods on this data and at this budget; "
+    "they say nothing about the numbers that the papers print."
+)
+OWN = (
+    "Runs that differ only in their seed are one line. A difference between two lines is "
+    "due to all the settings that differ, and to chance: compare several seeds before you believe a small one."
+)
+SELECTED = (
+    "The trials of a search are not tested against each other: the best of many runs owes a part of its result to "
+    "chance. To compare it with other settings, train both with several new seeds (-m seed=1,2,3)."
+)
+SEPARATION = (
+    "Intervals hold the true difference with 95 % probability. With two seeds or more on both sides they are Welch's "
+    "over seeds; otherwise they are bootstrapped over the samples that both runs answered (captions of one picture "
+    "together), and say nothing about other seeds. p is Welch's, McNemar's or, for captions, a permutation test's, "
+    "adjusted by Holm's method for all lines of the table. Detectable: by as many seeds, with 80 % probability, at 5 % "
+    "divided by the number of lines, the level at which Holm's method tests the smallest p."
+)
+MOST_COLUMNS = 9
+"""Up to this number of columns one table of a paper holds all tasks; beyond, there is a table for each task."""
+CSV_COLUMNS = (
+    *("table", "pretrain_data", "model", "row", "experiment", "task", "column", "published", "published_std", "state"),
+    *("ours", "ours_std", "runs", "difference", "p_value"),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows of a comparison with everything that its tables show.
+
+    frame: with the columns of `own_rows`. columns: see `columns_of`. means: see `seed_means`. guessing: see `chance`.
+    """
+
+    scale: str
+    frame: pd.DataFrame
+    columns: Mapping[str, Sequence[PaperColumn]]
+    means: pd.DataFrame
+    guessing: Metrics
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame, damage: DamageLog, scale: str = "") -> Comparison:
+        columns = columns_of(frame)
+        means = seed_means(frame, [column for parts in columns.values() for column in parts])
+        return cls(scale, frame, columns, means, chance(frame, damage))
+
+    @property
+    def rows(self) -> dict[str, pd.DataFrame]:
+        """Frame of each group, in order."""
+        return dict(list(self.frame.groupby("group", sort=False)))
+
+
+def scale_sections(compared: Comparison, logs: Mapping[Path, TrainingLog], lead: bool) -> list[Section]:
+    """Runs of papers' rows at a small scale. lead: explain small scales in HTML, where the page's own lead does not."""
+    scale, tables = compared.scale, task_tables(compared)
+    about = yaml.safe_load((CONF / "scale" / f"{scale}.yaml").read_text())["about"]["title"]
+    titled = [replace(part, title=f"{part.title}, scale={scale}") for part in tables[:-1]]
+    heading = Section(f"At scale={scale}", [SMALL, about] if lead else [about], anchor=f"scale-{scale}")
+    figures = Section(figures=list(comparison_figures(compared.frame, compared.columns, compared.means, logs)))
+    return [heading, *_tables(compared, tables), figures, Section(tables=titled, formats=["tex"])]
+
+
+def own_sections(
+    compared: Comparison, logs: Mapping[Path, TrainingLog], damage: DamageLog, lead: bool, tested: bool
+) -> list[Section]:
+    """Any runs. lead: explain the comparison, where the page's own lead does not. tested: test the differences."""
+    tables, figures = (
+        task_tables(compared),
+        list(comparison_figures(compared.frame, compared.columns, compared.means, logs)),
+    )
+    text, further = [OWN] if lead else [], []
+    if not tested:
+        text.append(SELECTED)
+    elif len(compared.rows) > 1:
+        differences, pairs = differences_of(compared, damage), list(disagreements(compared.frame, damage))
+        if differences:
+            text.append(SEPARATION)
+            further.append(separation_table(differences, compared.frame["label"].iloc[0]))
+        if (settings := settings_table(compared.frame)).rows:
+            further.append(settings)
+        if pairs:
+            further.append(disagreement_table(pairs))
+        for pair in pairs:
+            if (drawn := disagreement_figure(pair)) is not None:
+                heading = f"{pair.title}: one run right, the other wrong"
+                figures.append(Picture("samples and wrong predictions", drawn, heading))
+    return [
+        Section("Runs compared", text, anchor="own-runs"),
+        *_tables(compared, tables),
+        Section(tables=further, figures=figures),
+        Section(tables=tables[:-1], formats=["tex"]),
+    ]
+
+
+def _tables(compared: Comparison, tables: Sequence[Table]) -> list[Section]:
+    """The tables of a comparison: by task in Markdown; in HTML all in one, with probes by dataset folded below."""
+    probes = {task: parts for task, parts in compared.columns.items() if task.startswith("linear probe")}
+    columns = {task: parts[:1] if task in probes else parts for task, parts in compared.columns.items()}
+    sections = [
+        Section(tables=tables, formats=["md"]),
+        Section(tables=[_table(compared, columns, tuple(COSTS))], formats=["html"]),
+    ]
+    if any(len(parts) > 1 for parts in probes.values()):
+        details = _table(compared, probes, ())
+        sections.append(Section(tables=[details], fold="Linear probes by dataset", formats=["html"]))
+    return sections
+
+
+def task_tables(compared: Comparison) -> list[Table]:
+    """A table per task and one of costs, titled."""
+    tables = [_table(compared, {task: parts}, (), f"{task}, %") for task, parts in compared.columns.items()]
+    return [*tables, _table(compared, {}, tuple(COSTS), "Training")]
+
+
+def _table(
+    compared: Comparison, tasks: Mapping[str, Sequence[PaperColumn]], costs: Sequence[str], title: str = ""
+) -> Table:
+    columns = [column for parts in tasks.values() for column in parts]
+    of_papers = any(compared.frame["paper"] != "")
+    headings = [Heading("model", "left"), Heading("paper", "left")] if of_papers else []
+    headings = headings or [Heading("run", "left", wrap=True)]
+    headings += [Heading(column.label, group=task) for task, parts in tasks.items() for column in parts]
+    headings += [Heading(cost, group="training") for cost in costs]
+    by_column = compared.means["mean"].groupby(["task", "column"], sort=False)
+    best = by_column.max()[by_column.size() > 1]
+    rows = []
+    for group, runs in compared.rows.items():
+        first = runs.iloc[0]
+        cells = [Cell(first["label"], note=first["note"]), *([Cell(first["paper"])] if of_papers else [])]
+        for column in columns:
+            ours, place = cell(compared.means, group, column), (column.heading, column.label)
+            is_best = ours is not None and place in best.index and bool(ours["mean"] == best[place])
+            marks = ["mean"] * (column.label == "mean") + ["best"] * is_best
+            cells.append(Cell(mean_text(ours), mark=" ".join(marks)))
+        for cost in costs:
+            value = cost_of(runs, cost)
+            cells.append(Cell("" if value is None else format(value, ",.3g" if value < 100 else ",.0f")))
+        rows.append(Row(tuple(cells)))
+    guessing = [column.value(compared.guessing) for column in columns]
+    if any(guessing):
+        numbers = [Cell("" if value is None else f"{value:.1f}") for value in guessing]
+        names = [Cell("chance"), *([Cell("")] if of_papers else [])]
+        rows.append(Row((*names, *numbers, *[Cell("")] * len(costs)), kind="published"))
+    return Table(tuple(headings), tuple(rows), title)
+
+
+def comparison_lines(compared: Comparison) -> Iterator[list[str]]:
+    """Lines of the CSV, each row a variant in the table "scale=<name>"; columns as in the papers' tables."""
+    for group, runs in compared.rows.items():
+        first = runs.iloc[0]
+        if first["row"]:
+            _, pretrain, model = first["row"].split("/", 2)
+            start = [f"scale={compared.scale}", pretrain, model, first["row"], experiments()[first["row"]].name]
+        else:
+            start = ["runs", "", first["label"], "", ""]
+        for column in (column for parts in compared.columns.values() for column in parts):
+            if (ours := cell(compared.means, group, column)) is not None:
+                place = [*start, column.heading, column.label, "", "", f"variant: {first['variant']}"]
+                yield [*place, *_csv_numbers(ours), "", ""]
+
+
+def differences_of(compared: Comparison, damage: DamageLog) -> list[Difference]:
+    """Compare every row with the first on each dataset; means over datasets have none."""
+    metrics = {
+        f"{task}, {column.label}": column.keys[0]
+        for task, parts in compared.columns.items()
+        for column in parts
+        if column.label != "mean"
+    }
+    return compare(compared.frame, compared.frame["group"].iloc[0], metrics, damage)
+
+
+def separation_table(differences: Sequence[Difference], baseline: str) -> Table:
+    """Differences from the first row."""
+    labels = ["metric", "run", "difference", "95 % interval", "p (Holm)", "separated", "over", "detectable"]
+    rows: list[list[str | Cell]] = [
+        [
+            item.metric, item.label, f"{item.interval.estimate:+.1f}",
+            f"{item.interval.low:+.1f} to {item.interval.high:+.1f}", f"{item.p:.2g}",
+            Cell("yes" if item.is_separated else "no", bold=item.is_separated), item.basis,
+            "" if item.detectable is None else f"{item.detectable:.1f}",
+        ]
+        for item in differences
+    ]  # fmt: skip
+    return text_table(labels, rows, left=2, title=f"Differences from {baseline}, in percent points", wrap=True)
+
+
+def settings_table(frame: pd.DataFrame) -> Table:
+    """Configuration keys whose values differ, a column per row of the comparison; absent keys are empty."""
+    firsts = frame.drop_duplicates("group")
+    configurations = [flat(config) for config in firsts["config"]]
+    headings = (Heading("key", "left"), *(Heading(label, "left", wrap=True) for label in firsts["label"]))
+    rows = []
+    for key in differing_keys(firsts):
+        values = [Cell(setting_text(plain[key]) if key in plain else "") for plain in configurations]
+        rows.append(Row((Cell(key.removesuffix("._target_"), code=True), *values)))
+    return Table(headings, tuple(rows), "Settings that differ", wrap=True)
+
+
+def disagreement_table(pairs: Sequence[Disagreement]) -> Table:
+    """Counts of samples that one run, both or neither classify correctly, and the p-value of the difference."""
+    rows = []
+    for pair in pairs:
+        right = (pair.first == pair.labels) & (pair.second == pair.labels)
+        both, one, two = int(right.sum()), len(pair.only_first), len(pair.only_second)
+        counts = [f"{count:,}" for count in (both, one, two, len(pair.labels) - both - one - two)]
+        rows.append([pair.title, *pair.runs, *counts, f"{pair.p_value:.2g}"])
+    labels = ["dataset", "first run", "second run", "both right", "only first", "only second", "both wrong", "p"]
+    title = "Samples that one run classifies correctly and the other does not"
+    return text_table(labels, rows, left=3, title=title, wrap=True)
+
+
+def table_sections(filled: FilledTable) -> list[Section]:
+    """A paper's table: published numbers, ours, their difference, variants, and the rows without runs."""
+    table, tables, missing = filled.table, paper_tables(filled), missing_rows(filled)
+    titles = [table.heading + (f" ({part.title})" if part.title else "") for part in tables]
+    turned = [replace(part, title=title, rotate=True) for part, title in zip(tables, titles, strict=True)]
+    sections = [
+        Section(
+            table.heading, (), tables, list(table_figures(filled)), notes=remarks(filled),
+            anchor=table.name.replace("/", "-"), short_title=table.short_heading,
+        ),
+        Section(tables=turned, formats=["tex"]),
+    ]  # fmt: skip
+    if missing.rows:
+        fold = f"Missing: {len(missing.rows)} of {len(table.rows)} rows"
+        sections.append(Section(text=["Missing:"], tables=[missing], fold=fold))
+    return sections
+
+
+def paper_tables(filled: FilledTable) -> list[Table]:
+    """Tables of published numbers, ours, their difference and variants; titled by task if there are several."""
+    columns = filled.table.columns
+    tasks = list(dict.fromkeys(column.heading for column in columns))
+    if len(tasks) == 1 or len(columns) <= MOST_COLUMNS:
+        labels = [f"{column.heading}: {column.label}" if len(tasks) > 1 else column.label for column in columns]
+        return [_block(filled, "", columns, labels)]
+    by_task = {task: [column for column in columns if column.heading == task] for task in tasks}
+    return [_block(filled, task, part, [column.label for column in part]) for task, part in by_task.items()]
+
+
+def _block(filled: FilledTable, title: str, columns: Sequence[PaperColumn], labels: Sequence[str]) -> Table:
+    table, rows = filled.table, []
+
+    def add(kind: str, name: str, numbers: Sequence[Cell], pretrain: str = "", model: str = "") -> None:
+        names = Cell(pretrain), Cell(model), Cell(name, mark="wrap what")
+        rows.append(Row((*names, *numbers), kind, starts=bool(model)))
+
+    for row in table.rows:
+        published = [table.numbers.get((row, column)) for column in columns]
+        texts = ["" if number is None else number.text(".2f") for number in published]
+        add("published", "published", [Cell(text) for text in texts], row.pretrain, row.model)
+        ours = [filled.measured(row, column) for column in columns]
+        if any(measured is not None for measured in ours):
+            cells = []
+            for column, measured in zip(columns, ours, strict=True):
+                p_value = filled.p_value(row, column)
+                star = "*" if p_value is not None and p_value < SIGNIFICANT else ""
+                cells.append(Cell(mean_text(measured, table.digits(column)) + star))
+            add("ours", f"ours, {seeds(filled.ours(row))}", cells)
+            changes = [_difference(filled, row, column) for column in columns]
+            if any(change.text for change in changes):
+                add("difference", "difference", changes)
+        for variant, runs in filled.variants(row).items():
+            numbers = [mean_text(filled.measured(row, column, variant), table.digits(column)) for column in columns]
+            if any(numbers):
+                add("variant", f"variant: {variant}, {seeds(runs)}", [Cell(number) for number in numbers])
+    headings = [Heading(label, "left") for label in ("after", "model", "")]
+    return Table((*headings, *(Heading(label, wrap=True) for label in labels)), tuple(rows), title)
+
+
+def seeds(runs: pd.DataFrame) -> str:
+    """The seeds in words."""
+    distinct = sorted(set(runs["seed"]))
+    return f"{len(distinct)} seeds" if len(distinct) > 1 else f"seed {distinct[0]}"
+
+
+def _difference(filled: FilledTable, row: PaperRow, column: PaperColumn) -> Cell:
+    """Signed difference; zero after rounding has no sign."""
+    change, digits = filled.difference(row, column), filled.table.digits(column)
+    if change is None:
+        return Cell("")
+    rounded = round(change, digits)
+    if not rounded:
+        return Cell(f"{0:.{digits}f}")
+    return Cell(f"{change:+.{digits}f}", mark="up" if rounded > 0 else "down")
+
+
+def missing_rows(filled: FilledTable) -> Table:
+    """Rows without runs, with command and cost, and rows whose runs were evaluated on none of the columns."""
+    rows: list[list[str | Cell]] = []
+    for row in filled.table.rows:
+        ours, experiment = filled.ours(row), experiments().get(row.name)
+        if ours.empty:
+            reason = layout()["without_experiment"].get(row.name) or "no experiment"
+            command, cost = (experiment.command, experiment.cost) if experiment else ("", reason)
+            rows.append([row.pretrain, row.model, Cell(command, code=True), cost])
+        elif all(filled.measured(row, column) is None for column in filled.table.columns):
+            command = f"clipzoo evaluate run={ours['run'].iloc[0]} eval={filled.table.paper}"
+            rows.append([row.pretrain, row.model, Cell(command, code=True), "evaluation of a trained run"])
+    return text_table(["after", "model", "command", "estimated cost"], rows, left=4, wrap=True)
+
+
+def remarks(filled: FilledTable) -> list[str]:
+    """Sentences below a paper's table."""
+    table, lines = filled.table, []
+    if table.note:
+        lines.append(table.note)
+    if table.without_numbers:
+        lines.append(f"No published numbers: {table.without_numbers}.")
+    for column in table.columns:
+        # The mean over several datasets is empty too; the columns of the datasets say why.
+        if len({(key.task, key.dataset) for key in column.keys}) == 1 and (reason := not_measured(column.keys[0])):
+            lines.append(f"{column.label}, {column.heading}: not measured; {reason}.")
+    tests = []
+    for row in table.rows:
+        name = f"{row.pretrain}, {row.model}"
+        if row.place in filled.selected:
+            lines.append(f"{name}: {filled.selected[row.place]}.")
+        for other in filled.ours(row)["row"].unique():
+            if other != row.name:
+                lines.append(f"{name}: includes runs of {other}, whose configuration is the same.")
+        for column in table.columns:
+            if (p_value := filled.p_value(row, column)) is not None:
+                tests.append(f"{row.model}, {column.label}: p = {p_value:.3f}")
+    if tests:
+        lines.append(
+            "* differs at 5 % from the baseline of its pretraining dataset (two-sided unpaired Wilcoxon test over "
+            f"seeds): {'; '.join(tests)}"
+        )
+    return lines
+
+
+def table_lines(filled: FilledTable) -> Iterator[list[str]]:
+    """Lines of the CSV: a line per cell of a row, with runs (state "row") or without ("missing"), and per variant."""
+    for row in filled.table.rows:
+        experiment = experiments().get(row.name)
+        for column in filled.table.columns:
+            number = filled.table.numbers.get((row, column))
+            start = [filled.table.name, row.pretrain, row.model, row.name, experiment.name if experiment else ""]
+            start += [column.heading, column.label]
+            start += [number.printed, _csv_number(number.deviation)] if number else ["", ""]
+            if (ours := filled.measured(row, column)) is not None:
+                tested = [_csv_number(filled.difference(row, column)), _csv_number(filled.p_value(row, column))]
+                yield [*start, "row", *_csv_numbers(ours), *tested]
+            elif number:
+                yield [*start, "missing", "", "", "", "", ""]
+            for variant in filled.variants(row):
+                if (measured := filled.measured(row, column, variant)) is not None:
+                    yield [*start, f"variant: {variant}", *_csv_numbers(measured), "", ""]
+
+
+def _csv_numbers(ours: pd.Series) -> list[str]:
+    return [_csv_number(ours["mean"]), _csv_number(ours["deviation"]), str(len(ours["values"]))]
+
+
+def _csv_number(value: float | None) -> str:
+    return "" if value is None or pd.isna(value) else f"{value:.4f}"
+
+
+TASKS = ("zero_shot", "linear_probe", "retrieval")
+DIRECTIONS = ("image_to_text", "text_to_image")
+CUTOFFS = (1, 5, 10)
+ACCURACIES = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean per class"}
+
+
+def result_tables(metrics: Metrics) -> list[Table]:
+    """A table per task of a run's metrics, a row per dataset, in the order of the evaluation; without empty tables."""
+    measured = {key.metric for key in metrics if key.task == "zero_shot"}
+    tables = {
+        ("zero_shot", "Zero-shot classification, %"): {
+            ("", name): text for name, text in ACCURACIES.items() if name in measured
+        },
+        ("linear_probe", "Linear probe, %"): {
+            (side, name): f"{ACCURACIES[name]}, {side} projection"
+            for name in ("top1", "mean_per_class")
+            for side in ("before", "after")
+        },
+        ("retrieval", "Retrieval, recall in %"): {
+            (direction, f"recall_at_{cut}"): f"{direction.replace('_', ' ')} @{cut}"
+            for direction in DIRECTIONS
+            for cut in CUTOFFS
+        },
+    }
+    found = []
+    for (task, title), columns in tables.items():
+        rows = []
+        for dataset, paired in dict.fromkeys((key.dataset, key.paired) for key in metrics if key.task == task):
+            keys = [MetricKey(task, dataset, f"paired_{place}" if paired else place, name) for place, name in columns]
+            name = f"{dataset}_paired" if paired else dataset
+            rows.append([name, *(_measurement(metrics, key) for key in keys)])
+        if rows:
+            found.append(text_table(["dataset", *columns.values()], rows, left=1, title=title))
+    return found
+
+
+def _measurement(metrics: Metrics, key: MetricKey) -> str:
+    """A metric with its standard deviation, if there is one; empty if it is not measured."""
+    if key not in metrics:
+        return ""
+    deviation = metrics.get(key.deviation)
+    return f"{metrics[key]:.2f}" + (f" ± {deviation:.2f}" if deviation is not None else "")
+
+
+def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | None) -> list[Table]:
+    """A table per task: the metric that papers report on each dataset, the published number, the difference.
+
+    Args:
+        metrics: in percent.
+        missing: reasons why datasets were not evaluated, by name.
+        row: "<paper>/<pretraining dataset>/<model>"; None to leave the published numbers out.
+
+    Returns titled tables; none if no dataset belongs to a paper, as on the generated world.
+    """
+    from clipzoo.evaluation.datasets.dataset import catalogue
+
+    metrics = {key: value for key, value in metrics.items() if key.task in TASKS}
+    if not missing and not {key.dataset for key in metrics} & set(catalogue()):
+        return []
+    published: dict[PaperColumn, tuple[PaperNumber | None, str]] = {}
+    for name in table_names() if row else ():
+        for (paper_row, column), printed in paper_table(name).numbers.items():
+            if paper_row.name == row and not column.is_cost and column.groups:
+                published.setdefault(column, (printed, name))
+    shown = {key for column in published if len(column.groups or ()) == 1 for key in column.keys}
+    # A missing dataset with a published number has its line already.
+    absent = {name for name in missing if any(name in column.datasets for column in published)}
+    lines = dict(published)
+    for column in _measured_columns(metrics, missing):
+        if not shown.intersection(column.keys) and not absent.intersection(column.datasets):
+            lines.setdefault(column, (None, ""))
+    tables = []
+    for heading in dict.fromkeys(HEADINGS.values()):
+        part = {column: line for column, line in lines.items() if column.heading == heading}
+        labels = ["dataset", "ours"]
+        if any(number for number, _ in part.values()):
+            labels += ["paper", "difference", "table"]
+        rows = []
+        for column, (number, source) in part.items():
+            value = column.value(metrics)
+            ours = "" if value is None else f"{value:.2f}"
+            if value is not None and len(column.keys) == 1:
+                ours = _measurement(metrics, column.keys[0])
+            if value is None and len(column.datasets) == 1 and column.datasets <= set(missing):
+                ours = "missing"
+            text = number.text("g") if number else ""
+            difference = f"{value - number.value:+.2f}" if number and value is not None else ""
+            rows.append([column.label, ours, text, difference, source][: len(labels)])
+        if rows:
+            tables.append(text_table(labels, rows, left=1, title=capitalised(heading)))
+    return tables
+
+
+def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[PaperColumn]:
+    """For each dataset the metric that papers report; top-1 and recalls for a dataset of no paper."""
+    from clipzoo.evaluation.datasets.dataset import catalogue
+
+    datasets = dict.fromkeys([*((key.dataset, key.paired) for key in metrics), *((name, False) for name in missing)])
+    for name, paired in datasets:
+        facts = catalogue().get(name, {})
+        title = facts.get("title", name.replace("_", " "))
+        metric = facts.get("metric", "top1")
+        columns = {
+            "zero-shot": MetricKey("zero_shot", name, "", metric),
+            "linear probe before projection": MetricKey("linear_probe", name, "before", metric),
+            "linear probe after projection": MetricKey("linear_probe", name, "after", metric),
+        }
+        for heading, key in columns.items():
+            if key in metrics or (name in missing and "metric" in facts):
+                yield PaperColumn(heading, title, ((key,),))
+        prefix, protocol = ("paired_", "paired") if paired else ("", "standard")
+        for direction in DIRECTIONS:
+            for cut in CUTOFFS:
+                key = MetricKey("retrieval", name, f"{prefix}{direction}", f"recall_at_{cut}")
+                if key in metrics or (name in missing and "captions" in facts):
+                    yield PaperColumn(direction.replace("_", " "), f"{title} @{cut}, {protocol}", ((key,),))
+
+
+def cost_table(cost: Mapping[str, float | str]) -> Table:
+    """Costs of the training, those of unknown name too; a single row."""
+    percent, minutes = "{:.0%}".format, lambda value: f"{value / 60:.1f}"
+    shown: dict[str, tuple[str, Callable[[float], str]]] = {
+        "seconds": ("minutes", minutes),
+        "evaluation_seconds": ("minutes of evaluation", minutes),
+        "samples_per_second": ("samples/s", "{:,.0f}".format),
+        "data_wait": ("waiting for data", percent),
+        **{part: (part, percent) for part in ("forward", "backward", "optimizer")},
+        "flops_utilisation": ("model FLOPs utilization", "{:.1%}".format),
+        "flops": ("model FLOPs", "{:.3g}".format),
+        "peak_memory_mib": ("peak memory", lambda value: f"{value / 1024:.2f} GiB"),
+    }
+    labels, row = [], []
+    for name, value in cost.items():
+        text, written_as = shown.get(name, (name.replace("_", " "), "{:,}".format))
+        labels.append(text)
+        row.append(written_as(value) if isinstance(value, int | float) else str(value))
+    return text_table(labels, [row] if row else [], left=1)
+
+
+SPIKE_VALUES = "loss", "largest_loss", "gradient_norm", "largest_gradient_norm"
+SPIKE_OUTCOMES = {"report": "trained on", "stop": "ended the run", "skip": "left out", "rewind": "left out, rewound"}
+
+
+def is_spike(path: Path, content: Mapping[str, Any]) -> bool:
+    """Return True if a file of the folder `spikes` could be read; raise DamagedFileError if a value is missing."""
+    if content:
+        numbers = dict.fromkeys(SPIKE_VALUES, (int, float))
+        require_fields(path, content, {"step": int, "policy": str, **numbers})
+    return bool(content)
+
+
+def spike_table(spikes: Iterable[Mapping[str, Any]]) -> Table:
+    """Steps whose loss or gradient norm stood out, with their limits and the file that lists their samples."""
+    rows: list[list[str | Cell]] = [
+        [
+            str(spike["step"]), *(f"{spike[name]:.4g}" for name in SPIKE_VALUES),
+            SPIKE_OUTCOMES.get(spike["policy"], spike["policy"]), Cell(spike["path"], code=True),
+        ]
+        for spike in spikes
+    ]  # fmt: skip
+    return text_table(["step", "loss", "limit", "gradient norm", "limit", "batch", "samples"], rows, left=0)
+
+
+MOST_CONFUSIONS = 8
+
+
+def confusions(arrays: Arrays) -> Table:
+    """The pairs of classes that are confused most often."""
+    counts, names = arrays["confusion"].copy(), arrays["class_names"]
+    sizes = counts.sum(axis=1)
+    np.fill_diagonal(counts, 0)
+    order = np.argsort(-counts, axis=None, kind="stable")[:MOST_CONFUSIONS]
+    rows = [
+        [str(names[true]), str(names[chosen]), f"{count} of {int(sizes[true])}"]
+        for true, chosen in zip(*np.unravel_index(order, counts.shape), strict=True)
+        if (count := int(counts[true, chosen]))
+    ]
+    return text_table(["class", "predicted as", "images"], rows, left=1)
+
+
+def worst_classes(arrays: Arrays) -> Table:
+    """The classes with the lowest accuracy, the largest first, and the class that each is taken for most often."""
+    counts, names = arrays["confusion"], arrays["class_names"]
+    sizes, right = counts.sum(axis=1), counts.diagonal()
+    accuracy = right / np.maximum(sizes, 1)
+    order = [index for index in np.lexsort((-sizes, accuracy)) if sizes[index]][:MOST_CONFUSIONS]
+    rows = []
+    for index in order:
+        others = counts[index].copy()
+        others[index] = -1
+        taken_for = str(names[others.argmax()]) if others.max() > 0 else ""
+        rows.append([str(names[index]), f"{int(right[index])} of {int(sizes[index])}", taken_for])
+    return text_table(["class", "right", "mostly predicted as"], rows, left=1)
+
+
+LOSS = "loss"
+"""Name of the last training loss among the metrics, for runs without evaluation."""
+
+
+def sweep_rows(points: Sequence[Point], metric: str) -> pd.DataFrame:
+    """Average a metric of results.json, or the last training loss, over the seeds of each combination of swept values.
+
+    Returns a table in the order of the command line: `swept`, the values by key; `values` of the finished points, their
+    `mean`, `deviation` and `count`; `points`, finished or not.
+    """
+    values: dict[tuple[tuple[str, str], ...], list[float | None]] = {}
+    for point in points:
+        swept = tuple((key, value) for key, value in point.swept.items() if key != "seed")
+        values.setdefault(swept, []).append(_value(point.folder, metric))
+    rows = pd.DataFrame({"swept": map(dict, values), "points": map(len, values.values())})
+    rows["values"] = [[value for value in part if value is not None] for part in values.values()]
+    rows["count"] = rows["values"].map(len)
+    rows["mean"] = rows["values"].map(lambda part: float(np.mean(part)) if part else math.nan)
+    rows["deviation"] = rows["values"].map(lambda part: float(np.std(part, ddof=1)) if len(part) > 1 else math.nan)
+    return rows
+
+
+def best_row(rows: pd.DataFrame, lowest: bool = False) -> int:
+    """Return the number of the row with the highest (or lowest) mean."""
+    means = rows["mean"].dropna()
+    if means.empty:
+        raise ConfigError("no point of the sweep is finished")
+    return int(means.idxmin() if lowest else means.idxmax())
+
+
+def sweep_table(rows: pd.DataFrame, metric: str, lowest: bool = False) -> Table:
+    """Swept values and the metric, the best row in bold."""
+    keys, best = list(rows["swept"].iloc[0]), best_row(rows, lowest)
+    cells = [
+        [Cell(text, bold=number == best) for text in (*row["swept"].values(), seeds_text(row["values"]), _count(row))]
+        for number, row in rows.iterrows()
+    ]
+    table = text_table([*keys, metric, "runs"], cells, left=len(keys))
+    return replace(table, headings=tuple(replace(heading, wrap=False) for heading in table.headings))
+
+
+def seeds_text(values: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds; "-" without values."""
+    if not len(values):
+        return "-"
+    return f"{np.mean(values):.4g}" + (f" ± {np.std(values, ddof=1):.2g}" if len(values) > 1 else "")
+
+
+def _count(row: pd.Series) -> str:
+    return str(row["count"]) if row["count"] == row["points"] else f"{row['count']} of {row['points']}"
+
+
+def last_loss(log: TrainingLog) -> float | None:
+    return next((float(line[LOSS]) for line in reversed(log.training) if LOSS in line), None)
+
+
+def _value(folder: Path, metric: str) -> float | None:
+    """The metric of a finished run; None for an unfinished one, and with a warning for one with damaged files."""
+    if not is_finished(folder):
+        return None
+    damage = DamageLog()
+    if metric == LOSS:
+        return last_loss(damage.read(partial(TrainingLog.read, folder), TrainingLog((), ())))
+    record = damage.read(partial(RunRecord.read, folder), None)
+    if record is None:
+        return None
+    metrics = written(record.metrics)
+    if metric not in metrics:
+        raise ConfigError(f"{folder} has no metric {metric} (it has: {', '.join([*sorted(metrics), LOSS])})")
+    return metrics[metric]

@@ -1,0 +1,614 @@
+"""Statistics of comparisons: intervals, tests of differences, power and power laws."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize, stats
+
+from clipzoo.errors import number_of
+from clipzoo.io import DamageLog
+from clipzoo.runs.arrays import read_arrays
+from clipzoo.runs.metric_key import MetricKey
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEVEL = 0.95
+"""Probability with which an interval contains the true value."""
+RESAMPLES = 2000
+"""Bootstrap resamples. The ends of a 95 % interval then vary by a few hundredths of its length."""
+_AT_ONCE = 4_000_000
+"""Largest number of resampled values in memory."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the ends of its confidence interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def contains(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    @property
+    def is_separated(self) -> bool:
+        """True if the interval, of a difference, does not contain 0."""
+        return not self.contains(0.0)
+
+    @property
+    def text(self) -> str:
+        """The estimate with the ends in brackets, such as "31.2 [29.8, 32.6]"."""
+        return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+def over_seeds(values: Sequence[float], level: float = LEVEL) -> Interval:
+    """Return Student's t interval of the mean over runs that differ in their seed alone.
+
+    Exact for normally distributed results. A single run has an unbounded interval.
+    """
+    mean, spread = float(np.mean(values)), _standard_error(values)
+    if len(values) < 2:
+        return Interval(mean, -math.inf, math.inf)
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * spread
+    return Interval(mean, mean - half, mean + half)
+
+
+def difference_over_seeds(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> Interval:
+    """Return Welch's interval of mean(second) - mean(first), for runs whose seeds have nothing in common.
+
+    Unbounded if both sides have a single run, or one side has one and the other no spread.
+    """
+    estimate = float(np.mean(second) - np.mean(first))
+    if min(len(first), len(second)) < 2:
+        return Interval(estimate, -math.inf, math.inf)
+    spread = math.hypot(_standard_error(first), _standard_error(second))
+    if spread == 0.0:
+        return Interval(estimate, estimate, estimate)
+    freedom = spread**4 / sum(_standard_error(side) ** 4 / (len(side) - 1) for side in (first, second))
+    half = float(stats.t.ppf((1 + level) / 2, freedom)) * spread
+    return Interval(estimate, estimate - half, estimate + half)
+
+
+def over_samples(
+    values: ArrayLike,
+    clusters: ArrayLike | None = None,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Return the bootstrap interval of the mean of per-sample outcomes.
+
+    Args:
+        values: [n], such as 1 for a right and 0 for a wrong answer; for a difference of two models on the same samples,
+            the differences of their outcomes.
+        clusters: [n], equal for samples that are drawn together, such as the captions of one picture: whole clusters
+            are resampled. None: every sample is its own.
+    """
+    outcomes = np.asarray(values, dtype=np.float64)
+    if outcomes.ndim != 1 or not len(outcomes):
+        raise ValueError(f"per-sample outcomes form one dimension of at least one sample, not shape {outcomes.shape}")
+    sums: np.ndarray = outcomes
+    sizes: np.ndarray = np.ones(len(outcomes))
+    if clusters is not None:
+        owner = np.unique(np.asarray(clusters), return_inverse=True)[1]
+        sums, sizes = np.bincount(owner, outcomes), np.bincount(owner, np.ones(len(owner)))
+    means = _resampled_means(sums, sizes, resamples, seed)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(outcomes.mean()), float(low), float(high))
+
+
+def paired_difference(
+    first: ArrayLike,
+    second: ArrayLike,
+    clusters: ArrayLike | None = None,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Return the paired bootstrap interval of mean(second - first) for outcomes of two models on the same samples."""
+    before, after = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if before.shape != after.shape:
+        raise ValueError(f"paired outcomes are those of the same samples, not of {len(before)} and {len(after)}")
+    return over_samples(after - before, clusters, level, resamples, seed)
+
+
+def _resampled_means(sums: np.ndarray, sizes: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+    """[resamples]: means of samples whose clusters are drawn with replacement."""
+    generator, count = np.random.default_rng(seed), len(sums)
+    means = np.empty(resamples)
+    step = max(1, _AT_ONCE // count)
+    for start in range(0, resamples, step):
+        drawn = generator.integers(count, size=(min(step, resamples - start), count))
+        means[start : start + step] = sums[drawn].sum(1) / sizes[drawn].sum(1)
+    return means
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+SIGNIFICANT = 0.05
+"""Largest probability of any false difference in a table."""
+
+
+def mcnemar(first: ArrayLike, second: ArrayLike) -> float:
+    """Return McNemar's exact two-sided p-value of "both models are right equally often".
+
+    first, second: [n], True where the model is right, for the same samples. 1 if they never disagree.
+    """
+    right, others = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    if right.shape != others.shape:
+        raise ValueError(f"McNemar's test pairs the same samples, not {len(right)} and {len(others)}")
+    only_first, only_second = int((right & ~others).sum()), int((others & ~right).sum())
+    return float(stats.binomtest(only_first, only_first + only_second).pvalue) if only_first + only_second else 1.0
+
+
+def sign_flip(differences: ArrayLike, clusters: ArrayLike, resamples: int = 9999, seed: int = 0) -> float:
+    """Return the two-sided p-value of "both models are equally good" by a permutation test of clustered samples.
+
+    differences: [n], outcome of the second model less that of the first. clusters: [n], see `over_samples`; the models
+    are exchanged in a whole cluster at a time.
+    """
+    owner = np.unique(np.asarray(clusters), return_inverse=True)[1]
+    sums = np.bincount(owner, np.asarray(differences, dtype=np.float64))
+    sums = sums[sums != 0]
+    if not len(sums):
+        return 1.0
+    generator, reached = np.random.default_rng(seed), 0
+    step = max(1, 4_000_000 // len(sums))
+    for start in range(0, resamples, step):
+        signs = generator.integers(2, size=(min(step, resamples - start), len(sums))) * 2 - 1
+        reached += int((np.abs(signs @ sums) >= abs(sums.sum()) - 1e-9).sum())
+    return (1 + reached) / (1 + resamples)
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return Welch's two-sided p-value of "both methods have the same mean over seeds"; 1 with fewer than two seeds.
+
+    Results without any spread are the same or certainly different: 1 or 0.
+    """
+    if min(len(first), len(second)) < 2:
+        return 1.0
+    if np.ptp(first) == 0 and np.ptp(second) == 0:
+        return float(first[0] == second[0])
+    return float(stats.ttest_ind(first, second, equal_var=False).pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p-values: rejecting those below 0.05 makes any false rejection at most 5 % likely."""
+    count = len(p_values)
+    order = np.argsort(p_values, kind="stable")
+    factors = np.arange(count, 0, -1)
+    adjusted = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values, dtype=np.float64)[order] * factors))
+    result = np.empty(count)
+    result[order] = adjusted
+    return [float(value) for value in result]
+
+
+MOST_ARRANGEMENTS = 200_000
+
+
+def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the p-value of "both samples come from one distribution"; equal values share their mean rank.
+
+    Exact up to 200,000 arrangements (ten values against ten); beyond, the normal approximation corrected for ties and
+    continuity. Three against three values cannot reach less than 0.1, four against four 0.03.
+    """
+    if min(len(first), len(second)) < 2:
+        raise ValueError(f"a rank-sum test needs two values on both sides, not {len(first)} and {len(second)}")
+    ranks = stats.rankdata([*first, *second])
+    if math.comb(len(ranks), len(first)) > MOST_ARRANGEMENTS:
+        return float(stats.mannwhitneyu(first, second, method="asymptotic").pvalue)
+    if len(set(ranks)) == len(ranks):
+        return float(stats.mannwhitneyu(first, second, method="exact").pvalue)
+    # The exact method of mannwhitneyu ignores ties.
+    center = len(first) * (len(ranks) + 1) / 2
+
+    def distance(ranks: np.ndarray, _: np.ndarray, axis: int) -> np.ndarray:
+        return np.abs(ranks.sum(axis=axis) - center)
+
+    samples = ranks[: len(first)], ranks[len(first) :]
+    test = stats.permutation_test(samples, distance, n_resamples=MOST_ARRANGEMENTS, alternative="greater")
+    return float(test.pvalue)
+
+
+POWER = 0.8
+"""Probability with which the difference is detected."""
+_TAIL = 1e-14
+"""Probability that the quadrature leaves out on either side."""
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(400)
+
+
+def detectable_difference(
+    deviation: float, seeds: int, power: float = POWER, significance: float = SIGNIFICANT
+) -> float:
+    """Return the smallest difference of two means that a two-sided t-test detects with probability `power`.
+
+    Args:
+        deviation: standard deviation over seeds, of both methods.
+        seeds: number of runs of each method, at least 2.
+    """
+    if seeds < 2:
+        return math.inf
+    return deviation * math.sqrt(2 / seeds) * _detectable_shift(2 * (seeds - 1), power, significance)
+
+
+def seeds_for(difference: float, deviation: float, power: float = POWER, significance: float = SIGNIFICANT) -> int:
+    """Return the number of seeds of each method with which a difference is detected with probability `power`."""
+    if difference <= 0:
+        raise ValueError(f"the difference to detect must be above 0, not {difference}")
+    enough = 2
+    while detectable_difference(deviation, enough, power, significance) > difference:
+        enough *= 2
+    too_few = enough // 2
+    while enough - too_few > 1:
+        middle = (enough + too_few) // 2
+        if detectable_difference(deviation, middle, power, significance) > difference:
+            too_few = middle
+        else:
+            enough = middle
+    return enough
+
+
+def _detectable_shift(freedom: int, power: float, significance: float) -> float:
+    """Return the noncentrality at which the t-test with `freedom` degrees rejects with probability `power`."""
+    limit = float(stats.t.isf(significance / 2, freedom))
+    largest = 1.0
+    while _rejected(largest, limit, freedom) < power:
+        largest *= 1.5
+    return float(optimize.brentq(lambda shift: _rejected(shift, limit, freedom) - power, 0.0, largest))
+
+
+def _rejected(shift: float, limit: float, freedom: int) -> float:
+    """Return P(|T| > limit) for Student's noncentral t, by quadrature: scipy's own is NaN for large limits."""
+    low, high = stats.chi2.ppf([_TAIL, 1 - _TAIL], freedom)
+    places = low + (high - low) * (_NODES + 1) / 2
+    thresholds = limit * np.sqrt(places / freedom)
+    outside = stats.norm.sf(thresholds - shift) + stats.norm.cdf(-thresholds - shift)
+    return float((high - low) / 2 * (_WEIGHTS * stats.chi2.pdf(places, freedom)) @ outside)
+
+
+LAW_RESAMPLES = 1000
+_FLOORS = 16
+"""Floors that are tried before the best one is refined."""
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """A power law; floor: the value at unlimited scale, 0 unless it was fitted. factor: value above it at x = 1."""
+
+    factor: float
+    exponent: float
+    floor: float = 0.0
+
+    def value(self, x: float) -> float:
+        return float(self.floor + self.factor * x**-self.exponent)
+
+
+@dataclass(frozen=True)
+class ScalingFit:
+    """A power law with its uncertainty.
+
+    exponent: with its confidence interval. resampled: power laws of the bootstrap's resamples. spread: standard
+    deviation of log y around the law, estimated with `freedom` degrees of freedom.
+    """
+
+    law: PowerLaw
+    exponent: Interval
+    resampled: tuple[PowerLaw, ...]
+    spread: float
+    freedom: int
+
+    def predicted(self, x: float, level: float = LEVEL, seed: int = 0, runs: int = 1) -> Interval:
+        """Return the prediction interval of a new measurement at scale x, which need not be among the fitted ones.
+
+        runs: number of measurements whose geometric mean is predicted.
+        """
+        generator, count = np.random.default_rng(seed), len(self.resampled)
+        value = self.law.value(x)
+        shifts = np.log([law.value(x) / value for law in self.resampled])
+        # The spread is itself an estimate: as in Student's t, both parts are divided by a draw of it.
+        estimated = np.sqrt(generator.chisquare(self.freedom, count) / self.freedom)
+        errors = (shifts + self.spread * generator.standard_normal(count) / np.sqrt(runs)) / estimated
+        low, high = np.quantile(value * np.exp(errors), [(1 - level) / 2, (1 + level) / 2])
+        return Interval(value, float(low), float(high))
+
+
+def fit_power_law(
+    x: Sequence[float],
+    y: Sequence[float],
+    with_floor: bool = False,
+    level: float = LEVEL,
+    resamples: int = LAW_RESAMPLES,
+    seed: int = 0,
+) -> ScalingFit:
+    """Fit a power law by least squares of log y; the intervals are those of a studentised bootstrap of the residuals.
+
+    Args:
+        x: [n], scale, such as samples, parameters or FLOPs.
+        y: [n], loss or error rate.
+        with_floor: fit a value that remains at unlimited scale.
+
+    Raises:
+        ValueError: values without a logarithm, or fewer than two scales more than the law has parameters.
+    """
+    if min(*x, *y) <= 0:
+        raise ValueError(f"a power law needs values above 0, not {min(*x, *y)}")
+    log_x, log_y = np.log(np.asarray(x, dtype=np.float64)), np.log(np.asarray(y, dtype=np.float64))
+    parameters = 3 if with_floor else 2
+    if len(np.unique(log_x)) < parameters + 2:
+        raise ValueError(f"this power law needs {parameters + 2} scales or more, not {len(np.unique(log_x))}")
+    best = _fit(log_x, log_y, _start(log_x, log_y) if with_floor else np.zeros(2))
+    freedom = len(log_x) - parameters
+    residuals = (log_y - _log_value(best.values, log_x)) * np.sqrt(len(log_x) / freedom)
+    generator = np.random.default_rng(seed)
+    errors = generator.choice(residuals - residuals.mean(), (resamples, len(log_x)))
+    fits = [_fit(log_x, _log_value(best.values, log_x) + error, best.values) for error in errors]
+    ratios = [(fit.values[1] - best.values[1]) / fit.error for fit in fits if fit.error > 0]
+    high, low = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2]) if ratios else (0.0, 0.0)
+    exponent, error = float(best.values[1]), best.error
+    interval = Interval(exponent, exponent - float(low) * error, exponent - float(high) * error)
+    return ScalingFit(_law(best.values), interval, tuple(_law(fit.values) for fit in fits), best.spread, freedom)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """values: log factor, exponent and, if fitted, log floor. error: standard error of the exponent."""
+
+    values: np.ndarray
+    error: float
+    spread: float
+
+
+def _fit(log_x: np.ndarray, log_y: np.ndarray, start: np.ndarray) -> _Fit:
+    if len(start) == 2:
+        slopes = np.stack([np.ones_like(log_x), -log_x], 1)
+        values = np.linalg.lstsq(slopes, log_y, rcond=None)[0]
+    else:
+        fitted = optimize.least_squares(lambda values: _log_value(values, log_x) - log_y, start, method="lm")
+        values, slopes = fitted.x, fitted.jac
+    spread = float(np.sqrt(np.square(log_y - _log_value(values, log_x)).sum() / (len(log_x) - len(values))))
+    return _Fit(values, spread * float(np.sqrt(np.linalg.pinv(slopes.T @ slopes)[1, 1])), spread)
+
+
+def _start(log_x: np.ndarray, log_y: np.ndarray) -> np.ndarray:
+    """Return the best of some floors below the smallest value, with the straight line that goes with it."""
+    candidates = []
+    for share in np.linspace(0.01, 0.97, _FLOORS):
+        log_floor = float(log_y.min() + np.log(share))
+        line = _fit(log_x, np.log(np.exp(log_y) - np.exp(log_floor)), np.zeros(2))
+        values = np.append(line.values, log_floor)
+        candidates.append((float(np.square(log_y - _log_value(values, log_x)).sum()), values))
+    return min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def _log_value(values: np.ndarray, log_x: np.ndarray) -> np.ndarray:
+    line: np.ndarray = values[0] - values[1] * log_x
+    return line if len(values) == 2 else np.logaddexp(line, values[2])
+
+
+def _law(values: np.ndarray) -> PowerLaw:
+    with np.errstate(over="ignore"):  # a resample that no power law fits has an infinite factor
+        return PowerLaw(*(float(value) for value in (np.exp(values[0]), values[1], *np.exp(values[2:]))))
+
+
+ANSWERS = {
+    ("zero_shot", ""): ("all_predictions", "all_labels"),
+    ("linear_probe", "before"): ("all_before", "all_labels"),
+    ("linear_probe", "after"): ("all_after", "all_labels"),
+    ("retrieval", "text_to_image"): ("all_places", "all_owners"),
+    ("retrieval", "image_to_text"): ("all_image_places", ""),
+}
+"""By task and protocol: the array of answers, and that of the right ones or, for captions, of their images."""
+MOST_SEEDS = 1000
+"""Number of seeds above which the power analysis gives no number."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A metric of one group of runs less that of the baseline.
+
+    Args:
+        metric: in words. group, label: of the runs that are compared with the baseline.
+        interval: of the difference. p: adjusted for all differences that are shown together.
+        basis: what the interval was estimated from, such as "3 and 3 seeds" or "500 samples".
+        deviation: over seeds, pooled; None without several seeds on both sides. seeds: of the side with fewer.
+        level: 5 % divided by the number of differences that are shown together, at which Holm's method tests the
+            smallest p.
+        samples: interval over the same test samples, of outcomes averaged over seeds, where it is known beside the one
+            over seeds.
+    """
+
+    metric: str
+    group: str
+    label: str
+    interval: Interval
+    p: float
+    basis: str = ""
+    deviation: float | None = None
+    seeds: int = 0
+    level: float = SIGNIFICANT
+    samples: Interval | None = None
+
+    @property
+    def is_separated(self) -> bool:
+        return self.p < SIGNIFICANT
+
+    @property
+    def detectable(self) -> float | None:
+        """Smallest difference that as many seeds show with 80 % probability, at the corrected level."""
+        if self.deviation is None:
+            return None
+        return detectable_difference(self.deviation, self.seeds, significance=self.level)
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """Seeds of each side that would show the measured difference; None for more than MOST_SEEDS."""
+        difference, deviation = abs(self.interval.estimate), self.deviation
+        if deviation is None or difference == 0:
+            return None
+        if detectable_difference(deviation, MOST_SEEDS, significance=self.level) > difference:
+            return None
+        return seeds_for(difference, deviation, significance=self.level)
+
+
+def compare(
+    frame: pd.DataFrame, baseline: str, metrics: Mapping[str, MetricKey], damage: DamageLog
+) -> list[Difference]:
+    """Compare every group of runs with the baseline in each metric.
+
+    With two seeds or more on both sides the interval and p are Welch's over seeds; otherwise they follow from the
+    samples that the first runs of both groups answered. p-values are adjusted for all differences.
+
+    Args:
+        frame: see `read_frame`, with a column `label`.
+        baseline: the group that all others are compared with.
+        metrics: keys by their names in words.
+        damage: records files with answers that cannot be read.
+    """
+    found = []
+    groups = dict(list(frame.groupby("group", sort=False)))
+    for name, key in metrics.items():
+        before = groups[baseline][groups[baseline]["key"] == key]
+        for group, runs in groups.items():
+            after = runs[runs["key"] == key]
+            if group == baseline or before.empty or after.empty:
+                continue
+            sides = [side.drop_duplicates("seed")["value"].to_list() for side in (before, after)]
+            if min(map(len, sides)) > 1:
+                counts = f"{len(sides[0])} and {number_of(len(sides[1]), 'seed')}"
+                pooled = float(np.sqrt(np.mean([np.var(side, ddof=1) for side in sides])))
+                judged: _Judged = difference_over_seeds(*sides), welch(*sides), counts, pooled, min(map(len, sides))
+            else:
+                outcomes = [_outcomes(side.iloc[0], runs.iloc[0]["run"], damage)
+                            for side, runs in ((before, groups[baseline]), (after, runs))]  # fmt: skip
+                if outcomes[0] is None or outcomes[1] is None:
+                    continue
+                if not np.array_equal(outcomes[0][1], outcomes[1][1]):
+                    continue
+                judged = _over_samples(outcomes[0][0], outcomes[1][0], outcomes[0][1])
+            found.append(Difference(name, group, runs["label"].iloc[0], *judged))
+    return adjusted(found)
+
+
+def adjusted(found: Sequence[Difference]) -> list[Difference]:
+    """Adjust the p-values by Holm's method for all of them, and the level of the power analysis by their number."""
+    level = SIGNIFICANT / max(1, len(found))
+    return [replace(item, p=p, level=level) for item, p in zip(found, holm([item.p for item in found]), strict=True)]
+
+
+_Judged = tuple[Interval, float, str, float | None, int]
+"""Interval, p, basis, deviation over seeds and number of seeds of a difference."""
+
+
+def _over_samples(before: np.ndarray, after: np.ndarray, clusters: np.ndarray) -> _Judged:
+    """Judge the difference between two runs on the same samples."""
+    interval, count = paired_difference(100 * before, 100 * after, clusters), len(np.unique(clusters))
+    if count == len(before):
+        return interval, mcnemar(before > 0, after > 0), number_of(count, "sample"), None, 0
+    basis = f"{number_of(len(before), 'caption')} of {number_of(count, 'image')}"
+    return interval, sign_flip(after - before, clusters), basis, None, 0
+
+
+def _outcomes(row: pd.Series, first_run: Path, damage: DamageLog) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return 1 for each right and 0 for each wrong answer of a run, and the cluster of each sample.
+
+    None if the evaluation left no answers.
+    """
+    names = ANSWERS.get((row["task"], row["protocol"]))
+    if names is None or row["outcomes"] is None or row["run"] != first_run:
+        return None
+    arrays = damage.read(partial(read_arrays, row["outcomes"]), dict[str, np.ndarray]())
+    if not {name for name in names if name} <= {*arrays}:
+        return None
+    answers, others = arrays[names[0]], arrays[names[1]] if names[1] else None
+    if row["task"] != "retrieval":
+        return (answers == others).astype(np.float64), np.arange(len(answers))
+    return (answers < 1).astype(np.float64), np.arange(len(answers)) if others is None else others
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Answers of two runs on one dataset.
+
+    runs: their names. root: folder of the evaluation datasets. names: of the classes; none for text to image. labels,
+    first, second: [n], right answer to each query, and the answers of both runs: classes, or for text to image 0 for
+    the caption's own image and 1 for any other.
+    """
+
+    title: str
+    dataset: str
+    runs: tuple[str, str]
+    root: Path
+    names: Sequence[str]
+    labels: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+
+    @property
+    def only_first(self) -> np.ndarray:
+        """Samples that only the first run classifies correctly."""
+        return ((self.first == self.labels) & (self.second != self.labels)).nonzero()[0]
+
+    @property
+    def only_second(self) -> np.ndarray:
+        """Samples that only the second run classifies correctly."""
+        return ((self.second == self.labels) & (self.first != self.labels)).nonzero()[0]
+
+    @property
+    def p_value(self) -> float:
+        """McNemar's exact test of "both runs are equally accurate"; 1 without disagreement."""
+        return mcnemar(self.first == self.labels, self.second == self.labels)
+
+
+def disagreements(frame: pd.DataFrame, damage: DamageLog) -> Iterator[Disagreement]:
+    """Compare the first run with the first run of every other group, where both of them left their answers."""
+    first, *others = (run for _, run in frame.drop_duplicates("group").iterrows())
+    for other in others:
+        for task, title in (("zero_shot", "zero-shot"), ("retrieval", "text to image")):
+            for path in sorted((first["run"] / "evaluation" / task).glob("*.npz")):
+                left = _answers(path, damage)
+                right = _answers(other["run"] / "evaluation" / task / path.name, damage) if left else None
+                if left and right and np.array_equal(left[1], right[1]):
+                    names = distinct([first["run"].name, other["run"].name])
+                    yield Disagreement(
+                        f"{title} {path.stem}", path.stem, (names[0], names[1]), Path(first["config"]["eval"]["root"]),
+                        *left, right[2],
+                    )  # fmt: skip
+
+
+def _answers(path: Path, damage: DamageLog) -> tuple[Sequence[str], np.ndarray, np.ndarray] | None:
+    """Return names of classes, right answers and answers of an evaluation; None without them."""
+    arrays = damage.read(partial(read_arrays, path), dict[str, np.ndarray]()) if path.exists() else {}
+    if "all_predictions" in arrays:
+        return [str(name) for name in arrays["class_names"]], arrays["all_labels"], arrays["all_predictions"]
+    if "all_places" in arrays:
+        wrong = np.minimum(arrays["all_places"], 1)
+        return (), np.zeros_like(wrong), wrong
+    return None
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return what tells the names of runs apart: of "a+head-clip-1a2b3c4d" and "a+head-kme-5e6f7a8b" the heads.
+
+    The digest is left out, and so is every override that all names have. Names that are alike but for their digests,
+    and names without one, stay as they are.
+    """
+    matches = [re.fullmatch(r"(.+)-[0-9a-f]{8}", name) for name in names]
+    parts = [match[1].split("+") for match in matches if match]
+    if len(parts) < len(names):
+        return list(names)
+    common = set(parts[0]).intersection(*parts[1:])
+    labels = ["+".join(part for part in own if part not in common) or "+".join(own) for own in parts]
+    return labels if len(set(labels)) == len(names) > 1 else list(names)

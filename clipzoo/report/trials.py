@@ -1,0 +1,369 @@
+"""Trials of a search or points of a sweep: the table, the importance of the searched keys, and figures."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+
+from clipzoo.errors import number_of
+from clipzoo.io import DamageLog
+from clipzoo.io.text import shorten
+from clipzoo.report.figures import DPI, INK, MUTED, RIGHT, WRONG, label, style
+from clipzoo.report.render import Cell, Picture, Section, Table, text_table
+from clipzoo.runs.directory import is_finished
+from clipzoo.runs.record import RunRecord
+from clipzoo.runs.search import STATES, Trial, front
+from clipzoo.runs.training_log import TrainingLog
+
+MOST_GROUPS = 4
+"""Groups into which the values of a key are divided for its importance."""
+SECONDS = "seconds"
+LONGEST_VALUE = 24
+"""Columns of a value in the label of a run."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Trials of a search with their metrics, for its page.
+
+    Args:
+        trials: in the order of the draws.
+        metrics, directions: compared values, "maximize" or "minimize" for each. rungs: shares of the training.
+        runs: run directories of trials that are means over seeds, by number.
+        scales: True for each key whose axis is logarithmic, False for each whose axis is linear; other axes follow
+            from their values.
+    """
+
+    trials: Sequence[Trial]
+    metrics: Sequence[str]
+    directions: Sequence[str]
+    rungs: Sequence[float] = ()
+    runs: Mapping[int, Sequence[Path]] = field(default_factory=dict)
+    scales: Mapping[str, bool] = field(default_factory=dict)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The searched keys."""
+        return list(dict.fromkeys(key for trial in self.trials for key in trial.values))
+
+    @property
+    def labels(self) -> dict[Path, str]:
+        """The searched values of each run, "peak=0.001 width=32". Keys are cut to their last parts if these differ."""
+        short = {key: key.rpartition(".")[2] for key in self.keys}
+        names = short if len(set(short.values())) == len(short) else dict(zip(self.keys, self.keys, strict=True))
+        return {
+            folder: " ".join(
+                f"{names[key]}={shorten(str(value), LONGEST_VALUE)}" for key, value in trial.values.items()
+            )
+            for trial in self.trials
+            for folder in self.runs.get(trial.number, [trial.folder])
+        }
+
+    @cached_property
+    def finished(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.state == "finished"]
+
+    @cached_property
+    def best(self) -> list[Trial]:
+        """The best trial; with several metrics, all that no other trial surpasses in every metric."""
+        return front(self.finished, self.directions)
+
+    @cached_property
+    def minutes(self) -> dict[int, float]:
+        """Minutes of training of each trial, 0 where unknown."""
+        return {
+            trial.number: sum(map(_minutes, self.runs.get(trial.number) or [trial.folder])) for trial in self.trials
+        }
+
+    @property
+    def compared(self) -> tuple[str, dict[int, float]]:
+        """First metric of as many trials as possible: finished ones, or all at the first rung; its name, by number."""
+        finished = {trial.number: trial.results[0] for trial in self.finished}
+        early = {trial.number: trial.rungs[0] for trial in self.trials if 0 in trial.rungs}
+        if len(early) > len(finished):
+            return f"{self.metrics[0]} after {self.rungs[0]:.0%} of the training", early
+        return self.metrics[0], finished
+
+    @property
+    def summary(self) -> str:
+        counts = {state: sum(trial.state == state for trial in self.trials) for state in STATES}
+        known = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        minutes = sum(self.minutes.values())
+        return f"{number_of(len(self.trials), 'trial')}: {known or 'none finished'}; {minutes:.3g} minutes of training"
+
+
+def trial_table(shown: Trials, most: int | None = None) -> Table:
+    """A row for each trial, the best with a star. most: number of rows, of the best trials."""
+    trials = list(shown.trials)
+    if most is not None and len(trials) > most:
+        sign = -1 if shown.directions[0] == "maximize" else 1
+        chosen = sorted(shown.finished, key=lambda trial: sign * trial.results[0])[:most]
+        trials = sorted(chosen, key=lambda trial: trial.number)
+    best = {trial.number for trial in shown.best}
+    rows = []
+    for trial in trials:
+        results = [f"{value:.4g}" for value in trial.results] or ["-"] * len(shown.metrics)
+        rungs = [value for _, value in sorted(trial.rungs.items())]
+        if trial.state == "pruned" and rungs:
+            results[0] = f"({rungs[-1]:.4g})"
+        state = f"{trial.state}{': ' if trial.reason else ''}{trial.reason}"
+        values = [str(trial.values.get(key, "")) for key in shown.keys]
+        own = [str(trial.number + 1), *values, *results, f"{shown.minutes[trial.number]:.3g}", state]
+        own[len(values) + 1] += "*" if trial.number in best else ""
+        rows.append([Cell(text, bold=trial.number in best) for text in own])
+    return text_table(["trial", *shown.keys, *shown.metrics, "minutes", "state"], rows, left=1 + len(shown.keys))
+
+
+def importance(shown: Trials) -> dict[str, float]:
+    """Share of the variance of the compared metric that each key explains by itself, the largest first.
+
+    The values of a key are divided into at most MOST_GROUPS groups of neighbouring values; the share is the effect size
+    epsilon squared of a one-way analysis of variance (Kelley 1935): what chance alone explains is subtracted. Keys with
+    as many groups as values have no share.
+    """
+    _, values = shown.compared
+    trials = [trial for trial in shown.trials if trial.number in values]
+    found = {}
+    for key in shown.keys:
+        share = _share(groups([trial.values[key] for trial in trials]), [values[trial.number] for trial in trials])
+        if share is not None:
+            found[key] = share
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def groups(values: Sequence[object]) -> list[int]:
+    """Return the number of a group for each value: of equal values, or of neighbouring numbers if there are many."""
+    distinct = list(dict.fromkeys(values))
+    if (numbers := as_numbers(values)) is None or len(distinct) <= MOST_GROUPS:
+        return [distinct.index(value) for value in values]
+    ordered = sorted(numbers)
+    return [ordered.index(number) * MOST_GROUPS // len(ordered) for number in numbers]
+
+
+def as_numbers(values: Sequence[object]) -> list[float] | None:
+    """Return the values as numbers, None if one is none."""
+    try:
+        return [float(str(value)) for value in values]
+    except ValueError:
+        return None
+
+
+def _share(numbers: Sequence[int], values: Sequence[float]) -> float | None:
+    members: Mapping[int, list[float]] = {number: [] for number in numbers}
+    for number, value in zip(numbers, values, strict=True):
+        members[number].append(value)
+    if len(members) < 2 or len(values) <= len(members):
+        return None
+    mean = statistics.fmean(values)
+    total = sum((value - mean) ** 2 for value in values)
+    within = sum((value - statistics.fmean(group)) ** 2 for group in members.values() for value in group)
+    if total == 0:
+        return 0.0
+    chance = (len(members) - 1) * within / (len(values) - len(members))
+    return max(0.0, (total - within - chance) / total)
+
+
+def _minutes(run: Path) -> float:
+    damage = DamageLog()
+    log = damage.read(partial(TrainingLog.read, run), TrainingLog((), ()))
+    record = damage.read(partial(RunRecord.read, run), RunRecord()) if is_finished(run) else RunRecord()
+    seconds = [float(line[SECONDS]) for line in log.training if SECONDS in line]
+    return max([*seconds, float(record.training.get(SECONDS, 0.0))]) / 60
+
+
+COLOURS = {"maximize": colormaps["viridis_r"], "minimize": colormaps["viridis"]}
+"""From yellow, the worst, to violet."""
+SINGLE = ListedColormap([INK])
+"""Where all results are equal, or only one is known."""
+LOGARITHMIC = 30
+"""Ratio of the largest to the smallest number of a list above which an axis is logarithmic."""
+LEAST_GAP = 0.04
+"""Share of an axis between two labels that do not overlap."""
+LONGEST = 18
+"""Characters of a label on an axis."""
+LONGEST_TITLE = 56
+"""Characters of one line of a title."""
+
+
+def trial_sections(shown: Trials, title: str) -> list[Section]:
+    """Return the table of the trials, and their figures, as sections of a page."""
+    table = trial_table(shown)
+    notes = "A star marks the best trial"
+    if len(shown.metrics) > 1:
+        notes = "A star marks the trials that no other one surpasses in every metric"
+    if any(trial.state == "pruned" for trial in shown.trials):
+        notes += "; in brackets: the last result of a pruned trial, which had less training"
+    section = Section(title, [f"{shown.summary}. {notes}."], [table], list(figures(shown)), anchor="trials")
+    return [section, Section(tables=[table], formats=["tex"])]
+
+
+def figures(shown: Trials) -> Iterator[Picture]:
+    """Yield the figures of a search."""
+    lines = parallel_coordinates(shown)
+    yield Picture("a line for each trial through its values and results", lines, "Parallel coordinates")
+    if shares := importance(shown):
+        bars = importance_bars(shown, shares)
+        yield Picture("share of the variance that each key explains", bars, "Importance of keys")
+    yield Picture("results over minutes of training", progress(shown), "Best result against cost")
+    if len(shown.metrics) > 1 and shown.finished:
+        yield Picture("the first two metrics of all trials", trade_off(shown), "Trade-off")
+
+
+def parallel_coordinates(shown: Trials) -> Figure:
+    """A line for each trial, coloured by the first metric; lines of pruned and failed trials end before the metrics."""
+    columns = [*shown.keys, *shown.metrics]
+    figure = Figure(figsize=(max(7.0, 1.9 * len(columns)), 4.2), dpi=DPI, layout="constrained")
+    panel = figure.subplots()
+    trials = sorted(shown.trials, key=lambda trial: (trial.state == "finished", trial in shown.best))
+    places = [_axis(panel, place, _column(shown, name), shown.scales.get(name)) for place, name in enumerate(columns)]
+    first = [trial.results[0] for trial in shown.finished] or [0.0]
+    several = min(first) < max(first)
+    norm, colours = Normalize(min(first), max(first)), COLOURS[shown.directions[0]] if several else SINGLE
+    for trial in trials:
+        values = [str(trial.values.get(key, "")) for key in shown.keys] + [f"{value}" for value in trial.results]
+        y = [place[value] for place, value in zip(places, values, strict=False)]
+        best = trial in shown.best
+        colour = colours(norm(trial.results[0])) if trial.results else WRONG if trial.state == "failed" else MUTED
+        panel.plot(range(len(y)), y, color=colour, linewidth=2.6 if best else 1.0, alpha=1.0 if best else 0.75,
+                   linestyle="-" if trial.results else ":", marker="*" if best else "", markersize=9)  # fmt: skip
+    panel.set_xticks(range(len(columns)), columns, fontsize=8)
+    panel.set_yticks([])
+    panel.set_xlim(-0.15, len(columns) - 0.55)
+    panel.set_ylim(-0.06, 1.08)
+    panel.spines[:].set_visible(False)
+    if several:
+        bar = figure.colorbar(ScalarMappable(norm, colours), ax=panel, pad=0.01)
+        bar.set_label(shown.metrics[0], fontsize=8)
+        bar.ax.tick_params(labelsize=8)
+    return figure
+
+
+def importance_bars(shown: Trials, shares: dict[str, float]) -> Figure:
+    """A bar for each key."""
+    figure = Figure(figsize=(7, 0.32 * len(shares) + 1.3), dpi=DPI, layout="constrained")
+    panel = figure.subplots()
+    bars = panel.barh(range(len(shares)), list(shares.values()), 0.7, color=INK)
+    panel.bar_label(bars, fmt="{:.0%}", fontsize=8, padding=2, color=INK)
+    panel.set_yticks(range(len(shares)), list(shares), fontsize=8)
+    panel.set_xlim(0, 1)
+    panel.invert_yaxis()
+    name, values = shown.compared
+    label(panel, textwrap.fill(f"share of the variance of {name} ({number_of(len(values), 'trial')})", LONGEST_TITLE))
+    style(panel, grid="x")
+    return figure
+
+
+def progress(shown: Trials) -> Figure:
+    """The best result so far over minutes of training; with rungs also each trial's results during its training."""
+    figure = Figure(figsize=(11 if shown.rungs else 7, 3.6), dpi=DPI, layout="constrained")
+    panels = figure.subplots(1, 2 if shown.rungs else 1, squeeze=False)[0]
+    panel, better = panels[0], max if shown.directions[0] == "maximize" else min
+    spent, best = 0.0, None
+    costs, values = [], []
+    for trial in shown.trials:
+        spent += shown.minutes[trial.number]
+        rungs = [value for _, value in sorted(trial.rungs.items())]
+        if trial.results:
+            best = trial.results[0] if best is None else better(best, trial.results[0])
+            panel.plot(spent, trial.results[0], "o", color=INK, markersize=4)
+        elif rungs:
+            panel.plot(spent, rungs[-1], "x", color=MUTED, markersize=5)
+        if best is not None:
+            costs.append(spent)
+            values.append(best)
+    panel.step(costs, values, where="post", color=RIGHT, linewidth=2)
+    panel.plot([], [], color=RIGHT, label="best so far")
+    panel.plot([], [], "o", color=INK, label="finished")
+    if any(trial.state == "pruned" for trial in shown.trials):
+        panel.plot([], [], "x", color=MUTED, label="pruned, last rung")
+    panel.legend(frameon=False, fontsize=8)
+    panel.set_xlim(0, None)
+    label(panel, "best result so far", "minutes of training, all trials", shown.metrics[0])
+    style(panel)
+    if shown.rungs:
+        _rungs(panels[1], shown)
+    return figure
+
+
+def trade_off(shown: Trials) -> Figure:
+    """The first two metrics of every finished trial, and those that no other one surpasses."""
+    figure = Figure(figsize=(6, 4), dpi=DPI, layout="constrained")
+    panel = figure.subplots()
+    panel.plot(*_pairs(shown.finished), "o", color=MUTED, markersize=5, label="finished")
+    best = sorted(shown.best, key=lambda trial: trial.results[0])
+    panel.plot(*_pairs(best), marker="*", color=RIGHT, markersize=11, linewidth=1, label="surpassed by no other")
+    for trial in best:
+        panel.annotate(f" {trial.number + 1}", (trial.results[0], trial.results[1]), fontsize=8, color=INK)
+    panel.legend(frameon=False, fontsize=8)
+    arrows = [f"{name} ({'higher' if way == 'maximize' else 'lower'} is better)"
+              for name, way in zip(shown.metrics, shown.directions, strict=True)]  # fmt: skip
+    label(panel, "trade-off", arrows[0], arrows[1])
+    style(panel)
+    return figure
+
+
+def _rungs(panel: Axes, shown: Trials) -> None:
+    for trial in shown.trials:
+        points = [(shown.rungs[rung], value) for rung, value in sorted(trial.rungs.items())]
+        points += [(1.0, trial.results[0])] if trial.results else []
+        if points:
+            best = trial in shown.best
+            colour = RIGHT if best else INK if trial.results else MUTED
+            panel.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colour, linewidth=2 if best else 1)
+    for rung in shown.rungs:
+        panel.axvline(rung, color=MUTED, linewidth=0.8, linestyle=":")
+    label(panel, "results at the rungs", "share of the training", shown.metrics[0])
+    style(panel)
+
+
+def _pairs(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
+    return [trial.results[0] for trial in trials], [trial.results[1] for trial in trials]
+
+
+def _column(shown: Trials, name: str) -> list[str]:
+    """Return the values of a key, or of a metric, as texts."""
+    if name in shown.metrics:
+        number = list(shown.metrics).index(name)
+        return [str(trial.results[number]) for trial in shown.finished]
+    return [str(trial.values.get(name, "")) for trial in shown.trials]
+
+
+def _axis(panel: Axes, place: int, values: Sequence[str], log: bool | None) -> dict[str, float]:
+    """Draw an axis with its labels; return the height of each value, from 0 to 1.
+
+    log: True for a logarithmic axis; None: depends on the ratio of the values, see LOGARITHMIC.
+    """
+    panel.axvline(place, color=INK, linewidth=1)
+    distinct = list(dict.fromkeys(values))
+    numbers = as_numbers(distinct)
+    if numbers is None:
+        heights = {value: (index + 0.5) / len(distinct) for index, value in enumerate(distinct)}
+        marks = dict(heights)
+    else:
+        low, high = min(numbers, default=0.0), max(numbers, default=1.0)
+        log = low > 0 and high > LOGARITHMIC * low if log is None else log
+        scaled = np.log(numbers) if log else np.asarray(numbers)
+        if log:
+            panel.text(place, 1.04, "logarithmic", fontsize=7, ha="center", color=MUTED)
+        width = float(np.ptp(scaled)) if len(scaled) else 0.0
+        shares = (scaled - scaled.min()) / width if width else np.full(len(scaled), 0.5)
+        heights = dict(zip(distinct, map(float, shares), strict=True))
+        few = len(distinct) <= 6 and np.all(np.diff(np.sort(shares)) > LEAST_GAP)
+        ends = {f"{low:.4g}": 0.0, f"{high:.4g}": 1.0} if width else {f"{low:.4g}": 0.5}
+        marks = {f"{float(value):.4g}": height for value, height in heights.items()} if few else ends
+    for text, height in marks.items():
+        shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+        panel.text(place + 0.05, height, shown, fontsize=7.5, va="center",
+                   bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.6})  # fmt: skip
+    return heights

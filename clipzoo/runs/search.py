@@ -1,0 +1,756 @@
+"""Searches of hyperparameters: sweeps whose points are drawn from ranges, one by one, from a study on the disk.
+
+The next point is a pure function of the seed, the number of the trial and the earlier trials: a search that was killed
+draws the points that it would have drawn. Optuna stores the trials and draws for "tpe". Its grid comes in random order,
+its Sobol sequence leaves out lists of values, and its pruners have no rungs at given shares of a training.
+
+The journal of a study holds values, never a command line: whoever wrote it, only the space of the own command line
+makes one.
+
+runs/search-<digest>/search.json     the ranges, the settings, the command line: for people, never read
+runs/search-<digest>/journal.log     trials; optuna.storages.journal.JournalFileBackend reads it
+runs/search-<digest>/trials/<n>.lock held by the process that runs trial n; the system releases it at its end
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from hydra.core.override_parser.types import IntervalSweep, Override
+
+from clipzoo import io
+from clipzoo.config.compose import compose, compose_search
+from clipzoo.config.trust import alternatives, read
+from clipzoo.config.vocabulary import Ascending, Count, Names, Range, Seed, Share
+from clipzoo.errors import ConfigError, cause, installation
+from clipzoo.io import shortened
+from clipzoo.runs.identity import identity, is_harmless
+from clipzoo.runs.initial import with_digests
+from clipzoo.runs.lock import locked, try_lock
+from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, written
+from clipzoo.runs.names import run_folder
+from clipzoo.runs.record import RunRecord
+from clipzoo.runs.sweep import Point
+from clipzoo.runs.training_log import TrainingLog
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import JournalStorage
+    from optuna.trial import FrozenTrial, TrialState
+
+Value = str | int | float
+"""The text of a list's value, or a number of an interval."""
+State = Literal["not started", "running", "finished", "pruned", "failed"]
+STATES: tuple[State, ...] = get_args(State)
+DIGITS = 4
+"""Significant digits of drawn numbers: more would only lengthen the names of runs."""
+ATTEMPTS = 10
+"""Draws of the sampler that may repeat an earlier point, before one is drawn among the remaining points."""
+MOST_POINTS = 100_000
+"""Number of points up to which the remaining ones are listed."""
+LOSS = "loss"
+"""Name of the last training loss."""
+COSTS = "training/"
+"""Start of the names of a training's costs, such as training/seconds."""
+TASKS = ("zero_shot", "linear_probe", "retrieval")
+SUITE = "clipzoo.evaluation.suite.Suite"
+MOST_NAMES = 12
+JOURNAL, DESCRIPTION = "journal.log", "search.json"
+JOURNAL_BYTES = 256 * io.MB
+PRUNED = "pruned_at"
+"""User attribute of a trial: the rung that it did not pass."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Settings of a search.
+
+    Args:
+        sampler: draws the points; None: a plain sweep over all combinations of lists.
+        trials: number of points to draw; None: all combinations, for "grid".
+        maximize, minimize: metrics, in this order; pruning uses the first one.
+        seed: seeds the draws, which are a function of this seed, the number of the trial and the earlier results.
+        startup: number of random points before "tpe" models the results.
+        rungs: shares of the training after which trials are compared; empty: no pruning.
+        keep: share of the trials that continue at a rung.
+        launcher: words before the command of a trial, which start its ranks.
+    """
+
+    sampler: Literal["tpe", "quasi_random", "random", "grid"] | None
+    trials: Count | None
+    maximize: str | Names
+    minimize: str | Names
+    seed: Seed
+    startup: Count
+    rungs: Annotated[list[Annotated[float, Range(above=0, below=1)]], Ascending()]
+    keep: Share
+    launcher: str | None
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names or patterns of the metrics; see `measured`."""
+        return [*_listed(self.maximize), *_listed(self.minimize)]
+
+    @property
+    def directions(self) -> list[Literal["maximize", "minimize"]]:
+        """The direction of each metric."""
+        high, low = len(_listed(self.maximize)), len(_listed(self.minimize))
+        return [*(["maximize"] * high), *(["minimize"] * low)]  # type: ignore[list-item]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The settings that determine which points are drawn, for the identity of the study."""
+        return {
+            "sampler": self.sampler, "maximize": _listed(self.maximize), "minimize": _listed(self.minimize),
+            "seed": self.seed, "startup": self.startup, "rungs": list(self.rungs), "keep": self.keep,
+        }  # fmt: skip
+
+
+def chosen_search(overrides: Sequence[str]) -> Search | None:
+    """Return the search of a command line, None for a plain sweep.
+
+    Raises:
+        ConfigError: the settings are invalid, or do not go together.
+    """
+    read_lines = [read(line) for line in overrides]
+    for override in read_lines:
+        if override.is_sweep_override() and is_setting(override.input_line or ""):
+            raise ConfigError(f"{override.input_line}: a search has one value of {override.get_key_element()}")
+    node = compose_search([str(line.input_line) for line in read_lines if not line.is_sweep_override()])
+    search = Search(**{key: value for key, value in node.items() if key != "_target_"})
+    if search.sampler is None:
+        given = [line for line in overrides if line.startswith("search.")]
+        if given:
+            raise ConfigError(f"{given[0]} has no effect without search.sampler=tpe, quasi_random, random or grid")
+        return None
+    if not search.metrics:
+        raise ConfigError(
+            f"search.sampler={search.sampler} needs a metric: give search.maximize='zero_shot/*/top1' or "
+            "search.minimize=loss"
+        )
+    if repeated := {*_listed(search.maximize)} & {*_listed(search.minimize)}:
+        raise ConfigError(f"{repeated.pop()} is in search.maximize and in search.minimize: leave it out of one")
+    if search.trials is None and search.sampler != "grid":
+        raise ConfigError(f"search.sampler={search.sampler} needs the number of runs: give search.trials=20")
+    return search
+
+
+def is_setting(line: str) -> bool:
+    """Return True for an override of the `search` node, which is no setting of a run."""
+    return line.lstrip("+~").startswith("search.")
+
+
+def _listed(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A key with a list of values, as texts of the command line."""
+
+    key: str
+    values: tuple[str, ...]
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Values that are checked before anything is trained."""
+        return self.values
+
+    @property
+    def listed(self) -> Sequence[Value]:
+        return self.values
+
+    @property
+    def count(self) -> float:
+        return len(self.values)
+
+    @property
+    def description(self) -> list[Any]:
+        return list(self.values)
+
+    def has(self, value: Any) -> bool:
+        return value in self.values
+
+    def at(self, share: float) -> Value:
+        """Return the value at a share in [0, 1) of the list."""
+        return self.values[int(share * len(self.values))]
+
+    def rounded(self, value: Any) -> Value:
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A key with an interval of numbers, both ends included. log: drawn uniformly in the logarithm."""
+
+    key: str
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return str(self.low), str(self.high)
+
+    @property
+    def listed(self) -> Sequence[Value]:
+        """All values of an interval of whole numbers."""
+        return range(math.ceil(self.low), math.floor(self.high) + 1)
+
+    @property
+    def count(self) -> float:
+        return self.high - self.low + 1 if self.whole else math.inf
+
+    @property
+    def description(self) -> list[Any]:
+        return [self.low, self.high, "log" if self.log else "linear", "whole" if self.whole else "real"]
+
+    def has(self, value: Any) -> bool:
+        return type(value) is (int if self.whole else float) and self.low <= value <= self.high
+
+    def at(self, share: float) -> Value:
+        """Return the number at a share in [0, 1) of the interval."""
+        margin = 0.5 if self.whole else 0.0
+        low, high = self.low - margin, self.high + margin
+        if self.log:
+            return self.rounded(math.exp(math.log(low) + share * (math.log(high) - math.log(low))))
+        return self.rounded(low + share * (high - low))
+
+    def rounded(self, value: Any) -> Value:
+        """Return a drawn number with few digits, inside the interval."""
+        number = round(value) if self.whole else float(f"{value:.{DIGITS}g}")
+        return type(number)(min(max(number, self.low), self.high))
+
+
+Dimension = Choice | Interval
+
+
+@dataclass(frozen=True)
+class Space:
+    """The searched keys, and the command line around them.
+
+    lines: (key, None) in the place of each searched key, and (None, override) for the others.
+    """
+
+    dimensions: Mapping[str, Dimension]
+    lines: tuple[tuple[str | None, str], ...]
+
+    @property
+    def count(self) -> float:
+        """Number of points, infinite with an interval of real numbers."""
+        return math.prod(dimension.count for dimension in self.dimensions.values())
+
+    @property
+    def scales(self) -> dict[str, bool]:
+        """True for each interval whose numbers are drawn uniformly in the logarithm, False for any other interval."""
+        return {key: dimension.log for key, dimension in self.dimensions.items() if isinstance(dimension, Interval)}
+
+    @property
+    def described(self) -> dict[str, list[Any]]:
+        return {key: dimension.description for key, dimension in self.dimensions.items()}
+
+    def overrides(self, values: Mapping[str, Value]) -> tuple[str, ...]:
+        """Return the command line of a point."""
+        return tuple(f"{key}={values[key]}" if key else line for key, line in self.lines)
+
+    def corners(self) -> list[dict[str, Value]]:
+        """Return as few points as contain every value of a list and both ends of every interval."""
+        dimensions = self.dimensions.values()
+        count = max(len(dimension.ends) for dimension in dimensions)
+        return [
+            {dimension.key: dimension.ends[min(index, len(dimension.ends) - 1)] for dimension in dimensions}
+            for index in range(count)
+        ]
+
+    def require(self, sampler: str) -> None:
+        """Raise ConfigError if a sampler cannot draw from this space."""
+        endless = [key for key, dimension in self.dimensions.items() if math.isinf(dimension.count)]
+        if sampler == "grid" and endless:
+            raise ConfigError(
+                f"search.sampler=grid takes lists, and {endless[0]} is an interval: give {endless[0]}=a,b,c, or "
+                "another sampler"
+            )
+        if sampler != "grid" and "seed" in self.dimensions:
+            raise ConfigError(
+                f"search.sampler={sampler} would select a lucky seed: give one seed, and train the best point with "
+                "several"
+            )
+
+    def corner_lines(self) -> list[tuple[str, ...]]:
+        """Return the command lines of the corners."""
+        return [self.overrides(corner) for corner in self.corners()]
+
+
+def space_of(searched: Sequence[str], overrides: Sequence[str]) -> Space:
+    """Return the space of a command line. searched: swept overrides of its `search=`, which the command line replaces.
+
+    The last override of a key counts, as elsewhere on the command line.
+
+    Raises:
+        ConfigError: a range is wrong, or no key has one.
+    """
+    given = [read(line) for line in overrides if not is_setting(line)]
+    last = {override.get_key_element(): override for override in given}
+    dimensions: dict[str, Dimension] = {}
+    lines: list[tuple[str | None, str]] = []
+    for override in (*map(read, searched), *given):
+        if override.is_sweep_override():
+            if last.get(override.get_key_element(), override) is not override:
+                continue
+            dimension = _dimension(override)
+            dimensions[dimension.key] = dimension
+            lines.append((dimension.key, ""))
+        else:
+            lines.append((None, override.input_line or ""))
+    if not dimensions:
+        raise ConfigError("the search has no ranges: give search=NAME, KEY=a,b,c or KEY='interval(0.1,1)'")
+    return Space(dimensions, tuple(lines))
+
+
+def _dimension(override: Override) -> Dimension:
+    key, line = override.get_key_element(), override.input_line
+    node = key.lstrip("+").split(".")[0]
+    if is_harmless(key.lstrip("+")) or node in ("hydra", "trust", "search"):
+        raise ConfigError(f"{line}: {key} does not affect the result of a run, give it one value")
+    sweep = override.value()
+    if not isinstance(sweep, IntervalSweep):
+        values = tuple((text.partition("=")[2]) for text in alternatives(override) or ())
+        if not values:
+            raise ConfigError(f"{line} has no value")
+        return Choice(key, tuple(dict.fromkeys(values)))
+    low, high, tags = sweep.start, sweep.end, sweep.tags - {"log"}
+    if tags:
+        raise ConfigError(f"{line} has the tag {', '.join(sorted(tags))}: the only tag of a range is log")
+    if low is None or high is None or not -math.inf < low < high < math.inf:
+        raise ConfigError(f"{line}: the first end of an interval must be smaller than the second, and both finite")
+    whole = isinstance(low, int) and isinstance(high, int)
+    if "log" in sweep.tags and low <= 0:
+        raise ConfigError(f"{line}: a logarithmic interval begins above 0")
+    return Interval(key, low, high, "log" in sweep.tags, whole)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point of a search.
+
+    Args:
+        number: from 0, in the order of the draws.
+        values: value of each searched key.
+        state: "running" also for a trial whose process has been killed; "not started" for points of a sweep alone.
+        overrides: command line of its run. run: its run directory, if it has ended.
+        results: values of the metrics, if it is finished.
+        rungs: first metric at each rung that it has reached.
+        reason: of a failure.
+    """
+
+    number: int
+    values: Mapping[str, Value]
+    state: State
+    overrides: tuple[str, ...]
+    run: Path | None = None
+    results: tuple[float, ...] = ()
+    rungs: Mapping[int, float] = field(default_factory=dict)
+    reason: str = ""
+
+    @cached_property
+    def folder(self) -> Path:
+        """The run directory, which is found by the configuration until the trial has ended."""
+        return self.run or Point({}, self.overrides).folder
+
+
+def passes(rung: int, value: float, trials: Sequence[Trial], number: int, maximize: bool, keep: float) -> bool:
+    """Return True if a trial goes on at a rung: it is among the best `keep` of all trials that have reached the rung.
+
+    The best one always continues. Asynchronous successive halving: Li et al. 2020, "A System for Massively Parallel
+    Hyperparameter Tuning".
+    """
+    others = [trial.rungs[rung] for trial in trials if trial.number != number and rung in trial.rungs]
+    better = sum(other > value if maximize else other < value for other in others)
+    return better < max(1, int(keep * (len(others) + 1) + 1e-9))
+
+
+def front(trials: Sequence[Trial], directions: Sequence[str]) -> list[Trial]:
+    """Return the finished trials that no other one surpasses: of several metrics the Pareto front, of one the best."""
+    signs = [1 if direction == "maximize" else -1 for direction in directions]
+    points = {
+        trial.number: tuple(sign * value for sign, value in zip(signs, trial.results, strict=True))
+        for trial in trials
+        if trial.state == "finished"
+    }
+
+    def surpassed(point: tuple[float, ...]) -> bool:
+        return any(
+            other != point and all(mine <= theirs for mine, theirs in zip(point, other, strict=True))
+            for other in points.values()
+        )
+
+    return [trial for trial in trials if trial.number in points and not surpassed(points[trial.number])]
+
+
+def next_point(search: Search, space: Space, trials: Sequence[Trial]) -> dict[str, Value] | None:
+    """Return the values of trial number len(trials); None if all points have been drawn.
+
+    trials: all earlier ones, in their order.
+    """
+    import numpy as np
+
+    number, dimensions = len(trials), list(space.dimensions.values())
+    drawn = {_key(trial.values) for trial in trials}
+
+    def all_points() -> Iterator[dict[str, Value]]:
+        for point in itertools.product(*(dimension.listed for dimension in dimensions)):
+            yield dict(zip(space.dimensions, point, strict=True))
+
+    if search.sampler == "grid":
+        return next(itertools.islice(all_points(), number, None), None)
+    for attempt in range(ATTEMPTS):
+        generator = np.random.default_rng([search.seed, number, attempt])
+        if search.sampler == "tpe":
+            values = _tpe(search, space, trials, int(generator.integers(2**31)))
+        else:
+            shares = generator.random(len(dimensions))
+            if search.sampler == "quasi_random" and not attempt:
+                from scipy.stats import qmc
+
+                # A point of Sobol's sequence, shifted by a random vector of the seed, modulo 1.
+                sequence = qmc.Sobol(len(dimensions), scramble=False)
+                if number:
+                    sequence.fast_forward(number)
+                shares = (sequence.random(1)[0] + np.random.default_rng(search.seed).random(len(dimensions))) % 1.0
+            values = {
+                dimension.key: dimension.at(float(share)) for dimension, share in zip(dimensions, shares, strict=True)
+            }
+        if _key(values) not in drawn:
+            return values
+    if space.count > MOST_POINTS:
+        return values
+    remaining = [point for point in all_points() if _key(point) not in drawn]
+    share = np.random.default_rng([search.seed, number, ATTEMPTS]).random()
+    return remaining[int(share * len(remaining))] if remaining else None
+
+
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """Return the ranges of all keys as distributions of Optuna."""
+    from optuna import distributions as kinds
+
+    found: dict[str, BaseDistribution] = {}
+    for key, dimension in space.dimensions.items():
+        if isinstance(dimension, Choice):
+            found[key] = kinds.CategoricalDistribution(dimension.values)
+        else:
+            kind = kinds.IntDistribution if dimension.whole else kinds.FloatDistribution
+            found[key] = kind(dimension.low, dimension.high, log=dimension.log)  # type: ignore[arg-type]
+    return found
+
+
+def states() -> dict[State, TrialState]:
+    """Return Optuna's states by ours."""
+    from optuna.trial import TrialState
+
+    return {
+        "running": TrialState.RUNNING, "finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED,
+        "failed": TrialState.FAIL,
+    }  # fmt: skip
+
+
+def _tpe(search: Search, space: Space, trials: Sequence[Trial], seed: int) -> dict[str, Value]:
+    """Draw by Optuna's TPE from a copy of the study in memory."""
+    import optuna
+
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=search.startup)
+    study = optuna.create_study(sampler=sampler, directions=search.directions)
+    ranges = distributions(space)
+    study.add_trials([frozen(trial, ranges) for trial in trials])
+    values = study.ask(ranges).params
+    return {key: dimension.rounded(values[key]) for key, dimension in space.dimensions.items()}
+
+
+def frozen(trial: Trial, ranges: Mapping[str, BaseDistribution]) -> FrozenTrial:
+    """Return a trial as Optuna's."""
+    from optuna.trial import create_trial
+
+    return create_trial(
+        state=states()[trial.state],
+        params=dict(trial.values),
+        distributions=dict(ranges),
+        values=list(trial.results) or None,
+        intermediate_values=dict(trial.rungs),
+    )
+
+
+def _key(values: Mapping[str, Value]) -> tuple[str, ...]:
+    return tuple(str(values[key]) for key in sorted(values))
+
+
+def measured(names: Sequence[str], values: Mapping[str, float]) -> list[float]:
+    """Return the value of each name; of a pattern ("zero_shot/*/top1"), the mean over the values that match.
+
+    Raises:
+        ConfigError: nothing has this name.
+    """
+    results = []
+    for name in names:
+        matching = [value for key, value in values.items() if key == name or fnmatchcase(key, name)]
+        if not matching:
+            known = ", ".join(sorted(values)[:MOST_NAMES])
+            raise ConfigError(f"there is no metric {name} (there are: {known})")
+        results.append(statistics.fmean(matching))
+    return results
+
+
+def results_of(folder: Path) -> dict[str, float]:
+    """Return all numbers of a finished run by name: metrics, costs of the training, and the last loss."""
+    record = RunRecord.read(folder)
+    costs = {
+        f"{COSTS}{name}": float(value) for name, value in record.training.items() if isinstance(value, int | float)
+    }
+    losses = [float(line[LOSS]) for line in TrainingLog.read(folder).training if LOSS in line]
+    return {**written(record.metrics), **costs, **({LOSS: losses[-1]} if losses else {})}
+
+
+def require_metrics(names: Sequence[str], evaluation: Mapping[str, Any], rungs: Sequence[float]) -> None:
+    """Raise ConfigError if an evaluation has no metric of these names: before anything is trained.
+
+    rungs: those of the search, which compare evaluations.
+    """
+    places = [f"{task}/{name}" for task in TASKS for name in evaluation.get(task) or ()]
+    validated = [str(VALIDATION_LOSS)] if evaluation.get("validation") else []
+    places += [f"retrieval/{VALIDATION}"] if validated else []
+    known = [*(f"{place}/..." for place in places), *validated, LOSS, f"{COSTS}seconds"]
+    own = evaluation.get("_target_") != SUITE
+    for number, name in enumerate(names):
+        is_cost = name == LOSS or name.startswith(COSTS)
+        task_and_dataset = "/".join(name.split("/")[:2])
+        found = own or name in validated
+        if name.count("/") > 1:
+            # A name or pattern may be that of a metric of this task and dataset.
+            found |= any(fnmatchcase(f"{place}{end}", task_and_dataset) for place in places for end in ("", "_paired"))
+        if not is_cost and not found:
+            raise ConfigError(
+                f"there is no metric {name} (there are: {', '.join(known)}): choose eval=... or its datasets"
+            )
+        if rungs and number == 0 and is_cost:
+            raise ConfigError(
+                f"search.rungs compare evaluations during training, and {name} is not one: give search.rungs=[], or "
+                "another first metric"
+            )
+
+
+class Study:
+    """The trials of a search.
+
+    Every method that reads or writes them holds the lock of the study: processes act one after the other.
+    """
+
+    def __init__(self, folder: Path, search: Search, space: Space) -> None:
+        self.folder, self.search, self.space = folder, search, space
+        self._storage: JournalStorage | None = None
+        self._lock: int | None = None
+        if importlib.util.find_spec("optuna") is None:
+            raise ConfigError(f"search.sampler={search.sampler} needs optuna: {installation('optuna')}")
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def trials(self) -> list[Trial]:
+        """Return all trials by number."""
+        with self._opened() as storage:
+            return self._read(storage)
+
+    def claim(self) -> Trial | None:
+        """Return a trial for this process to run; None if there is none left.
+
+        A trial whose process has ended without a result comes first, then a new draw.
+        """
+        with self._opened() as storage:
+            trials = self._read(storage)
+            for trial in trials:
+                if trial.state == "running" and self._take(trial.number):
+                    return trial
+            if self.search.trials is not None and len(trials) >= self.search.trials:
+                return None
+            values = next_point(self.search, self.space, trials)
+            if values is None:
+                return None
+            trial = Trial(len(trials), values, "running", self.space.overrides(values))
+            # One line of the journal: a kill leaves the whole trial or none of it.
+            storage.create_new_trial(self._id(storage), frozen(trial, distributions(self.space)))
+            self._take(trial.number)
+            return trial
+
+    def finish(
+        self, trial: Trial, state: State, results: Sequence[float] = (), reason: str = "", run: Path | None = None
+    ) -> None:
+        """Record the end of a trial. run: its run directory, beside the study's. reason: of a failure."""
+        with self._opened() as storage:
+            key = storage.get_trial_id_from_study_id_trial_number(self._id(storage), trial.number)
+            for name, text in (("reason", reason), ("run", run and run.name)):
+                if text:
+                    storage.set_trial_user_attr(key, name, text)
+            storage.set_trial_state_values(key, states()[state], list(results) or None)
+        self.release()
+
+    def passes(self, number: int, rung: int, value: float) -> bool:
+        """Record the first metric of a trial at a rung; return True if the trial continues."""
+        with self._opened() as storage:
+            key = storage.get_trial_id_from_study_id_trial_number(self._id(storage), number)
+            trials = self._read(storage)
+            # A resumed run reaches its last rung again: the first answer stands.
+            value = trials[number].rungs.get(rung, value)
+            storage.set_trial_intermediate_value(key, rung, value)
+            maximize = self.search.directions[0] == "maximize"
+            goes_on = self._pruned_at(storage, number) != rung
+            goes_on = goes_on and passes(rung, value, trials, number, maximize, self.search.keep)
+            if not goes_on:
+                storage.set_trial_user_attr(key, PRUNED, rung)
+            return goes_on
+
+    def was_pruned(self, trial: Trial) -> bool:
+        """Return True if the trial has not passed a rung."""
+        with self._opened() as storage:
+            return self._pruned_at(storage, trial.number) is not None
+
+    def release(self) -> None:
+        """Release the trial that this process has claimed."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @contextmanager
+    def _opened(self) -> Iterator[JournalStorage]:
+        """Hold the lock of the study and yield its storage.
+
+        Raises:
+            ConfigError: the storage cannot be written, or is damaged.
+        """
+        journal = self.folder / JOURNAL
+        try:
+            (self.folder / "trials").mkdir(parents=True, exist_ok=True)
+            with locked(self.folder / ".lock"):
+                if journal.exists():
+                    with io.readable(journal, JOURNAL_BYTES), journal.open("r+b") as file:
+                        size = file.seek(0, os.SEEK_END)
+                        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                            # A killed process has written a part of a line.
+                            file.truncate(file.seek(0) or file.read(size).rfind(b"\n") + 1)
+                yield self._synchronised(journal)
+        except OSError as error:
+            raise ConfigError(
+                f"the search cannot be stored in {self.folder}: {error.strerror or error}. Make the folder writable, "
+                "free space on its disk, or choose another one with runs=..."
+            ) from None
+
+    def _synchronised(self, journal: Path) -> JournalStorage:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        class NoLock:
+            """The lock of the journal, which `_opened` holds already."""
+
+            def acquire(self) -> bool:
+                return True
+
+            def release(self) -> None:
+                pass
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            if self._storage is None:
+                backend = JournalFileBackend(str(journal), lock_obj=NoLock())  # type: ignore[arg-type]
+                self._storage = optuna.storages.JournalStorage(backend)
+            if not self._storage.get_all_studies():
+                directions = [optuna.study.StudyDirection[name.upper()] for name in self.search.directions]
+                described = {
+                    "ranges": self.space.described,
+                    "settings": self.search.facts,
+                    "overrides": list(self.space.overrides({key: "..." for key in self.space.dimensions})),
+                }
+                io.write_json(self.folder / DESCRIPTION, described)
+                self._storage.create_new_study(directions, self.name)
+            self._id(self._storage)
+        except (OSError, io.WriteError):
+            raise
+        # Damaged lines end in errors of many types.
+        except Exception as error:
+            raise self._damaged(cause(error)) from None
+        return self._storage
+
+    def _damaged(self, fault: str) -> ConfigError:
+        return ConfigError(
+            f"{self.folder / JOURNAL} is damaged or of another search: {fault}. Restore it from a copy, or remove "
+            f"{self.folder}: the same command draws the same trials, and finds the runs that are finished"
+        )
+
+    def _id(self, storage: JournalStorage) -> int:
+        return storage.get_study_id_from_name(self.name)
+
+    def _read(self, storage: JournalStorage) -> list[Trial]:
+        try:
+            return [self._trial(item) for item in storage.get_all_trials(self._id(storage), deepcopy=False)]
+        except ConfigError:
+            raise
+        # Optuna does not check the types of attributes and results.
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise self._damaged(cause(error)) from None
+
+    def _trial(self, item: FrozenTrial) -> Trial:
+        values: dict[str, Any] = {key: item.params.get(key) for key in self.space.dimensions}
+        for key, value in values.items():
+            if not self.space.dimensions[key].has(value):
+                raise self._damaged(f"trial {item.number + 1} has {key}={shortened(value)}, which is not in the search")
+        known: dict[TrialState, State] = {optunas: ours for ours, optunas in states().items()}
+        state = known.get(item.state, "running")
+        run = item.user_attrs.get("run")
+        return Trial(
+            number=item.number,
+            values=values,
+            state=state,
+            overrides=self.space.overrides(values),
+            run=run and io.below(self.folder.parent, run),
+            results=tuple(map(float, item.values or ())) if state == "finished" else (),
+            rungs={int(rung): float(value) for rung, value in item.intermediate_values.items()},
+            reason=str(item.user_attrs.get("reason", "")),
+        )
+
+    def _pruned_at(self, storage: JournalStorage, number: int) -> int | None:
+        return storage.get_all_trials(self._id(storage), deepcopy=False)[number].user_attrs.get(PRUNED)
+
+    def _take(self, number: int) -> bool:
+        self._lock = try_lock(self.folder / "trials" / f"{number:05d}.lock")
+        return self._lock is not None
+
+
+def study_folder(search: Search, space: Space) -> Path:
+    """Return the folder of a search, beside its runs. The same ranges and settings, in any order, find it again.
+
+    The datasets of the evaluation count as settings: a metric may be a mean over them.
+
+    Raises:
+        ConfigError: the configuration is invalid at one of the corners of the space, or names all runs alike.
+    """
+    lines = space.corner_lines()
+    plain = with_digests(compose(lines[0]))
+    if plain["name"] is not None and plain["name"] == compose(lines[-1])["name"]:
+        raise ConfigError(
+            f"name={plain['name']} would be the name of all runs of the search: give name=null, and each run is named "
+            "by its overrides and a digest"
+        )
+    evaluated = {key: plain["eval"].get(key) for key in ("_target_", *TASKS)}
+    facts = [space.described, search.facts, evaluated, identity(plain)]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+    return run_folder(plain, lines[0]).parent / f"search-{digest}"

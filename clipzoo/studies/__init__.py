@@ -1,1 +1,0 @@
-"""The papers' small experiments: training against closed forms, claims against measurements."""

@@ -1,1 +1,0 @@
-"""The base class of studies, their training, figures, records and page."""

@@ -1,1 +1,0 @@
-"""Studies of Gaussian pairs, whose optimal encoders are known in closed form."""

@@ -1,0 +1,84 @@
+"""The page of a lab: differences, verdicts on claims, and what is said of missing trainings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clipzoo.errors import ConfigError
+from clipzoo.lab.methods.page import from_baseline, pareto, read_lab, verdicts, write_page
+from clipzoo.report.statistics import detectable_difference
+from tests.support.lab_records import write_records, write_results
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_records(tmp_path)
+    return tmp_path
+
+
+def test_claims_hold_are_contradicted_left_open_or_not_measured(folder):
+    said = [claim.verdict for claim in verdicts(read_lab(folder))]
+    assert said == ["holds", "the opposite holds", "cannot tell", "not measured yet", "holds"]
+
+
+def test_power_says_how_many_seeds_a_difference_needs(folder):
+    better, _, close, untrained, _ = verdicts(read_lab(folder))
+    assert better.power.startswith("5 seeds show 3.") and better.power.endswith("points")
+    # The level of the power is that of Holm's method for the smallest of four p-values.
+    expected = detectable_difference(better.measured.deviation, 5, significance=0.05 / 4)
+    assert better.measured.detectable == pytest.approx(expected)
+    assert close.power.endswith(f"this difference needs {close.measured.seeds_needed}")
+    assert close.measured.seeds_needed > 50
+    assert untrained.power == ""
+
+
+def test_differences_from_the_baseline_are_marked_where_they_are_separated(folder):
+    found = {item.method: item for item in from_baseline(read_lab(folder))}
+    assert {name: item.is_separated for name, item in found.items()} == {"better": True, "worse": True, "close": False}
+    assert found["better"].interval.estimate == pytest.approx(10)
+    assert found["close"].samples is not None
+
+
+def test_the_front_holds_methods_that_no_cheaper_one_surpasses(folder):
+    (compared,) = read_lab(folder).comparisons
+    assert [method.name for method in pareto(compared.methods, "flops")] == ["CLIP", "better", "worse", "close"]
+    assert [method.name for method in pareto(compared.methods, "samples")] == ["better"]
+
+
+def test_a_diverged_training_is_counted_and_a_damaged_record_left_out(folder):
+    write_results(folder / "better" / "seed-1", {"seed": 1, "training": {"ended_early": "NaN"}, "metrics": {}})
+    (folder / "worse" / "seed-1" / "results.json").write_text("{")
+    (compared,) = read_lab(folder).comparisons
+    assert (len(compared.method("better").seeds), compared.method("better").failed) == (4, 1)
+    assert len(compared.method("worse").seeds) == 4
+    assert compared.missing == ("untrained",)
+
+
+def test_a_folder_without_a_lab_is_one_message(tmp_path):
+    with pytest.raises(ConfigError, match="holds no lab: run clipzoo lab --output"):
+        read_lab(tmp_path)
+
+
+@pytest.mark.medium
+def test_the_page_is_one_file_of_html_and_markdown_with_pictures_beside_it(folder, tmp_path):
+    page, index = write_page(folder, tmp_path / "docs" / "lab.md", "clipzoo lab")
+    text, shown = page.read_text(), index.read_text()
+    assert "20 of 25 trainings of winners are done" in text
+    assert "Not trained yet: untrained." in text
+    assert shown.count("data:image/png") == text.count("](lab/") == 4
+    pictures = [line.partition("](")[2].rstrip(")") for line in text.splitlines() if "](lab/" in line]
+    assert all((page.parent / picture).exists() for picture in pictures)
+    assert "A note." in text and "A note." in shown
+    assert "peak=0.00123" in text, "the point that the winners have"
+    assert "A &lt;lab&gt;" in shown
+    assert "Winners trained at a revision that the records do not name; page made at" in text and "trained at" in shown
+
+
+def test_the_revisions_that_trained_the_winners_are_read_from_their_records(folder):
+    for seed, name in ((1, "abc"), (2, "abc"), (3, "def+")):
+        path = folder / "CLIP" / f"seed-{seed}" / "results.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "revision": name}))
+    assert {record.revision for record in read_lab(folder).records} == {None, "abc", "def+"}

@@ -1,0 +1,168 @@
+"""Studies: their settings, their record, their page, and pairs in memory as training data."""
+
+import csv
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from clipzoo.build import build_part
+from clipzoo.config.compose import compose
+from clipzoo.config.groups import CONF
+from clipzoo.errors import ConfigError
+from clipzoo.lab.studies.framework import Check, Claim, Drawing, Findings, Study
+from clipzoo.lab.studies.run import main, read_result, write_failure, write_findings, write_page
+
+NAMES = sorted(path.stem for path in (CONF / "study").glob("*.yaml"))
+
+
+class Example(Study):
+    title, source, question = "An example", "a paper, section 1", "What is it?"
+
+    def run(self) -> Findings:
+        checks = [Check("one", 1.02, 1.0, 0.05, relative=True), Check("two", 2.5, 2.0, 0.1)]
+        claims = [Claim("It rains.", "0 mm", borne_out=False)]
+        drawings = {"picture": Drawing(Figure(), "A picture.")}
+        return Findings("It depends.", checks, claims, {"rain": [{"day": 1, "mm": 0.0}]}, drawings)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", NAMES)
+def test_every_study_has_valid_settings(name: str) -> None:
+    plain = compose([f"study={name}"], "studies")
+    assert isinstance(build_part(plain["study"]), Study)
+
+
+def test_the_page_lists_every_study_of_the_configuration() -> None:
+    listed = compose([], "studies")["studies"]
+    assert set(listed) <= set(NAMES)
+    assert len(set(listed)) == len(listed)
+
+
+def test_a_mistyped_setting_is_named_with_the_nearest_valid_one() -> None:
+    with pytest.raises(ConfigError, match=r"study\.drawz; did you mean study\.draws"):
+        compose(["study=half_disc", "study.drawz=3"], "studies")
+
+
+def test_a_number_of_draws_below_one_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"study\.draws must be a whole number from 1 to 1000000000, not 0"):
+        compose(["study=half_disc", "study.draws=0"], "studies")
+
+
+def test_a_check_is_met_within_its_tolerance_and_not_beyond() -> None:
+    assert Check("", 103.0, 100.0, 0.03, relative=True).met
+    assert not Check("", 103.1, 100.0, 0.03, relative=True).met
+    assert Check("", -0.5, 0.0, 0.5).met
+    assert not Check("", -0.51, 0.0, 0.5).met
+    assert not Check("", float("nan"), 0.0, 1.0).met
+
+
+def test_the_record_holds_the_results(tmp_path: Path) -> None:
+    study = Example()
+    write_findings(tmp_path / "example", study, study.run(), {"draws": 3}, {"clock": 1.4, "processor": 0.6})
+    result = read_result(tmp_path / "example")
+    assert result is not None
+    assert [check["met"] for check in result["checks"]] == [True, False]
+    assert result["settings"] == {"draws": 3}
+    assert list(csv.DictReader((tmp_path / "example/rain.csv").open())) == [{"day": "1", "mm": "0"}]
+    assert (tmp_path / "example/picture.png").read_bytes().startswith(b"\x89PNG")
+    assert not list((tmp_path / "example").glob(".*")), "temporary files are left"
+
+
+def test_the_page_lists_met_unmet_and_failed_claims(tmp_path: Path) -> None:
+    study = Example()
+    write_findings(tmp_path / "example", study, study.run(), {}, {"clock": 130.0, "processor": 60.0})
+    write_failure(tmp_path / "broken", "ValueError: no | such\nthing")
+    text = write_page(tmp_path, ["broken", "example", "never_run"]).read_text()
+    assert "| 1 of 2 | 0 of 1 | It depends. |" in text
+    assert "| It rains. | 0 mm | **no** |" in text
+    assert "| two | 2.5 | 2 | 0.5 | 0.1 | **no** |" in text
+    assert "**failed**: ValueError: no \\| such thing" in text
+    assert "never_run" not in text
+    assert "CPU time 60 s, wall time 2.2 min" in text
+    for line in text.splitlines():
+        if line.startswith("!["):
+            assert (tmp_path / line.split("](")[1].rstrip(")")).exists()
+
+
+def test_a_study_that_fails_says_so_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    # With a single temperature the study has no second world to compare with.
+    quick = ["study.draws=1", "study.nuclr_steps=2", "study.mini_steps=2", "study.iterations=2", "study.sizes=[5]"]
+    assert main(["study=half_disc", *quick, "study.temperatures=[0.5]", f"folder={tmp_path}"]) == 1
+    assert "failed" in json.loads((tmp_path / "half_disc/result.json").read_text())
+    assert "**failed**" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("jobs=0", "jobs must be a whole number from 1 to 1000000000 or null, not 0"),
+        ("studies=[rank,nothing]", "studies names 'nothing', which is not one of: digits, "),
+        ("studies=rank", "studies must be a list, every value str, not 'rank'"),
+        ("folder=null", "folder must be str, not None"),
+        ("folder=/dev/null/studies", "folder=/dev/null/studies cannot be created: Not a directory"),
+    ],
+)
+def test_invalid_studies_and_folders_are_refused_before_a_study_runs(override: str, message: str, capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([override])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith(f"clipzoo: {message}")
+
+
+def test_a_setting_that_the_user_can_change_leaves_the_record_of_an_earlier_run(tmp_path: Path, capsys) -> None:
+    study = Example()
+    write_findings(tmp_path / "digits", study, study.run(), {}, {"clock": 1.0, "processor": 1.0})
+    with pytest.raises(SystemExit) as left:
+        main(["study=digits", f"study.mnist={tmp_path}/nowhere", f"folder={tmp_path}"])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "nowhere does not contain MNIST" in said and "Traceback" not in said
+    result = read_result(tmp_path / "digits")
+    assert result is not None and result["verdict"] == "It depends."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "number"),
+    [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)],
+)
+def test_interrupted_studies_neither_fail_nor_go_on_to_the_next(tmp_path: Path, end, number) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "clipzoo.cli",
+        "studies",
+        "studies=[half_disc,rates]",
+        "jobs=1",
+        f"folder={tmp_path}",
+    ]
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell that runs the suite in the background lets its processes ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as studies:
+        assert studies.stderr is not None
+        said = studies.stderr.readline()
+        # A terminal's Ctrl-C reaches all processes, a batch system's SIGTERM perhaps the first alone.
+        end(studies.pid, number)
+        said += studies.stderr.read()
+    assert studies.returncode == 130
+    assert "half_disc: Popularity" in said and "rates:" not in said and "Traceback" not in said
+    assert read_result(tmp_path / "half_disc") is None and not (tmp_path / "rates").exists()
+
+
+@pytest.mark.medium
+def test_settings_of_a_study_are_all_in_its_file() -> None:
+    for name in NAMES:
+        study = build_part(compose([f"study={name}"], "studies")["study"])
+        assert not [field.name for field in dataclasses.fields(study) if field.default is not dataclasses.MISSING]

@@ -1,0 +1,174 @@
+"""Comparison of runs that belong to no paper's row."""
+
+from __future__ import annotations
+
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clipzoo.io import DamageLog
+from clipzoo.report.frame import own_rows, read_frame
+from clipzoo.report.pages import write_pages
+from clipzoo.report.sections import Comparison, differences_of, separation_table, settings_table
+from clipzoo.report.statistics import (
+    detectable_difference,
+    difference_over_seeds,
+    disagreements,
+    mcnemar,
+    paired_difference,
+    sign_flip,
+    welch,
+)
+from tests.support.evaluation_sets import COLOURS, write_sets
+from tests.support.paper_runs import write_run
+
+TOP1 = "zero_shot/colours/top1"
+
+
+def own_run(root: Path, top1: float, *overrides: str) -> Path:
+    return write_run(root, "demo/clip", {TOP1: top1}, *overrides, pairs=2000, evaluations=3)
+
+
+def leave_answers(run: Path, labels: list[int], predictions: list[int]) -> None:
+    """Write the answers of a zero-shot evaluation as the evaluation does."""
+    path = run / "evaluation" / "zero_shot" / "colours.npz"
+    path.parent.mkdir(parents=True)
+    np.savez(path, class_names=np.array(list(COLOURS)), all_labels=labels, all_predictions=predictions)
+
+
+@pytest.fixture
+def folders(tmp_path) -> list[Path]:
+    """Two seeds of CLIP, a KME run and an evaluation set; KME is right on two samples more, and wrong on one."""
+    write_sets(tmp_path / "sets")
+    root = f"eval.root={tmp_path / 'sets'}"
+    seeds = [own_run(tmp_path / "runs", 40.0 + 2 * seed, root, f"seed={seed}", f"name=clip-{seed}") for seed in (0, 1)]
+    kme = own_run(tmp_path / "runs", 60.0, root, "head=kme", "name=kme")
+    leave_answers(seeds[0], [0, 1, 2, 3, 4], [0, 0, 0, 3, 0])
+    leave_answers(kme, [0, 1, 2, 3, 4], [0, 1, 2, 0, 0])
+    return [*seeds, kme]
+
+
+def test_seeds_are_one_row_and_rows_are_labelled_by_directory(folders):
+    compared = compared_at(folders[0].parent)
+    rows = compared.frame.drop_duplicates("group")
+    assert rows["label"].to_list() == ["clip-0 (2 seeds)", "kme"]
+    assert "head=ClipHead" in rows["note"].iloc[0] and "head=KmeHead" in rows["note"].iloc[1]
+    assert compared.means["mean"].to_list() == [41.0, 60.0]
+
+
+def test_only_settings_that_differ_are_listed(folders):
+    compared = compared_at(folders[0].parent).frame
+    rows = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in settings_table(compared).rows}
+    assert rows["head"] == ["ClipHead", "KmeHead"]
+    assert rows["head.temperature"][1] == "" and rows["head.gamma"][0] == ""
+    assert not {"seed", "name", "objective", "encoder"} & rows.keys()
+
+
+def test_disagreements_are_counted_and_tested(folders):
+    (pair,) = disagreements(compared_at(folders[0].parent).frame, DamageLog())
+    assert pair.only_first.tolist() == [3] and pair.only_second.tolist() == [1, 2]
+    # McNemar's exact test: both tails of a fair coin that shows heads at most once in three throws.
+    assert pair.p_value == pytest.approx(min(1.0, 2 * sum(comb(3, count) for count in (0, 1)) / 2**3))
+
+
+@pytest.mark.medium
+def test_the_page_of_named_runs_compares_them_whatever_their_rows(folders, tmp_path):
+    row = write_run(tmp_path / "papers", "wpse/cc3m_clip", {TOP1: 20.0})
+    index = write_pages([*folders, row], [], tmp_path / "out")
+    text = (tmp_path / "out" / "tables.md").read_text()
+    assert text.startswith("# Comparison of runs")
+    assert "| runs/kme (" in text and f"| papers/{row.name} (" in text
+    assert "| zero-shot colours | clip-0 | kme | 1 | 1 | 2 | 1 | 1 |" in text
+    assert "zero-shot colours: one run right, the other wrong" in index.read_text()
+    assert "\nruns,,runs/kme," in (tmp_path / "out" / "tables.csv").read_text()
+
+
+@pytest.mark.medium
+def test_the_trials_of_a_search_have_the_given_names_and_no_test_of_their_differences(folders, tmp_path):
+    labels = {folder: f"head={folder.name}" for folder in folders}
+    selected, tested = (
+        write_pages(folders, [], tmp_path / str(flag), labels=labels, tested=flag).with_name("tables.md")
+        for flag in (False, True)
+    )
+    for words in ("p (Holm)", "separated", "one run classifies correctly", "95 %"):
+        assert words in tested.read_text() and words not in selected.read_text()
+    assert "| head=kme | 60.00 |" in selected.read_text() and "| head=clip-0 (2 seeds) |" in selected.read_text()
+
+
+def test_answers_of_earlier_versions_are_left_out(folders):
+    path = folders[0] / "evaluation" / "zero_shot" / "colours.npz"
+    np.savez(path, class_names=np.array(list(COLOURS)), images=np.asarray(Image.new("RGB", (1, 1))))
+    assert not list(disagreements(compared_at(folders[0].parent).frame, DamageLog()))
+
+
+def compared_at(root: Path) -> Comparison:
+    return Comparison.of(own_rows(read_frame([root])), DamageLog())
+
+
+def test_a_difference_between_single_runs_is_judged_on_their_samples(folders):
+    compared = compared_at(folders[0].parent)
+    (difference,) = differences_of(compared, DamageLog())
+    before, after = np.array([1, 0, 0, 1, 0]), np.array([1, 1, 1, 0, 0])
+    assert difference.basis == "5 samples" and difference.p == mcnemar(before, after) and not difference.is_separated
+    assert difference.interval == paired_difference(100.0 * before, 100.0 * after)
+    table = separation_table([difference], compared.frame["label"].iloc[0])
+    assert table.title == "Differences from clip-0 (2 seeds), in percent points"
+    assert [cell.text for cell in table.rows[0].cells[:3]] == ["zero-shot top-1, colours", "kme", "+20.0"]
+
+
+def test_differences_between_several_seeds_are_welchs_adjusted_for_all_rows(tmp_path):
+    results = {"a": (40.0, 42.0, 41.0), "b": (60.0, 61.0, 62.0), "c": (41.0, 40.5, 42.5)}
+    for width, (name, values) in enumerate(results.items(), 1):
+        for seed, top1 in enumerate(values):
+            own_run(tmp_path, top1, f"head.embed_width={64 * width}", f"seed={seed}", f"name={name}-{seed}")
+    far, near = differences_of(compared_at(tmp_path), DamageLog())
+    assert far.interval == difference_over_seeds(results["a"], results["b"])
+    assert far.p == 2 * welch(results["a"], results["b"]) and far.is_separated
+    assert near.p == welch(results["a"], results["c"]) and not near.is_separated
+    assert far.basis == "3 and 3 seeds" and far.detectable == detectable_difference(1.0, 3, significance=0.05 / 2)
+
+
+def test_captions_of_one_picture_are_resampled_together(tmp_path):
+    answers = {"clip": np.array([0, 1, 0, 2, 5, 0]), "kme": np.array([0, 0, 0, 0, 0, 3])}
+    owners = np.array([0, 0, 1, 1, 2, 2])
+    for head, places in answers.items():
+        metrics = {"retrieval/things/text_to_image/recall_at_1": 100 * float(np.mean(places == 0))}
+        run = write_run(tmp_path, "demo/clip", metrics, f"head={head}", f"name={head}", pairs=2000)
+        path = run / "evaluation" / "retrieval" / "things.npz"
+        path.parent.mkdir(parents=True)
+        np.savez(path, all_places=places, all_owners=owners, gallery=3)
+    (difference,) = differences_of(compared_at(tmp_path), DamageLog())
+    change = (answers["kme"] == 0).astype(float) - (answers["clip"] == 0)
+    assert difference.basis == "6 captions of 3 images" and difference.p == sign_flip(change, owners)
+
+
+@pytest.mark.parametrize(
+    ("key", "arrays"),
+    [
+        ("retrieval/things/image_to_text/recall_at_1", lambda right: {"all_image_places": 1 - right, "gallery": 5}),
+        ("linear_probe/things/after/top1", lambda right: {"all_after": right, "all_labels": np.ones(5)}),
+    ],
+)
+def test_images_and_probes_of_single_runs_are_paired_by_mcnemars_test(key, arrays, tmp_path):
+    answers = {"clip": np.array([0, 1, 1, 0, 0]), "kme": np.ones(5, int)}
+    for head, right in answers.items():
+        run = write_run(tmp_path, "demo/clip", {key: 20.0 * right.sum()}, f"head={head}", f"name={head}", pairs=2000)
+        path = run / "evaluation" / key.partition("/")[0] / "things.npz"
+        path.parent.mkdir(parents=True)
+        np.savez(path, **arrays(right))
+    (difference,) = differences_of(compared_at(tmp_path), DamageLog())
+    assert difference.basis == "5 samples" and difference.interval.estimate == 60
+    assert difference.p == mcnemar(answers["clip"], answers["kme"])
+
+
+def test_answers_of_an_earlier_version_are_not_compared(tmp_path):
+    for head in ("clip", "kme"):
+        metrics = {"retrieval/things/text_to_image/recall_at_1": 50.0}
+        run = write_run(tmp_path, "demo/clip", metrics, f"head={head}", f"name={head}", pairs=2000)
+        path = run / "evaluation" / "retrieval" / "things.npz"
+        path.parent.mkdir(parents=True)
+        np.savez(path, all_places=np.zeros(4), gallery=3)
+    assert differences_of(compared_at(tmp_path), DamageLog()) == []

@@ -1,0 +1,309 @@
+"""The papers' tables with runs, and their pages."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import itertools
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from clipzoo.errors import ConfigError
+from clipzoo.report.frame import FilledTable, fill, read_frame
+from clipzoo.report.pages import write_pages
+from clipzoo.report.published import FOLDER, PaperColumn, PaperRow, layout, read_numbers, table, table_names
+from clipzoo.report.statistics import rank_sum
+from tests.support import damage
+from tests.support.paper_runs import write_run
+
+CLIP = "wpse/CC3M/CLIP"
+GAUSSIAN = "wpse/CC3M/WPSE Gaussian"
+
+
+def printed(name: str, row: str, plus: float = 0.0) -> dict[str, float]:
+    """The published numbers of a row, increased by `plus`, as metrics of a run."""
+    metrics = {}
+    for (paper_row, column), number in table(name).numbers.items():
+        if paper_row.name == row and len(column.groups or ()) == 1:
+            metrics |= {str(key): number.value + plus for key in column.keys}
+    return metrics
+
+
+def filled(root: Path, name: str) -> FilledTable:
+    return fill(table(name), read_frame([root]))
+
+
+def row_of(filled_table: FilledTable, row: str) -> PaperRow:
+    return next(paper_row for paper_row in filled_table.table.rows if paper_row.name == row)
+
+
+def seeds_and_variants(filled_table: FilledTable, row: str) -> tuple[list[int], list[str]]:
+    """Seeds of the runs that represent a row, and the differences of its variants."""
+    paper_row = row_of(filled_table, row)
+    ours = filled_table.ours(paper_row).drop_duplicates("run")
+    return ours["seed"].to_list(), list(filled_table.variants(paper_row))
+
+
+def column_of(filled_table: FilledTable, label: str) -> PaperColumn:
+    return next(column for column in filled_table.table.columns if column.label == label)
+
+
+def test_a_run_of_the_rows_experiment_fills_it_and_the_difference_is_ours_minus_published(tmp_path):
+    write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus=1.5))
+    filled_table = filled(tmp_path, "wpse/1")
+    row = row_of(filled_table, CLIP)
+    assert seeds_and_variants(filled_table, CLIP) == ([0], [])
+    for column in filled_table.table.columns:
+        # The paper's average is rounded, and so are the thirteen numbers that ours is the mean of.
+        assert filled_table.difference(row, column) == pytest.approx(1.5, abs=0.01)
+
+
+@pytest.mark.medium
+def test_a_run_evaluated_by_another_protocol_is_a_variant_that_names_the_difference(tmp_path):
+    metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/flowers/mean_per_class": 12.0}
+    write_run(tmp_path, "cloob/cc3m_cloob", metrics)
+    write_run(tmp_path / "others", "cloob/cc3m_cloob", metrics, "seed=1", "eval.prompts=slip")
+    # Flowers has one list of prompts for all papers.
+    assert seeds_and_variants(filled(tmp_path, "cloob/1"), "cloob/CC3M/CLOOB RN50 (31 epochs)") == (
+        [0], ["eval.prompts of zero_shot/imagenet slip for clip"],
+    )  # fmt: skip
+
+
+def test_a_run_evaluated_on_further_datasets_stands_for_its_row(tmp_path):
+    metrics = {"zero_shot/imagenet/top1": 20.0, "zero_shot/pets/mean_per_class": 12.0}
+    folder = write_run(tmp_path, "wpse/cc3m_clip", metrics)
+    results = json.loads((folder / "results.json").read_text())
+    results["protocol"]["retrieval/coco"] = {"interpolation": "bilinear"}
+    (folder / "results.json").write_text(json.dumps(results))
+    assert seeds_and_variants(filled(tmp_path, "wpse/1"), CLIP) == ([0], [])
+    results["protocol"]["zero_shot/pets"]["interpolation"] = "bilinear"
+    (folder / "results.json").write_text(json.dumps(results))
+    assert seeds_and_variants(filled(tmp_path, "wpse/1"), CLIP) == (
+        [], ["eval.interpolation of zero_shot/pets bilinear for bicubic"],
+    )  # fmt: skip
+
+
+def test_seeds_are_averaged_with_their_deviation(tmp_path):
+    for seed, plus in enumerate((0.0, 1.0, 5.0)):
+        write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP, plus), f"seed={seed}")
+    filled_table = filled(tmp_path, "wpse/1")
+    ours = filled_table.measured(row_of(filled_table, CLIP), column_of(filled_table, "ImageNet"))
+    assert ours["mean"] == pytest.approx(19.94 + 2.0)
+    assert ours["deviation"] == pytest.approx(statistics.stdev([0.0, 1.0, 5.0]))
+
+
+@pytest.mark.parametrize(
+    ("override", "label"),
+    [
+        ("optim.weight_decay=0.2", "optim.weight_decay 0.2 for 0.5"),
+        ("trainer.global_batch=1024", "trainer.global_batch 1024 for 2048"),
+        ("head.learnable_temperature=false", "head.learnable_temperature False for True"),
+    ],
+)
+def test_a_run_with_another_value_is_a_variant_that_names_it_and_never_the_row(tmp_path, override, label):
+    write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), override)
+    assert seeds_and_variants(filled(tmp_path, "wpse/1"), CLIP) == ([], [label])
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "override", ["data.workers=9", "trainer.micro_batch=128", "data.shards=elsewhere.tar", "seed=7"]
+)
+def test_places_costs_and_seeds_do_not_make_a_variant(tmp_path, override):
+    write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), override)
+    seeds, variants = seeds_and_variants(filled(tmp_path, "wpse/1"), CLIP)
+    assert len(seeds) == 1 and not variants
+
+
+def test_a_run_on_too_few_pairs_is_a_variant(tmp_path):
+    write_run(tmp_path, "wpse/cc3m_clip", printed("wpse/1", CLIP), pairs=1_000_000)
+    seeds, (variant,) = seeds_and_variants(filled(tmp_path, "wpse/1"), CLIP)
+    assert not seeds and "training pairs" in variant and variant.endswith("for 2,300,000 to 3,400,000")
+
+
+def test_a_run_at_another_scale_is_a_variant_without_costs(tmp_path):
+    metrics = printed("kme/3", "kme/CC3M/KME-CLIP")
+    write_run(tmp_path, "kme/cc3m_kme", metrics, "scale=demo")
+    assert seeds_and_variants(filled(tmp_path, "kme/3"), "kme/CC3M/KME-CLIP") == ([], ["scale=demo"])
+    assert not filled(tmp_path, "kme/7").is_measured
+
+
+def test_the_best_point_of_a_search_by_the_papers_criterion_stands_for_the_row(tmp_path):
+    for width, plus in ((0.5, 0.0), (0.75, 2.0), (1.0, 1.0)):
+        write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN, plus), f"head.kernel.width={width}")
+    filled_table = filled(tmp_path, "wpse/1")
+    row = row_of(filled_table, GAUSSIAN)
+    assert filled_table.measured(row, column_of(filled_table, "ImageNet"))["mean"] == pytest.approx(21.20 + 2.0)
+    selected = filled_table.selected[row.place]
+    assert "head.kernel.width=0.75" in selected
+    assert "the best of 3 points" in selected and "of 15 that the paper searched" in selected
+
+
+def test_a_value_outside_the_search_is_a_variant(tmp_path):
+    write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN, 9.0), "head.kernel.width=2.0")
+    write_run(tmp_path, "wpse/cc3m_gaussian", printed("wpse/1", GAUSSIAN))
+    filled_table = filled(tmp_path, "wpse/1")
+    assert "the only point run" in filled_table.selected[row_of(filled_table, GAUSSIAN).place]
+    assert seeds_and_variants(filled_table, GAUSSIAN) == ([0], ["head.kernel.width 2.0 for 0.75"])
+
+
+def test_the_same_training_fills_the_row_of_another_paper(tmp_path):
+    write_run(tmp_path, "wpse/cc3m_clip", printed("kme/2", "kme/CC3M/CLIP"))
+    filled_table = filled(tmp_path, "kme/2")
+    assert set(filled_table.ours(row_of(filled_table, "kme/CC3M/CLIP"))["row"]) == {CLIP}
+
+
+def test_the_rank_sum_test_counts_arrangements():
+    assert rank_sum([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)
+    assert rank_sum([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
+    assert rank_sum([1.0, 1.0], [1.0, 1.0]) == 1.0
+    first, second = [2.1, 3.4, 0.3, 9.9], [5.0, 4.1, 8.8]
+    sums = [sum(1 + rank for rank in chosen) for chosen in itertools.combinations(range(7), 4)]
+    ordered = sorted(first + second)
+    rank_of_first = sum(1 + ordered.index(value) for value in first)
+    assert rank_sum(first, second) == pytest.approx(
+        sum(abs(total - 16) >= abs(rank_of_first - 16) for total in sums) / len(sums)
+    )
+
+
+def test_the_normal_approximation_of_many_seeds_is_scipys():
+    stats = pytest.importorskip("scipy.stats")
+    first, second = [value * 1.0 for value in range(15)], [value + 4.5 for value in range(15)]
+    expected = stats.mannwhitneyu(first, second, method="asymptotic", use_continuity=True).pvalue
+    assert rank_sum(first, second) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """Rows with five seeds, a variant, a row at scale=demo with evaluations during training, an unfinished run."""
+    runs = tmp_path_factory.mktemp("runs")
+    for seed in range(5):
+        for row, experiment in (("CLIP", "cloob/cc3m_clip"), ("CLOOB", "cloob/cc3m_cloob")):
+            metrics = printed("cloob/1", f"cloob/CC3M/{row} RN50 (31 epochs)", 0.1 * seed)
+            write_run(runs, experiment, metrics, f"seed={seed}")
+    write_run(runs, "wpse/cc3m_clip", printed("wpse/1", CLIP), "optim.weight_decay=0.2")
+    metrics = {"zero_shot/shapes/top1": 50.0, "zero_shot/colours/top1": 70.0, "linear_probe/shapes/before/top1": 60.0,
+               "retrieval/scenes/image_to_text/recall_at_1": 30.0}  # fmt: skip
+    write_run(runs, "kme/cc3m_kme", metrics, "scale=demo", evaluations=3)
+    half = write_run(runs, "nuclr/cc3m_clip", {})
+    (half / "results.json").unlink()
+    return write_pages([runs], [], runs / "report")
+
+
+class _Reader(html.parser.HTMLParser):
+    """Collects every address that the page would load, and checks that tags are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        facts = dict(attrs)
+        self.loads += [facts[key] for key in ("src", "href", "srcset", "data") if key in facts]
+        if tag not in ("meta", "img", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.mark.medium
+def test_the_page_needs_no_other_file(page):
+    text = page.read_text()
+    reader = _Reader()
+    reader.feed(text)
+    assert not reader.open
+    assert any(address.startswith("data:image/png;base64,") for address in reader.loads)
+    assert all(address.startswith(("data:", "#")) for address in reader.loads)
+    assert "<script" not in text and "@import" not in text and "url(" not in text
+    anchors = set(re.findall(r'id="([^"]+)"', text))
+    assert {address[1:] for address in reader.loads if address.startswith("#")} <= anchors
+
+
+@pytest.mark.medium
+def test_the_page_lists_missing_rows_with_their_commands(page):
+    text = page.read_text()
+    assert "clipzoo train -m experiment=cloob/cc3m_cloob_128 seed=0,1,2,3,4" in text
+    assert "255 H100 hours, 5 runs" in text
+    assert "unfinished" in text
+    assert "variant: optim.weight_decay 0.2 for 0.5" in text
+
+
+@pytest.mark.medium
+def test_every_format_holds_the_numbers_and_the_test_of_significance(page):
+    # Five seeds against five, all apart on ImageNet (20.33 and 23.97, 0.1 apart): p = 2 / 252.
+    for name in ("tables.md", "tables.tex", "index.html"):
+        text = (page.parent / name).read_text()
+        assert "24.17" in text and "24.17" + " ± 0.16*" in text.replace("$\\pm$", "±"), name
+    rows = list(csv.DictReader((page.parent / "tables.csv").read_text().splitlines()))
+    cell = next(
+        row for row in rows
+        if row["table"] == "cloob/1" and row["model"] == "CLOOB RN50 (31 epochs)" and row["column"] == "ImageNet"
+    )  # fmt: skip
+    assert cell["state"] == "row" and cell["runs"] == "5"
+    assert float(cell["p_value"]) == pytest.approx(2 / 252, abs=1e-4)
+    assert float(cell["difference"]) == pytest.approx(0.2)
+
+
+@pytest.mark.medium
+def test_latex_rows_have_as_many_cells_as_columns_and_nothing_unescaped(page):
+    text = (page.parent / "tables.tex").read_text()
+    for tabular in re.findall(r"\\begin{tabular}{(\w+)}(.+?)\\end{tabular}", text, re.DOTALL):
+        for line in tabular[1].splitlines():
+            if line.endswith("\\\\"):
+                assert len(re.findall(r"(?<!\\)&", line)) == len(tabular[0]) - 1
+    assert not re.search(r"(?<!\\)[#%_]", text.replace("\\begin{table}", ""))
+
+
+@pytest.mark.medium
+def test_runs_at_another_scale_are_compared_with_each_other(page):
+    text = (page.parent / "tables.md").read_text()
+    assert "## At scale=demo" in text
+    assert re.search(r"\| KME-CLIP \| KME-CLIP \| 60\.00 \| ", text)
+    assert "evaluations during training" in page.read_text()
+
+
+@pytest.mark.medium
+def test_damaged_runs_are_named_in_the_page_and_the_rest_is_shown(tmp_path):
+    runs = [
+        write_run(tmp_path, "kme/cc3m_kme", {"zero_shot/shapes/top1": 50.0}, "scale=demo", f"seed={seed}")
+        for seed in range(2 * len(damage.KINDS) + 1)
+    ]
+    faults = [(run, kind) for run, kind in zip(runs[1:], damage.KINDS * 2, strict=True)]
+    for number, (run, kind) in enumerate(faults):
+        kind(run / ("config.yaml" if number % 2 else "results.json"))
+    arrays = runs[0] / "evaluation" / "zero_shot" / "shapes.npz"
+    arrays.parent.mkdir(parents=True)
+    arrays.write_bytes(b"random")
+    page = write_pages([tmp_path], [], tmp_path / "report").with_name("tables.md").read_text()
+    assert re.search(rf"\| {re.escape(runs[0].name)} +\| kme/CC3M/", page)
+    for number, (run, _) in enumerate(faults):
+        file = "config.yaml" if number % 2 else "results.json"
+        assert re.search(rf"\| {re.escape(str(run))}/{file} .*damaged: ", page), run.name
+    assert f"{runs[0].name}/evaluation/zero_shot/shapes.npz" in page
+
+
+def test_tables_without_runs_are_shown_on_request_and_are_an_error_otherwise(tmp_path):
+    with pytest.raises(ConfigError, match="--table"):
+        write_pages([tmp_path], [], tmp_path / "report")
+    written = write_pages([tmp_path], ["wpse/3", "nuclr/1"], tmp_path / "report")
+    assert "WPSE, table 3" in written.read_text()
+    assert "No published numbers" in written.read_text()
+
+
+def test_every_published_number_is_in_a_table_or_is_no_result():
+    listed = {file for name in table_names() for file in _files(name)}
+    numbers = {path.name for path in FOLDER.glob("*.csv")}
+    assert listed | set(layout()["not_results"]) == numbers
+    for name in table_names():
+        cells = sum(len(read_numbers(file)) for file in _files(name))
+        assert len(table(name).numbers) == cells, name
+
+
+def _files(name: str) -> list[str]:
+    return layout()["tables"][name].get("numbers", [])
