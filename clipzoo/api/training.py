@@ -20,7 +20,7 @@ from clipzoo.training.loggers import Logger
 from clipzoo.training.optimizers import AdamW
 from clipzoo.training.parts import Averaging, Dataset, Optimizer, Parts
 from clipzoo.training.schedules import Cosine
-from clipzoo.training.settings import Computation, Inspection, Settings
+from clipzoo.training.settings import CheckpointSettings, Computation, Inspection, Settings
 from clipzoo.training.train import train as run
 
 
@@ -83,7 +83,7 @@ def train(
     folder = None if folder is None else Path(folder)
     world = world or World(device=choose_device(device, "device"))
     groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}
-    settings = Settings(batch, epochs, steps, log_every, save_every, **groups)
+    settings = Settings(batch, epochs, steps, log_every, checkpoints=CheckpointSettings(save_every), **groups)
     dataset.open(folder, world)
     dataset.check(seed, batch)
     settings.check(dataset.samples, world)

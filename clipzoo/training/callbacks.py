@@ -101,7 +101,7 @@ class Rewind(Hook):
 
 @dataclass(eq=False)
 class Save(Hook):
-    """Saves a checkpoint every `save_every` steps, at the end, and on a request to stop, which ends the process."""
+    """Saves a checkpoint every so many steps, at the end, and on a request to stop, which ends the process."""
 
     parts: Parts
     divergence: DivergenceCheck
@@ -110,7 +110,7 @@ class Save(Hook):
     world: World
 
     def after(self, step: Step) -> None:
-        if step.number % self.parts.settings.save_every and not step.is_last and not self.divergence.stop:
+        if step.number % self.parts.settings.checkpoints.every and not step.is_last and not self.divergence.stop:
             return
         self.divergence.settle()
         self.preemption.watchdog.set_status(step.number, "saving", bounded=False)
@@ -158,8 +158,8 @@ class Evaluate(Hook):
                 metrics |= of_average(self._measured(progress, output / AVERAGE))
         if world.is_first:
             parts.logger.log(progress.step, {"event": "evaluation", **metrics})
-        if parts.settings.best_metric is not None:
-            self.state.save_if_best(progress.step, metrics, parts.settings.best_metric)
+        if (best_metric := parts.settings.checkpoints.best_metric) is not None:
+            self.state.save_if_best(progress.step, metrics, best_metric)
             self.state.wait()
         self.metrics = metrics
         return metrics

@@ -29,7 +29,7 @@ from clipzoo.runs.metric_key import MetricKey
 from clipzoo.training import checkpoint_files
 from clipzoo.training.divergence import require_finite_weights
 from clipzoo.training.parts import Dataset
-from clipzoo.training.settings import CheckpointFormat, Saving
+from clipzoo.training.settings import CheckpointFormat, CheckpointSettings
 from clipzoo.training.sharded_checkpoints import (
     Keys,
     Piece,
@@ -76,14 +76,14 @@ class TrainingState:
         parts: Mapping[str, Stateful],
         dataset: Dataset,
         throughput: Throughput,
-        saving: Saving,
+        settings: CheckpointSettings,
         parallel: Parallel[Model],
         report: Callable[[str], None],
         facts: Mapping[str, Any] | None = None,
         history: Mapping[str, Stateful] | None = None,
     ) -> None:
         self._folder, self._modules, self._throughput, self._parallel = folder, modules, throughput, parallel
-        self._keep, self._background = saving.keep, saving.save_in_background
+        self._keep, self._background = settings.keep, settings.in_background
         self._report, self._facts, self._history = report, facts or {}, history or {}
         self._world = parallel.world
         self._whole: Mapping[str, Stateful] = {**modules, **parts, MODEL: tuned}
@@ -92,7 +92,7 @@ class TrainingState:
         self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
         self.counters = Counters(dataset.counters)
         self._sharding = Sharding({**modules, MODEL: parallel.trained}, self._own, self._world)
-        self._sharded = self._sharding.applies(saving.checkpoint_format)
+        self._sharded = self._sharding.applies(settings.format)
         self._group: ProcessGroup | None = None
         self._writer = CheckpointWriter(self._background)
         self._saved_step: int | None = None
@@ -116,7 +116,7 @@ class TrainingState:
         """
         if name not in metrics:
             names = ", ".join(sorted(metrics)) or "none: eval has no datasets"
-            raise ConfigError(f"there is no metric trainer.best_metric={name} (there are: {names})")
+            raise ConfigError(f"there is no metric trainer.checkpoints.best_metric={name} (there are: {names})")
         if self._folder is None:
             return
         best, key = self._folder / "best", MetricKey.parse(name)
@@ -287,8 +287,8 @@ class Sharding:
         """Return True if checkpoints have one file for each rank. Raises ConfigError if they must, and may not."""
         if format == "file" and self._places:
             raise ConfigError(
-                "trainer.checkpoint_format=file needs the whole state on the first rank: give "
-                "trainer.checkpoint_format=auto"
+                "trainer.checkpoints.format=file needs the whole state on the first rank: give "
+                "trainer.checkpoints.format=auto"
             )
         parameters = (parameter for module in self.modules.values() for parameter in module.parameters())
         return format == "sharded" or (format == "auto" and (bool(self._places) or any(map(is_dtensor, parameters))))

@@ -226,7 +226,7 @@ class SpikeDetector:
 
 
 class Spikes(Hook):
-    """Detects spikes of a training and acts on them; see `Inspection.on_spike`.
+    """Detects spikes of a training and acts on them; see conf/trainer/default.yaml.
 
     folder: run directory, where each spike is described in spikes/step_N.json; None: no file is written.
     names: sample ids -> the shard and key of each sample; None if the dataset has no names.
@@ -254,13 +254,13 @@ class Spikes(Hook):
     def of(cls, parts: Parts, world: World) -> Spikes | None:
         """Return the spikes of a training; None if its settings judge no step."""
         settings = parts.settings
-        if settings.on_spike is None:
+        if settings.spikes.policy is None:
             return None
-        if settings.on_spike == "rewind" and parts.folder is None:
-            raise ConfigError("on_spike=rewind goes back to a checkpoint: give folder=...")
-        detector = SpikeDetector(settings.spike_window, settings.spike_threshold, world)
+        if settings.spikes.policy == "rewind" and parts.folder is None:
+            raise ConfigError("trainer.spikes.policy=rewind goes back to a checkpoint: give folder=...")
+        detector = SpikeDetector(settings.spikes.window, settings.spikes.threshold, world)
         names = getattr(parts.dataset, "names", None)
-        return cls(settings.on_spike, detector, parts.folder, world, names, parts.logger.log)
+        return cls(settings.spikes.policy, detector, parts.folder, world, names, parts.logger.log)
 
     def begin(self, progress: Progress) -> None:
         """Remove the descriptions of later spikes, left by a killed run."""
@@ -304,7 +304,7 @@ class Spikes(Hook):
         if self.policy == "stop":
             raise TrainingError(
                 f"{sentence}{where}. The last checkpoint is untouched: continue without the batch with "
-                "trainer.on_spike=skip, or with it with trainer.on_spike=report"
+                "trainer.spikes.policy=skip, or with it with trainer.spikes.policy=report"
             )
         if self.leaves_out and self._in_a_row > MOST_IN_A_ROW:
             raise TrainingError(

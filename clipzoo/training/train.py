@@ -34,9 +34,9 @@ def train(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Train a model to the last step and evaluate it; return the cost of the training and the metrics.
 
-    A step that diverges on any rank leaves the weights unchanged. A step that is left out (`Inspection.on_spike`) also
-    leaves the buffers unchanged: running statistics of a batch norm and the per-sample state of the objective. When a
-    stop has been requested, the state is saved and the process ends.
+    A step that diverges on any rank leaves the weights unchanged. A step that is left out (`spikes.policy`) also leaves
+    the buffers unchanged: running statistics of a batch norm and the per-sample state of the objective. When a stop has
+    been requested, the state is saved and the process ends.
 
     parts: the dataset is open, the settings are checked and resolved. hooks: called before the
     checkpoint and the evaluation after a step.
@@ -70,18 +70,18 @@ def train(
     average = WeightAverage.of(parts.averaging, {"model": trained, "objective": objective})
     spikes = Spikes.of(parts, world)
     divergence = DivergenceCheck(folder, settings.loss_limit, world, lambda: preemption.requested, spikes)
-    early_stopping = EarlyStopping.of(settings.best_metric, settings.patience, world)
+    early_stopping = EarlyStopping.of(settings.checkpoints.best_metric, settings.patience, world)
     history = {hook.key: hook for hook in (spikes, early_stopping, *hooks) if hook is not None and hook.key}
     state = TrainingState(
         folder, {"model": model, "objective": objective}, tuned,
         {"optimizer": optimizer, "scaler": scaler, **({} if average is None else {AVERAGE: average})},
-        dataset, throughput, settings, parallel, parts.report, {PRECISION: settings.precision}, history,
+        dataset, throughput, settings.checkpoints, parallel, parts.report, {PRECISION: settings.precision}, history,
     )  # fmt: skip
-    slow_ranks = SlowRanks(settings.slow_rank_threshold, settings.slow_rank_seconds)
+    slow_ranks = SlowRanks(settings.slow_ranks.threshold, settings.slow_ranks.seconds)
     log = Log(parts, trained.head, divergence, throughput, state.counters, slow_ranks, world)
     rewind = None
     if spikes is not None and spikes.policy == "rewind":
-        rewind = Rewind(spikes, settings.save_every, divergence, state, preemption.watchdog)
+        rewind = Rewind(spikes, settings.checkpoints.every, divergence, state, preemption.watchdog)
     save = Save(parts, divergence, state, preemption, world)
     others = [hook for hook in (early_stopping, *hooks) if hook is not None]
     evaluate = Evaluate(parts, divergence, state, throughput, parallel, average, preemption, others)

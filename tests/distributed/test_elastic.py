@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 STEPS = 14
 
 
-CHANGES = ("name=run", f"trainer.steps={STEPS}", "trainer.keep=50")
+CHANGES = ("name=run", f"trainer.steps={STEPS}", "trainer.checkpoints.keep=50")
 
 
 class Nodes:

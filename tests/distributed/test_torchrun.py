@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 def start(shards: str, runs: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Start a run of two ranks and wait for its third step; return torchrun and the ranks' process ids."""
-    settings = overrides(shards, runs, "name=run", "trainer.steps=100000", "trainer.save_every=100000")
+    settings = overrides(shards, runs, "name=run", "trainer.steps=100000", "trainer.checkpoints.every=100000")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
     with (runs / "log").open("wb") as log:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PAUSE": "0.2"}

@@ -26,7 +26,7 @@ def overrides(shards: str, runs: Path, *changes: str) -> list[str]:
     objective = [] if chosen else ["objective._target_=tests.support.faults.FaultyInfoNCE"]
     return [
         "encoder=tiny", f"data.shards='{shards}'", "data.workers=0", "trainer.global_batch=16", "trainer.epochs=null",
-        f"trainer.steps={STEPS}", "trainer.precision=float64", "trainer.save_every=2", "trainer.log_every=1",
+        f"trainer.steps={STEPS}", "trainer.precision=float64", "trainer.checkpoints.every=2", "trainer.log_every=1",
         "trainer.device=cpu", "optim.schedule.warmup_epochs=0.3", f"runs={runs}", *objective, *changes,
     ]  # fmt: skip
 

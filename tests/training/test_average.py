@@ -25,7 +25,9 @@ def averaged(tiny_shards, tmp_path):
         "eval=none", f"eval.root={tmp_path / 'sets'}", "eval.zero_shot=[colours]", "eval.batch_size=16",
         "eval.workers=0",
     )  # fmt: skip
-    train(tiny_shards, tmp_path / "whole", *EMA, *sets, "trainer.save_every=1", f"trainer.keep={STEPS}")
+    train(
+        tiny_shards, tmp_path / "whole", *EMA, *sets, "trainer.checkpoints.every=1", f"trainer.checkpoints.keep={STEPS}"
+    )
     return tmp_path / "whole" / "run"
 
 

@@ -36,7 +36,7 @@ def test_a_broken_loss_stops_the_run_with_its_samples_named_and_the_checkpoint_u
 def test_a_signal_to_one_rank_makes_all_save_the_same_step_and_resume_on_another_number_of_ranks(
     tiny_shards, undisturbed, tmp_path, number
 ):
-    first, second = start(tiny_shards, tmp_path, "trainer.save_every=1000", ranks=2, pause=0.5)
+    first, second = start(tiny_shards, tmp_path, "trainer.checkpoints.every=1000", ranks=2, pause=0.5)
     first.wait_for("step 3/")
     second.send_signal(number)
     assert log_of_end(first, 75) + log_of_end(second, 75)
@@ -47,13 +47,13 @@ def test_a_signal_to_one_rank_makes_all_save_the_same_step_and_resume_on_another
 
 
 def test_two_signals_save_one_checkpoint_from_which_the_run_resumes_bit_for_bit(tiny_shards, undisturbed, tmp_path):
-    (rank,) = start(tiny_shards, tmp_path, "trainer.save_every=1000", pause=0.5)
+    (rank,) = start(tiny_shards, tmp_path, "trainer.checkpoints.every=1000", pause=0.5)
     rank.wait_for("step 2/")
     rank.send_signal(signal.SIGTERM)
     rank.send_signal(signal.SIGTERM)
     log_of_end(rank, 75)
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
-    train(tiny_shards, tmp_path, "trainer.save_every=1000")
+    train(tiny_shards, tmp_path, "trainer.checkpoints.every=1000")
     assert_equal(weights(tmp_path), weights(undisturbed))
 
 
@@ -84,7 +84,7 @@ def test_a_full_disk_stops_the_run_and_training_resumes_from_the_last_good_check
     assert "step_00000004.pt: No space left on device" in logs and "Earlier checkpoints are untouched" in logs
     weights(disk, 2)
     filler.unlink()
-    assert "resuming from step 2" in train(tiny_shards, disk, "trainer.keep=1")
+    assert "resuming from step 2" in train(tiny_shards, disk, "trainer.checkpoints.keep=1")
     assert_close(weights(disk), weights(undisturbed))
 
 

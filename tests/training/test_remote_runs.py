@@ -88,7 +88,7 @@ def assert_as_undisturbed(copy: Path, undisturbed: Path) -> None:
 def test_a_run_on_a_failing_store_equals_a_local_one(server, tiny_shards, undisturbed, tmp_path):
     server.rates = RATES
     with checked(server):
-        assert log_of_end(start(server, tiny_shards, tmp_path, "trainer.keep=1"), 0)
+        assert log_of_end(start(server, tiny_shards, tmp_path, "trainer.checkpoints.keep=1"), 0)
     assert set(server.injected) >= {"500", "503", "reset", "lost_answer", "truncated"}
     assert_as_undisturbed(fetched(server, tmp_path / "copy"), undisturbed)
 
@@ -100,7 +100,7 @@ def test_a_run_that_is_killed_and_resumed_from_an_empty_folder_equals_a_local_on
     with checked(server):
         newest = 0
         for _ in range(2):
-            process = start(server, tiny_shards, tmp_path, "trainer.keep=1", pause=2)
+            process = start(server, tiny_shards, tmp_path, "trainer.checkpoints.keep=1", pause=2)
             while (now := newest_step(server)) <= newest:
                 assert process.process.is_alive(), process.stderr
                 time.sleep(0.1)
@@ -108,7 +108,7 @@ def test_a_run_that_is_killed_and_resumed_from_an_empty_folder_equals_a_local_on
             process.kill()
             shutil.rmtree(tmp_path / "staging")
             _release(server)
-        log = log_of_end(start(server, tiny_shards, tmp_path, "trainer.keep=1"), 0)
+        log = log_of_end(start(server, tiny_shards, tmp_path, "trainer.checkpoints.keep=1"), 0)
     assert "resuming from step" in log
     assert_as_undisturbed(fetched(server, tmp_path / "copy"), undisturbed)
 

@@ -25,7 +25,9 @@ def test_a_run_in_google_storage_that_stops_and_resumes_from_an_empty_folder_equ
         monkeypatch.setenv("CLIPZOO_STAGING", str(tmp_path / "staging"))
 
         def start(**faults: object) -> Process:
-            (process,) = runs.start(tiny_shards, tmp_path, f"runs={URL}", "upload_every=1", "trainer.keep=1", **faults)
+            (process,) = runs.start(
+                tiny_shards, tmp_path, f"runs={URL}", "upload_every=1", "trainer.checkpoints.keep=1", **faults
+            )
             return process
 
         log_of_end(start(fault="raises:5:0"), 1)

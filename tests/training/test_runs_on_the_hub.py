@@ -24,7 +24,7 @@ def test_a_run_on_the_hub_that_stops_and_resumes_from_an_empty_folder_equals_a_l
         # The files of a real hub's large storage go through a service of its own, which is not here.
         hub = {"HF_ENDPOINT": server.address, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
         variables = {**os.environ, **hub, "CLIPZOO_STAGING": str(tmp_path / "staging"), "CUDA_VISIBLE_DEVICES": ""}
-        changes = ("name=run", "runs=hf://somebody/runs", "upload_every=1", "trainer.keep=1")
+        changes = ("name=run", "runs=hf://somebody/runs", "upload_every=1", "trainer.checkpoints.keep=1")
 
         def train(code: int, **faults: str) -> str:
             # A process from its start: HF_ENDPOINT is read when huggingface_hub is imported.

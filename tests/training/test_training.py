@@ -111,7 +111,10 @@ def test_missing_shards_are_named_and_leave_no_run_directory(tmp_path):
     [
         ("trainer.global_batch=104", "a batch takes up to 104 samples of a source that has only 100"),
         ("head.text_width=3", "head.text_width=3, encoder.text_width=32: the head's width must be that of the encoder"),
-        ("trainer.best_metric=zero_shot/cars/top1", "there is no metric trainer.best_metric=zero_shot/cars/top1"),
+        (
+            "trainer.checkpoints.best_metric=zero_shot/cars/top1",
+            "there is no metric trainer.checkpoints.best_metric=zero_shot/cars/top1",
+        ),
     ],
 )
 def test_a_setting_that_would_fail_later_is_refused_at_the_start(tiny_shards, tmp_path, override, expected):

@@ -31,8 +31,8 @@ def shards(tmp_path_factory) -> str:
 
 def settings(policy: str) -> list[str]:
     return [
-        "data.shuffle_window=1", f"trainer.steps={STEPS}", "trainer.save_every=4", f"trainer.on_spike={policy}",
-        "trainer.spike_window=16", "optim.schedule.peak=1e-2",
+        "data.shuffle_window=1", f"trainer.steps={STEPS}", "trainer.checkpoints.every=4",
+        f"trainer.spikes.policy={policy}", "trainer.spikes.window=16", "optim.schedule.peak=1e-2",
     ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.objectives.sogclr import SogCLR
 from clipzoo.training import checkpoint_files
 from clipzoo.training.divergence import MOST_IN_A_ROW, SpikeDetector
-from clipzoo.training.settings import Inspection
+from clipzoo.training.settings import Inspection, SpikeSettings
 from clipzoo.types import Batch, SpikePolicy
 from tests.support.pairs import pair_dataset, pair_model, pairs
 from tests.support.ranks import run_ranks
@@ -49,7 +49,7 @@ class Poisoned(clipzoo.InMemoryDataset):
 
 
 def train(policy: SpikePolicy | None, folder: Path | None, dataset: Poisoned, steps: int = STEPS, **changes):
-    inspection = Inspection(on_spike=policy, spike_window=8)
+    inspection = Inspection(spikes=SpikeSettings(policy, window=8))
     arguments = {"batch": 8, "log_every": 1, "device": "cpu", "quiet": True, "save_every": 5, **changes}
     objective = SogCLR(temperature=1.0, gamma=0.9, positive_in_denominator=False)
     return clipzoo.train(
@@ -124,7 +124,7 @@ def test_a_spike_is_reported_with_the_samples_of_its_batch_and_a_report_changes_
 
 
 def test_a_run_that_stops_at_a_spike_goes_on_without_the_batch_as_if_it_had_skipped_it(tmp_path):
-    with pytest.raises(TrainingError, match=rf"step {SPIKE} is a spike .*on_spike=skip"):
+    with pytest.raises(TrainingError, match=rf"step {SPIKE} is a spike .*spikes.policy=skip"):
         train("stop", tmp_path / "a", Poisoned())
     train("skip", tmp_path / "a", Poisoned())
     train("skip", tmp_path / "b", Poisoned())
@@ -171,7 +171,7 @@ def test_a_training_without_a_policy_has_no_window_in_its_checkpoint_and_a_later
 
 
 def test_rewind_without_a_folder_is_one_clear_message():
-    with pytest.raises(ConfigError, match="on_spike=rewind goes back to a checkpoint: give folder="):
+    with pytest.raises(ConfigError, match="spikes.policy=rewind goes back to a checkpoint: give folder="):
         train("rewind", None, Poisoned())
 
 
