@@ -21,8 +21,8 @@ from clipzoo import io
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import write_whole
+from clipzoo.training.checkpoint_files import local
 from clipzoo.training.parts import Hook, Parts
-from clipzoo.training.sharded_checkpoints import local
 from clipzoo.types import Progress, SpikePolicy
 
 

@@ -99,14 +99,13 @@ def test_a_run_trains_saves_and_evaluates_on_the_device(tiny_shards, tmp_path):
     assert {"zero_shot/colours/top1", "retrieval/things/text_to_image/recall_at_1"} <= set(metrics)
     moving = {"training/settings.py place"}
     logging = {
-        "training/callbacks.py after",
+        "training/train.py after",
         "distributed/world.py mean_and_rows",
         "training/diagnostics.py _uniformity",
     }
     outside_of_steps = (
         "training/checkpoints.py",
         "training/checkpoint_files.py",
-        "training/sharded_checkpoints.py",
         "training/divergence.py require_finite_weights",
         "evaluation/",
     )

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipzoo.api.training import adam
+from clipzoo.api.training import CallbackEvaluator, adam
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.training import checkpoint_files
-from clipzoo.training.callbacks import CallbackEvaluator, Rungs
 from clipzoo.training.loggers import Logger
 from clipzoo.training.parts import Hook, Parts, Step
 from clipzoo.training.settings import CheckpointSettings, Settings
-from clipzoo.training.train import train
+from clipzoo.training.train import Rungs, train
 from clipzoo.types import Progress
 from tests.support.pairs import pair_dataset, pair_model
 

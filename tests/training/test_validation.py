@@ -14,7 +14,7 @@ from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.runs.record import RunRecord
 from clipzoo.training import checkpoint_files
-from clipzoo.training.callbacks import EarlyStopping
+from clipzoo.training.train import EarlyStopping
 from clipzoo.types import Batch, Progress, World
 from tests.support.evaluation_sets import gallery, model_of
 from tests.support.runs import assert_equal, losses, newest_state, overrides, train, train_and_kill, weights

@@ -22,7 +22,7 @@ from clipzoo.errors import TrainingError
 from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import weights_digest, weights_file
 from clipzoo.training import checkpoint_files
-from clipzoo.training.sharded_checkpoints import Piece, Place, encoded, read_sharded
+from clipzoo.training.checkpoint_files import Piece, Place, encoded, read_sharded
 from tests.support import damage, sharded
 from tests.support.ranks import run_ranks
 

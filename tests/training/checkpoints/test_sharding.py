@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 
 from clipzoo.distributed.world import World
 from clipzoo.training import checkpoint_files
+from clipzoo.training.checkpoint_files import encoded, local, map_tensors
 from clipzoo.training.checkpoints import Sharding
-from clipzoo.training.sharded_checkpoints import encoded, local, map_tensors
 from tests.support.ranks import run_ranks
 from tests.support.sharded import assert_same
 
