@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from clipzoo import io
 from clipzoo.distributed.world import World
 from clipzoo.io import explained
-from clipzoo.training.parts import Hook, Parts, Step
+from clipzoo.training.parts import Hook, Step
 from clipzoo.types import Progress
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,21 @@ TRACE, SNAPSHOT, SUMMARY = "trace.json.gz", "memory_snapshot.pickle", "summary.j
 MOST_OPERATIONS = 15
 MOST_ALLOCATIONS = 200_000
 """Allocations and releases that the snapshot of a GPU's memory holds."""
+
+
+STEP = "step"
+"""Range of a whole step."""
+PARTS = (
+    "data", "transfer", "image tower", "text tower", "head", "objective", "backward", "optimizer", "communication",
+)  # fmt: skip
+"""Ranges inside a step, by their names in the trace. What is left of a step is "other"."""
+OTHER = "other"
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+BINS = 400
+"""Largest number of points of the memory's curve."""
+
+Event = Mapping[str, Any]
 
 
 class Profile(Hook):
@@ -44,14 +59,6 @@ class Profile(Hook):
         self._folder = folder / FOLDER
         self._profile: profile | None = None
         self._range: AbstractContextManager[Any] | None = None
-
-    @classmethod
-    def of(cls, parts: Parts, world: World) -> Profile | None:
-        """Return the profile on the first rank; None elsewhere, and if no step is to be profiled."""
-        steps = parts.settings.profile
-        if steps is None or parts.folder is None or not world.is_first:
-            return None
-        return cls(*steps, parts.folder, world, parts.report)
 
     def begin(self, progress: Progress) -> None:
         if progress.step >= self._last:
@@ -143,21 +150,6 @@ def _operations(finished: profile, steps: int, is_cuda: bool) -> list[dict[str, 
         for event in sorted(found, key=own, reverse=True)[:MOST_OPERATIONS]
         if own(event)
     ]
-
-
-STEP = "step"
-"""Range of a whole step."""
-PARTS = (
-    "data", "transfer", "image tower", "text tower", "head", "objective", "backward", "optimizer", "communication",
-)  # fmt: skip
-"""Ranges inside a step, by their names in the trace. What is left of a step is "other"."""
-OTHER = "other"
-LAUNCHES = ("cuda_runtime", "cuda_driver")
-DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-BINS = 400
-"""Largest number of points of the memory's curve."""
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

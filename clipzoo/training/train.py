@@ -73,10 +73,13 @@ def train(
     scaler = parallel.scaler(settings.precision == "fp16")
 
     # Hooks, and the state that a checkpoint holds.
-    average = WeightAverage.of(parts.averaging, {"model": trained, "objective": objective})
-    spikes = Spikes.of(parts, world)
+    average = early_stopping = rewind = profile = None
+    if parts.averaging is not None:
+        average = WeightAverage(parts.averaging, {"model": trained, "objective": objective})
+    spikes = None if settings.spikes.policy is None else Spikes(parts, settings.spikes.policy, world)
     divergence = DivergenceCheck(folder, settings.loss_limit, world, lambda: preemption.requested, spikes)
-    early_stopping = EarlyStopping.of(settings.checkpoints.best_metric, settings.patience, world)
+    if settings.patience is not None:
+        early_stopping = EarlyStopping(str(settings.checkpoints.best_metric), settings.patience, world)
     history = {hook.key: hook for hook in (spikes, early_stopping, *hooks) if hook is not None and hook.key}
     state = TrainingState(
         folder, {"model": model, "objective": objective}, tuned,
@@ -85,13 +88,13 @@ def train(
     )  # fmt: skip
     slow_ranks = SlowRanks(settings.slow_ranks.threshold, settings.slow_ranks.seconds)
     log = Log(parts, trained.head, divergence, throughput, state.counters, slow_ranks, world)
-    rewind = None
     if spikes is not None and spikes.policy == "rewind":
         rewind = Rewind(spikes, settings.checkpoints.every, divergence, state, preemption.watchdog)
     save = Save(parts, divergence, state, preemption, world)
     others = [hook for hook in (early_stopping, *hooks) if hook is not None]
     evaluate = Evaluate(parts, divergence, state, throughput, parallel, average, preemption, others)
-    profile = Profile.of(parts, world)
+    if settings.profile is not None and folder is not None and world.is_first:
+        profile = Profile(*settings.profile, folder, world, parts.report)
     all_hooks = [hook for hook in (average, spikes, rewind, log, *others, save, evaluate, profile) if hook is not None]
 
     with float32_matmul_precision(settings.head_products, world):
@@ -256,10 +259,9 @@ class Log(Hook):
             **self.head.logs(),
         }
         tensors = {key: value.detach().double() for key, value in values.items() if isinstance(value, Tensor)}
-        # The previous reading: it is complete, and reading the current one would wait for the device.
-        own = SlowRanks.row(self.throughput.own)
         stacked = torch.stack([tensor.to(self.world.device) for tensor in tensors.values()])
-        means, rows = self.world.mean_and_rows(stacked, own)
+        # Own times of the previous reading: it is complete, and reading the current one would wait for the device.
+        means, rows = self.world.mean_and_rows(stacked, self.throughput.own)
         values |= dict(zip(tensors, means.tolist(), strict=True))
         values |= {**self.throughput.read(step.number), **self.counters.read()}
         slowest, slow_ranks = self.slow_ranks.judge(rows)
@@ -342,31 +344,10 @@ class Evaluate(Hook):
     metrics: dict[str, float] = field(default_factory=dict)
 
     def begin(self, progress: Progress) -> None:
-        """Make the evaluation after the last saved step again, or for the first time."""
-        self._run_if_due(progress)
+        """Evaluate if an evaluation falls into the last step: that of a checkpoint is made again.
 
-    def after(self, step: Step) -> None:
-        self._run_if_due(step.progress)
-
-    def run(self, progress: Progress) -> dict[str, float]:
-        """Evaluate, log the metrics, and save the state if it is the best; return the metrics."""
-        parts, world = self.parts, self.parallel.world
-        self.preemption.watchdog.set_status(progress.step, "evaluating", bounded=False)
-        output = (parts.folder or Path()) / "evaluation"
-        metrics = self._measured(progress, output)
-        if self.average is not None and self.average.has_begun:
-            with self.average.applied():
-                metrics |= of_average(self._measured(progress, output / AVERAGE))
-        if world.is_first:
-            parts.logger.log(progress.step, {"event": "evaluation", **metrics})
-        if (best_metric := parts.settings.checkpoints.best_metric) is not None:
-            self.state.save_if_best(progress.step, metrics, best_metric)
-            self.state.wait()
-        self.metrics = metrics
-        return metrics
-
-    def _run_if_due(self, progress: Progress) -> None:
-        """Evaluate if an evaluation falls into the last step; the end of the training has its own."""
+        The end of the training has its own.
+        """
         before = Progress(max(progress.step - 1, 0), progress.total_steps, progress.samples, progress.global_batch)
         is_asked = [hook.evaluates(progress) for hook in self.hooks]
         if progress.step == progress.total_steps or not (self.parts.evaluator.due(before, progress) or any(is_asked)):
@@ -379,10 +360,31 @@ class Evaluate(Hook):
         for hook in self.hooks:
             hook.evaluated(progress, metrics)
 
-    def _measured(self, progress: Progress, output: Path) -> dict[str, float]:
-        held_out = HeldOutLoss(self.parts.objective, progress, progress.global_batch)
-        with self.throughput.evaluating(), self.parallel.whole() as model:
-            return self.parts.evaluator.run(model, output, self.parallel.world, held_out)
+    def after(self, step: Step) -> None:
+        self.begin(step.progress)
+
+    def run(self, progress: Progress) -> dict[str, float]:
+        """Evaluate, log the metrics, and save the state if it is the best; return the metrics."""
+        parts, world = self.parts, self.parallel.world
+        self.preemption.watchdog.set_status(progress.step, "evaluating", bounded=False)
+        output = (parts.folder or Path()) / "evaluation"
+        held_out = HeldOutLoss(parts.objective, progress, progress.global_batch)
+
+        def measured(output: Path) -> dict[str, float]:
+            with self.throughput.evaluating(), self.parallel.whole() as model:
+                return parts.evaluator.run(model, output, world, held_out)
+
+        metrics = measured(output)
+        if self.average is not None and self.average.has_begun:
+            with self.average.applied():
+                metrics |= of_average(measured(output / AVERAGE))
+        if world.is_first:
+            parts.logger.log(progress.step, {"event": "evaluation", **metrics})
+        if (best_metric := parts.settings.checkpoints.best_metric) is not None:
+            self.state.save_if_best(progress.step, metrics, best_metric)
+            self.state.wait()
+        self.metrics = metrics
+        return metrics
 
 
 class EarlyStopping(Hook):
@@ -397,11 +399,6 @@ class EarlyStopping(Hook):
         self._key, self._patience, self._world = MetricKey.parse(metric), patience, world
         self._best: float | None = None
         self._best_step = self._since = 0
-
-    @classmethod
-    def of(cls, metric: str | None, patience: int | None, world: World) -> EarlyStopping | None:
-        """Return the early stopping of a training; None without a metric or a patience."""
-        return None if metric is None or patience is None else cls(metric, patience, world)
 
     def evaluated(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Count an evaluation, on all ranks as on the first. A value that is NaN is not better than any other."""
