@@ -39,8 +39,8 @@ from clipzoo.training.checkpoint_files import (
     tensors_with_paths,
 )  # fmt: skip
 from clipzoo.training.divergence import require_finite_weights
-from clipzoo.training.parts import Dataset
-from clipzoo.training.settings import CheckpointFormat, CheckpointSettings
+from clipzoo.training.parts import Parts
+from clipzoo.training.settings import PRECISION, CheckpointFormat
 from clipzoo.training.throughput import Throughput
 from clipzoo.training.tuned import FrozenPart, TunedModel, TunedPart
 
@@ -52,49 +52,44 @@ log = logging.getLogger(__name__)
 
 
 class TrainingState:
-    """Saves and restores the parts of a training.
+    """Saves and restores the state of a training.
 
-    The newest checkpoints are in <folder>/checkpoints, the best one in <folder>/best.
+    The newest checkpoints are in the folder `checkpoints` of the run directory, the best one in `best`; without a run
+    directory nothing is saved or restored. A model and an objective are saved only while their weights are finite. A
+    resumed run must find the same samples in the dataset, which is open, and continues counting its unusable ones.
 
-    folder: run directory; None: nothing is saved or restored.
-    modules: by their names in the checkpoint; saved only while their weights are finite.
-    tuned: tensors that training does not change are written once, to <folder>/frozen.pt, and are in no checkpoint.
-    parts: the other parts, by their names in the checkpoint.
-    dataset: opened; a resumed run must find the same samples in it, and continues counting its unusable ones.
-    parallel: how ranks share the weights. report: called with one line for the terminal.
-    facts: small values that `checkpoint_files.recorded` returns before a checkpoint is loaded.
-    history: parts that look back on the training: a rewind leaves them as they are, and a checkpoint may lack them.
+    tuned: tensors that training does not change are written once, to frozen.pt, and are in no checkpoint.
+    others: by their names in the checkpoint. history: these look back on the training: a rewind leaves them as they
+    are, and a checkpoint may lack them.
     """
 
     def __init__(
         self,
-        folder: Path | None,
-        modules: Mapping[str, nn.Module],
+        parts: Parts,
+        model: Model,
         tuned: TunedModel,
-        parts: Mapping[str, Stateful],
-        dataset: Dataset,
+        others: Mapping[str, Stateful],
+        history: Mapping[str, Stateful],
         throughput: Throughput,
-        settings: CheckpointSettings,
         parallel: Parallel[Model],
-        report: Callable[[str], None],
-        facts: Mapping[str, Any] | None = None,
-        history: Mapping[str, Stateful] | None = None,
     ) -> None:
-        self._folder, self._modules, self._throughput, self._parallel = folder, modules, throughput, parallel
+        settings = parts.settings.checkpoints
+        self._folder, self._report, self._throughput, self._parallel = parts.folder, parts.report, throughput, parallel
         self._keep, self._background = settings.keep, settings.in_background
-        self._report, self._facts, self._history = report, facts or {}, history or {}
-        self._world = parallel.world
-        self._whole: Mapping[str, Stateful] = {**modules, **parts, MODEL: TunedPart(modules[MODEL], tuned.frozen)}
+        self._facts = {PRECISION: parts.settings.precision}
+        self._history, self._world = history, parallel.world
+        self._modules: dict[str, nn.Module] = {MODEL: model, "objective": parts.objective}
+        self._whole: Mapping[str, Stateful] = {**self._modules, **others, MODEL: TunedPart(model, tuned.frozen)}
         # As above, but with only this rank's shards if the weights are sharded.
         self._own: Mapping[str, Stateful] = {**self._whole, MODEL: TunedPart(parallel.trained, tuned.frozen)}
-        self._data = {"samples": dataset.samples, "fingerprint": dataset.fingerprint}
-        self.counters = Counters(dataset.counters)
-        self._sharding = Sharding({**modules, MODEL: parallel.trained}, self._own, self._world)
+        self._data = {"samples": parts.dataset.samples, "fingerprint": parts.dataset.fingerprint}
+        self.counters = Counters(parts.dataset.counters)
+        self._sharding = Sharding({**self._modules, MODEL: parallel.trained}, self._own, self._world)
         self._sharded = self._sharding.applies(settings.format)
         self._group: ProcessGroup | None = None
         self._writer = CheckpointWriter(self._background)
         self._saved_step: int | None = None
-        self._frozen = FrozenPart(folder, tuned.frozen) if tuned.frozen and folder else None
+        self._frozen = FrozenPart(parts.folder, tuned.frozen) if tuned.frozen and parts.folder else None
 
     def save(self, step: int) -> None:
         """Save the state after `step` steps, unless it has been saved. Collective.

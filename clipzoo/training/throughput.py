@@ -391,7 +391,7 @@ def _of_step(formula: Callable[..., float]) -> Callable[..., float]:
 
 @cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the operations per second of a GPU in this precision: from its data sheet, otherwise the rate of matrix products.
+    """Return the operations per second of a GPU in this precision: from its data sheet, or measured.
 
     None for a CPU: its cores are shared with loaders and other programs, so that a measured rate is not a bound.
     """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.distributed.launch import load_warning
-from clipzoo.distributed.parallel import Parallel
+from clipzoo.distributed.parallel import Parallel, Stateful
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World, step_part
@@ -81,11 +81,10 @@ def train(
     if settings.patience is not None:
         early_stopping = EarlyStopping(str(settings.checkpoints.best_metric), settings.patience, world)
     history = {hook.key: hook for hook in (spikes, early_stopping, *hooks) if hook is not None and hook.key}
-    state = TrainingState(
-        folder, {"model": model, "objective": objective}, tuned,
-        {"optimizer": optimizer, "scaler": scaler, **({} if average is None else {AVERAGE: average})},
-        dataset, throughput, settings.checkpoints, parallel, parts.report, {PRECISION: settings.precision}, history,
-    )  # fmt: skip
+    saved: dict[str, Stateful] = {"optimizer": optimizer, "scaler": scaler}
+    if average is not None:
+        saved[AVERAGE] = average
+    state = TrainingState(parts, model, tuned, saved, history, throughput, parallel)
     slow_ranks = SlowRanks(settings.slow_ranks.threshold, settings.slow_ranks.seconds)
     log = Log(parts, trained.head, divergence, throughput, state.counters, slow_ranks, world)
     if spikes is not None and spikes.policy == "rewind":

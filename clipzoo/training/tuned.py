@@ -227,7 +227,7 @@ class FeatureCache:
             self._is_open = self._open(new)
         if self._is_open:
             empty = stored[~known] == 0
-            self._store(ids[~known][empty], keys[~known][empty], _rows(new, empty))
+            self._store(ids[~known][empty], keys[~known][empty], new, empty)
         return new if missing.all() else _merged(self._read(ids[known], view), new, missing)
 
     @torch.no_grad()
@@ -290,9 +290,10 @@ class FeatureCache:
             mapped = torch.from_file(str(path), shared=True, size=size.numel(), dtype=TYPES[dtype])
             self._files[name] = mapped.view(size)
 
-    def _store(self, ids: Tensor, keys: Tensor, features: Features) -> None:
+    def _store(self, ids: Tensor, keys: Tensor, features: Features, rows: Tensor) -> None:
+        """Store the chosen rows of the features. rows: [b] bool, of which as many as there are `ids` hold."""
         for name in self._files.keys() & set(PARTS):
-            value = getattr(features, name).cpu()
+            value = getattr(features, name).cpu()[rows]
             file = self._files[name]
             if name == "pooled" or value.shape[1] == file.shape[1]:
                 file[ids] = value
@@ -325,12 +326,6 @@ def _is_form(form: object) -> bool:
         and all(type(number) is int and 0 < number <= LARGEST_ROW for number in form[1:])
         and math.prod(form[1:]) <= LARGEST_ROW
     )  # fmt: skip
-
-
-def _rows(features: Features, rows: Tensor) -> Features:
-    mask = features.mask
-    chosen = features.map(lambda tensor: tensor[rows.to(tensor.device)])
-    return Features(chosen.pooled, chosen.tokens, None if mask is None else mask[rows.to(mask.device)])
 
 
 def _merged(known: Features, new: Features, missing: Tensor) -> Features:

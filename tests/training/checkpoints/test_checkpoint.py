@@ -6,9 +6,12 @@ import json
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,10 @@ import torch
 from clipzoo.errors import TrainingError
 from clipzoo.io import DamagedFileError
 from clipzoo.training import checkpoint_files
+from clipzoo.training.checkpoints import CheckpointWriter, Counters
 from tests.support import damage
+from tests.support.runs import train, train_and_kill
+from tests.support.shards import numbered, write_shard
 
 
 def state(step: int) -> dict:
@@ -147,3 +153,109 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         content, path = checkpoint_files.load_newest(folder) or pytest.fail("none is whole")
         assert torch.equal(content["weight"], torch.full((500_000,), float(content["step"])))
         assert json.loads(path.with_suffix(".json").read_text())["step"] == content["step"]
+
+
+def fail() -> None:
+    raise OSError("the disk is gone")
+
+
+def test_an_error_in_the_background_is_raised_by_the_next_wait_and_only_once():
+    writer = CheckpointWriter(background=True)
+    writer.run(fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        writer.wait()
+    writer.wait()
+
+
+def test_an_error_in_the_background_is_raised_by_the_next_step_once_it_is_known():
+    writer, reached = CheckpointWriter(background=True), threading.Event()
+
+    def fail_when_reached() -> None:
+        reached.wait()
+        fail()
+
+    writer.run(fail_when_reached)
+    writer.raise_error()  # it does not wait, and nothing is known yet
+    reached.set()
+    with pytest.raises(OSError, match="the disk is gone"):
+        for _ in range(10_000):
+            writer.raise_error()
+            threading.Event().wait(0.001)
+
+
+def test_a_checkpoint_waits_for_the_one_before():
+    writer, may_end, order = CheckpointWriter(background=True), threading.Event(), []
+
+    def first() -> None:
+        may_end.wait()
+        order.append("first")
+
+    writer.run(first)
+    timer = threading.Timer(0.05, may_end.set)
+    timer.start()
+    writer.run(lambda: order.append("second"))
+    assert order[0] == "first"
+    writer.wait()
+    assert order == ["first", "second"]
+
+
+def test_without_a_thread_a_checkpoint_is_written_at_once():
+    writer, done = CheckpointWriter(background=False), []
+    writer.run(lambda: done.append(1))
+    assert done == [1]
+    with pytest.raises(OSError, match="the disk is gone"):
+        writer.run(fail)
+
+
+def test_the_wait_for_files_of_other_ranks_is_not_the_own_time_of_a_writer():
+    others, written = threading.Event(), threading.Event()
+    writer = CheckpointWriter(background=True)
+
+    def write() -> None:
+        writer.end_own_part()
+        written.set()
+        others.wait()
+
+    writer.run(write)
+    written.wait()
+    threading.Timer(0.1, others.set).start()
+    writer.wait()
+    assert writer.own_seconds == 0
+    writer.run(partial(time.sleep, 0.05))
+    writer.wait()
+    assert 0 < writer.own_seconds < 30
+
+
+def test_resumed_counts_are_those_of_the_checkpoint_and_those_since():
+    now = {"truncated_shards": 1}
+    counters = Counters(lambda: now)
+    counters.resume({"truncated_shards": 1, "empty_image": 4})
+    assert counters.read() == {"truncated_shards": 1, "empty_image": 4}
+    now |= {"empty_image": 2, "long_caption": 1}
+    assert counters.read() == {"truncated_shards": 1, "empty_image": 6, "long_caption": 1}
+
+
+def test_a_damaged_shard_that_is_new_after_a_resume_is_counted():
+    counters = Counters(lambda: {"truncated_shards": 2})
+    counters.resume({"truncated_shards": 1})
+    assert counters.read() == {"truncated_shards": 2}
+
+
+def rows(runs: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_run_killed_and_resumed_logs_the_counts_of_an_undisturbed_run(tmp_path):
+    samples = numbered(0, 100)
+    for bad in (3, 40, 77):
+        samples[bad] = samples[bad][0], {"png": b"", "txt": b"number 1"}
+    write_shard(tmp_path / "shards" / "0.tar", samples)
+    shards, setting = str(tmp_path / "shards"), "data.max_bad_fraction=0.1"
+    train(shards, tmp_path / "whole", setting)
+    train_and_kill(shards, tmp_path / "killed", 7, setting)
+    train(shards, tmp_path / "killed", setting)
+    whole, killed = (
+        [row.get("empty_image", 0) for row in rows(tmp_path / name) if "loss" in row] for name in ("whole", "killed")
+    )
+    assert whole == killed and whole[-1] > whole[5] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,11 @@ from clipzoo.training import checkpoint_files
 from clipzoo.training.divergence import MOST_IN_A_ROW, SpikeDetector
 from clipzoo.training.settings import Inspection, SpikeSettings
 from clipzoo.types import Batch, SpikePolicy
+from tests.support import runs
 from tests.support.pairs import pair_dataset, pair_model, pairs
 from tests.support.ranks import run_ranks
-from tests.support.runs import assert_equal
+from tests.support.runs import assert_close, assert_equal, log_of_end, newest_state
+from tests.support.shards import numbered, write_shard
 
 SPIKE = 13
 STEPS = 20
@@ -186,3 +189,64 @@ def judged(losses: list[float]) -> list[bool]:
 def test_ranks_judge_the_mean_of_their_losses_and_agree():
     first, second = run_ranks(2, judged, [1.0, 1.1, 1.2, 1.3, 1.25, 5.0, 1.2])
     assert first == second == [False] * 5 + [True, False]
+
+
+SHARDS, SHARD_SIZE, POISONED, LENGTH = 60, 16, "00040.tar", 60
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> str:
+    """Sixty shards of the same sixteen pairs, a step each; in one of them every caption belongs to another image."""
+    folder = tmp_path_factory.mktemp("poisoned")
+    samples = numbered(0, SHARD_SIZE)
+    for shard in range(SHARDS):
+        write_shard(folder / f"{shard:05d}.tar", samples)
+    captions = [members["txt"] for _, members in samples]
+    wrong = [(key, {**members, "txt": captions[row - 5]}) for row, (key, members) in enumerate(samples)]
+    write_shard(folder / POISONED, wrong)
+    return str(folder)
+
+
+def settings(policy: str) -> list[str]:
+    return [
+        "data.shuffle_window=1", f"trainer.steps={LENGTH}", "trainer.checkpoints.every=4",
+        f"trainer.spikes.policy={policy}", "trainer.spikes.window=16", "optim.schedule.peak=1e-2",
+    ]  # fmt: skip
+
+
+def spike(folder: Path) -> dict:
+    """The spike of the loss; the norm of the gradient may have others."""
+    spikes = [json.loads(path.read_text()) for path in (folder / "run" / "spikes").iterdir()]
+    (found,) = [spike for spike in spikes if spike["loss"] > spike["largest_loss"]]
+    return found
+
+
+@pytest.mark.slow
+def test_the_poisoned_shard_is_reported_with_its_samples(shards, tmp_path):
+    runs.train(shards, tmp_path, *settings("report"))
+    found = spike(tmp_path)
+    assert found["names"] and {name.split()[0].rpartition("/")[2] for name in found["names"]} == {POISONED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["skip", "rewind"])
+def test_the_poisoned_shard_is_left_out_on_any_number_of_ranks_and_killed_runs_resume_bit_for_bit(
+    shards, tmp_path, policy
+):
+    runs.train(shards, tmp_path / "one", *settings(policy))
+    runs.train(shards, tmp_path / "two", *settings(policy), ranks=2)
+    step = spike(tmp_path / "one")["step"]
+    assert spike(tmp_path / "two")["step"] == step
+    assert_close(
+        newest_state(tmp_path / "two", LENGTH)["model"],
+        newest_state(tmp_path / "one", LENGTH)["model"],
+        atol=1e-8,
+    )
+    for ranks, name in ((1, "one"), (2, "two")):
+        killed = tmp_path / f"killed_{name}"
+        processes = runs.start(shards, killed, *settings(policy), ranks=ranks, fault=f"killed:{step + 1}:0")
+        log_of_end(processes[0], -signal.SIGKILL)
+        for other in processes[1:]:
+            other.wait()
+        runs.train(shards, killed, *settings(policy), ranks=ranks)
+        assert_equal(newest_state(killed, LENGTH)["model"], newest_state(tmp_path / name, LENGTH)["model"])
