@@ -215,9 +215,7 @@ def test_a_corrupted_newest_checkpoint_is_named_and_the_one_before_is_used(tiny_
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     (tmp_path / "run" / "results.json").unlink()
     newest = tmp_path / "run" / "checkpoints" / f"step_{STEPS:08d}.pt"
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 1
-    newest.write_bytes(content)
+    damage.flip_a_bit(newest)
     log = train(tiny_shards, tmp_path)
     assert f"{newest.name} is not used: its SHA-256 differs from the one in" in log
     assert f"resuming from step {STEPS - 1}" in log
