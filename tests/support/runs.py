@@ -106,3 +106,12 @@ def assert_close(
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, rtol=rtol, atol=atol, msg=name)
+
+
+def assert_same_training(actual: Path, expected: Path, atol: float = 0.0) -> None:
+    """Require the weights and losses of another training, bit for bit unless a tolerance is given."""
+    if atol:
+        assert_close(weights(actual), weights(expected), atol=atol)
+    else:
+        assert_equal(weights(actual), weights(expected))
+    assert max(abs(one - other) for one, other in zip(losses(actual), losses(expected), strict=True)) <= atol

@@ -26,7 +26,7 @@ from tests.support.gcs import BUCKET as GOOGLE_BUCKET, gcs_server
 from tests.support.hub_server import TOKEN, hub_server
 from tests.support.paths import ROOT
 from tests.support.processes import Process, run_script
-from tests.support.runs import assert_equal, log_of_end, losses, overrides, weights
+from tests.support.runs import assert_equal, assert_same_training, log_of_end, overrides
 from tests.support.s3 import BUCKET, S3Proxy, names, request, s3_server, stored
 
 pytestmark = pytest.mark.slow
@@ -88,8 +88,7 @@ def fetched(server: S3Proxy, folder: Path) -> Path:
 
 
 def assert_as_undisturbed(copy: Path, undisturbed: Path) -> None:
-    assert_equal(weights(copy), weights(undisturbed))
-    assert losses(copy) == losses(undisturbed)
+    assert_same_training(copy, undisturbed)
     assert (copy / "run" / "results.json").exists() and (copy / "run" / "report.md").exists()
 
 
@@ -208,9 +207,7 @@ def test_a_run_in_google_storage_that_stops_and_resumes_from_an_empty_folder_equ
         assert "resuming from step 4 " in log_of_end(start(), 0)
         shutil.rmtree(tmp_path / "staging")
         copy: Path = local_copy(f"{GOOGLE_URL}/run", "run")
-    assert_equal(weights(copy.parent), weights(undisturbed))
-    assert losses(copy.parent) == losses(undisturbed)
-    assert (copy / "results.json").exists() and (copy / "report.md").exists()
+    assert_as_undisturbed(copy.parent, undisturbed)
 
 
 def test_a_run_on_the_hub_that_stops_and_resumes_from_an_empty_folder_equals_a_local_one(
@@ -236,7 +233,4 @@ def test_a_run_on_the_hub_that_stops_and_resumes_from_an_empty_folder_equals_a_l
         for name, content in server.repositories["somebody/runs"].items():
             (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "copy" / name).write_bytes(content)
-    copy = tmp_path / "copy"
-    assert_equal(weights(copy), weights(undisturbed))
-    assert losses(copy) == losses(undisturbed)
-    assert (copy / "run" / "results.json").exists() and (copy / "run" / "report.md").exists()
+    assert_as_undisturbed(tmp_path / "copy", undisturbed)

@@ -22,8 +22,8 @@ from tests.support.evaluation_sets import write_sets
 from tests.support.paths import ROOT
 from tests.support.runs import (
     STEPS,
-    assert_close,
     assert_equal,
+    assert_same_training,
     losses,
     newest_state,
     overrides,
@@ -47,15 +47,13 @@ def test_a_run_killed_and_started_again_ends_with_the_same_weights_bit_for_bit(
     train_and_kill(tiny_shards, tmp_path, step)
     assert not (tmp_path / "run" / "results.json").exists()
     train(tiny_shards, tmp_path)
-    assert_equal(weights(tmp_path), weights(undisturbed))
-    assert losses(tmp_path) == losses(undisturbed)
+    assert_same_training(tmp_path, undisturbed)
 
 
 @pytest.mark.slow
 def test_two_ranks_with_micro_batches_and_tiles_train_the_weights_of_one(tiny_shards, undisturbed, tmp_path):
     train(tiny_shards, tmp_path, "trainer.micro_batch=2", "trainer.tile=3", ranks=2)
-    assert_close(weights(tmp_path), weights(undisturbed))
-    assert losses(tmp_path) == pytest.approx(losses(undisturbed), abs=1e-10)
+    assert_same_training(tmp_path, undisturbed, atol=1e-10)
 
 
 @pytest.mark.slow
@@ -64,27 +62,26 @@ def test_torchrun_starts_two_ranks_that_train_the_weights_of_one(tiny_shards, un
     command = [*launcher, "train.py", *overrides(tiny_shards, tmp_path, "name=run")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert_close(weights(tmp_path), weights(undisturbed))
-    assert losses(tmp_path) == pytest.approx(losses(undisturbed), abs=1e-10)
+    assert_same_training(tmp_path, undisturbed, atol=1e-10)
 
 
 @pytest.mark.medium
-def test_a_finished_run_says_so_and_trains_no_more(tiny_shards, finished):
+@pytest.mark.parametrize(
+    ("changes", "code", "expected"),
+    [
+        ((), 0, (f"is finished after {STEPS} steps",)),
+        (("head.temperature=0.1",), 2, ("holds a run of another configuration (head.temperature 0.07 -> 0.1)",)),
+        (
+            ("eval=demo", "trainer.log_every=3"), 0,
+            ("is finished", "eval configuration was different", "clipzoo evaluate run="),
+        ),
+    ],
+)  # fmt: skip
+def test_a_finished_run_trains_no_more_and_says_what_differs(tiny_shards, finished, changes, code, expected):
     before = (finished / "run" / "metrics.jsonl").read_text()
-    assert f"is finished after {STEPS} steps" in train(tiny_shards, finished)
+    log = train(tiny_shards, finished, *changes, expected_code=code)
+    assert all(words in log for words in expected)
     assert (finished / "run" / "metrics.jsonl").read_text() == before
-
-
-@pytest.mark.medium
-def test_a_finished_run_is_not_taken_for_one_of_another_configuration(tiny_shards, finished):
-    log = train(tiny_shards, finished, "head.temperature=0.1", expected_code=2)
-    assert "holds a run of another configuration (head.temperature 0.07 -> 0.1)" in log
-
-
-@pytest.mark.medium
-def test_a_finished_run_says_how_to_get_another_evaluation(tiny_shards, finished):
-    log = train(tiny_shards, finished, "eval=demo", "trainer.log_every=3")
-    assert "is finished" in log and "eval configuration was different" in log and "clipzoo evaluate run=" in log
 
 
 @pytest.mark.medium
