@@ -124,22 +124,23 @@ class Computation:
 
         folder: run directory; None without one.
         """
-        return replace(self, precision=world.run_on_first(lambda: self._precision(folder, world.device)))
 
-    def _precision(self, folder: Path | None, device: torch.device) -> Precision:
-        is_auto = self.precision == "auto"
-        recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION) if folder and is_auto else None
-        if is_auto and recorded is None:
-            return "bf16" if is_fast_in_bf16(device) else "float32"
-        precision: Precision = recorded or self.precision
-        if precision == "bf16" and device.type == "cpu" and (slowdown := bf16_slowdown()) > 1:
-            cause, fix = (
-                ("the run's checkpoints were trained in bf16", "")
-                if recorded
-                else ("trainer.precision=bf16", ": give trainer.precision=auto or float32")
-            )
-            log.warning("%s, which takes %.1f times as long as float32 on this CPU%s", cause, slowdown, fix)
-        return precision
+        def chosen() -> Precision:
+            is_auto = self.precision == "auto"
+            recorded = checkpoint_files.recorded(folder / "checkpoints", PRECISION) if folder and is_auto else None
+            if is_auto and recorded is None:
+                return "bf16" if is_fast_in_bf16(world.device) else "float32"
+            precision: Precision = recorded or self.precision
+            if precision == "bf16" and world.device.type == "cpu" and (slowdown := bf16_slowdown()) > 1:
+                cause, fix = (
+                    ("the run's checkpoints were trained in bf16", "")
+                    if recorded
+                    else ("trainer.precision=bf16", ": give trainer.precision=auto or float32")
+                )
+                log.warning("%s, which takes %.1f times as long as float32 on this CPU%s", cause, slowdown, fix)
+            return precision
+
+        return replace(self, precision=world.run_on_first(chosen))
 
     @property
     def parameter_dtype(self) -> torch.dtype:

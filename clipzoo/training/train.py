@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ def train(
     the buffers unchanged: running statistics of a batch norm and the per-sample state of the objective. When a stop has
     been requested, the state is saved and the process ends.
 
-    parts: the dataset is open, the settings are checked and resolved. hooks: called before the
-    checkpoint and the evaluation after a step.
+    parts: the dataset is open, the settings are checked and resolved. hooks: called before the checkpoint and the
+    evaluation after a step.
     """
     settings, objective, dataset, folder = parts.settings, parts.objective, parts.dataset, parts.folder
     assert settings.precision != "auto", "Settings.resolved comes first"
@@ -96,13 +96,18 @@ def train(
         profile = Profile(*settings.profile, folder, world, parts.report)
     all_hooks = [hook for hook in (average, spikes, rewind, log, *others, save, evaluate, profile) if hook is not None]
 
-    with float32_matmul_precision(settings.head_products, world):
+    with ExitStack() as precision:
+        if world.device.type == "cuda":
+            precision.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision(MATMUL_PRECISIONS[settings.head_products])
         preemption.watchdog.before_exit(state.wait_alone)
         done = start = state.restore()
         if world.is_first:
             parts.logger.open(folder, parts.config, start)
         trained.train()
-        with preemption.deferred(), ending(all_hooks):
+        with preemption.deferred(), ExitStack() as ends:
+            for hook in reversed(all_hooks):
+                ends.callback(hook.end)
             for hook in all_hooks:
                 hook.begin(progress(start))
             batches = throughput.timed(
@@ -195,28 +200,6 @@ def train(
 def reason_to_end(hooks: Iterable[Hook]) -> str | None:
     """Return why the training ends before its last step; None while it continues."""
     return next((hook.ended_early for hook in hooks if hook.ended_early is not None), None)
-
-
-@contextmanager
-def ending(hooks: Sequence[Hook]) -> Iterator[None]:
-    """Call the hooks' `end` after the block."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.end()
-
-
-@contextmanager
-def float32_matmul_precision(head_products: str, world: World) -> Iterator[None]:
-    """Set the precision of fp32 matrix products on a GPU, and restore it afterwards."""
-    before = torch.get_float32_matmul_precision()
-    if world.device.type == "cuda":
-        torch.set_float32_matmul_precision(MATMUL_PRECISIONS[head_products])
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def mixed_seed(*numbers: int) -> int:
