@@ -196,7 +196,7 @@ def copy_checkpoint(
         raise ConfigError(
             f"init.resume={source}: {run / 'checkpoints'} has no valid checkpoint of at most "
             f"{number_of(equal, 'step')}, up to "
-            "which the learning rates of the two runs are equal: train that run with a larger trainer.keep"
+            "which the learning rates of the two runs are equal: train that run with a larger trainer.checkpoints.keep"
         )
     with io.explained(folder):
         for name in BESIDE:

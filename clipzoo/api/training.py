@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from clipzoo.distributed.launch import say
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World, choose_device
 from clipzoo.encoders.tuning import Tuning
+from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.model import Model
 from clipzoo.objectives import base
 from clipzoo.objectives.base import Objective
-from clipzoo.training.callbacks import CallbackEvaluator, HistoryLogger
 from clipzoo.training.loggers import Logger
 from clipzoo.training.optimizers import AdamW
 from clipzoo.training.parts import Averaging, Dataset, Optimizer, Parts
 from clipzoo.training.schedules import Cosine
-from clipzoo.training.settings import Computation, Inspection, Settings
+from clipzoo.training.settings import CheckpointSettings, Computation, Inspection, Settings
 from clipzoo.training.train import train as run
+from clipzoo.types import Progress
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def train(
     folder = None if folder is None else Path(folder)
     world = world or World(device=choose_device(device, "device"))
     groups = {**vars(computation or Computation()), **vars(inspection or Inspection())}
-    settings = Settings(batch, epochs, steps, log_every, save_every, **groups)
+    settings = Settings(batch, epochs, steps, log_every, checkpoints=CheckpointSettings(save_every), **groups)
     dataset.open(folder, world)
     dataset.check(seed, batch)
     settings.check(dataset.samples, world)
@@ -96,6 +99,56 @@ def train(
     cost, metrics = run(model, parts, world, Preemption(Watchdog(), signals=()))
     logger.close()
     return TrainingResult(model.eval(), metrics, cost, logger.history, logger.events)
+
+
+class CallbackEvaluator:
+    """Calls a function with the model, in evaluation mode and without gradients, and returns its metrics.
+
+    function: None evaluates nothing. every_epochs: period of evaluations during training; None: only at its end.
+    """
+
+    def __init__(self, function: Callable[[Model], Mapping[str, float]] | None, every_epochs: float | None) -> None:
+        self._function, self._every_epochs = function, every_epochs
+
+    def due(self, before: Progress, now: Progress) -> bool:
+        if self._function is None or self._every_epochs is None:
+            return False
+        return before.completed(self._every_epochs) < now.completed(self._every_epochs)
+
+    @torch.no_grad()
+    def run(self, model: Model, output: Path, world: World, held_out: HeldOutLoss | None = None) -> dict[str, float]:
+        if self._function is None:
+            return {}
+        training = model.training
+        model.eval()
+        try:
+            return dict(self._function(model))
+        finally:
+            model.train(training)
+
+
+class HistoryLogger:
+    """Appends the values of steps to `history`, events such as evaluations to `events`, and passes all on."""
+
+    def __init__(self, logger: Logger) -> None:
+        self.history: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self._logger = logger
+
+    def open(self, folder: Path | None, config: Mapping[str, Any], step: int) -> None:
+        self._logger.open(folder, config, step)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        if values.keys() != {"event"}:  # an evaluation without metrics
+            rows = self.events if "event" in values else self.history
+            rows.append({"step": step, **values})
+        self._logger.log(step, values)
+
+    def report(self, metrics: Mapping[str, float], pictures: Sequence[Path]) -> None:
+        self._logger.report(metrics, pictures)
+
+    def close(self) -> None:
+        self._logger.close()
 
 
 def adam(learning_rate: float, final_learning_rate: float = 0.0) -> AdamW:

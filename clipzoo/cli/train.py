@@ -244,7 +244,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
             rows = initialise(model, folder, plain, values, parts, trust, world)
             settings = settings.resolved(folder, world)
             evaluator.open()
-            best_metric = of_weights(settings.best_metric, averaged=parts.averaging is not None)
+            best_metric = of_weights(settings.checkpoints.best_metric, averaged=parts.averaging is not None)
             evaluator.require(best_metric, settings.global_batch)
         device, warning = described(world, plain["data"].get("workers"))
         hardware = f"{settings.precision} on {device}"

@@ -111,7 +111,7 @@ def hooks(watchdog: Watchdog, world: World) -> list[Hook]:
     """Return the hooks of a training: the rungs at which a trial is stopped if it does not pass; else none."""
     if VARIABLE not in os.environ:
         return []
-    from clipzoo.training.callbacks import Rungs
+    from clipzoo.training.train import Rungs
 
     folder, number, settings = json.loads(os.environ[VARIABLE])
     search = Search(**settings)

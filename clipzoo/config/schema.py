@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_type_hints
 
 from clipzoo.config import vocabulary
-from clipzoo.config.groups import is_group
+from clipzoo.config.groups import RENAMED_KEYS, is_group
 from clipzoo.config.vocabulary import NonFinite
 from clipzoo.errors import ConfigError, nearest
 
@@ -593,7 +593,9 @@ def _node_faults(config: Mapping[str, Any], path: str) -> Iterator[str]:
     for key, value in given.items():
         argument = arguments.get(key) or arguments.get(ANY_KEY)
         if argument is None:
-            hint = nearest(key, list(arguments)) or f": leave it out (~{path}.{key})"
+            new = RENAMED_KEYS.get(f"{path}.{key}")
+            near = f"; did you mean {new}?" if new else nearest(key, list(arguments))
+            hint = near or f": leave it out (~{path}.{key})"
             yield f"{path}.{key}: {name} has no such argument{hint}"
         elif argument.annotation is not None:
             yield from value_faults(value, argument.annotation, f"{path}.{key}", name)

@@ -40,7 +40,7 @@ NODES = ("eval", "logger", "init", "tune", "average")
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "name": (str, type(None)), "runs": str, "row": (str, type(None)), "seed": int,
     "trainer.global_batch": int, "trainer.epochs": (int, float, type(None)),
-    "trainer.save_every": int, "eval.root": str,
+    "trainer.checkpoints.every": int, "eval.root": str,
     **{f"eval.{task}": list for task in TASKS},
 }  # fmt: skip
 """Types of the values that commands read from a stored configuration, besides the nodes that they build."""

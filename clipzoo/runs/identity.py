@@ -15,13 +15,12 @@ HARMLESS = (
     "name", "runs", "logger", "eval", "data.workers", "data.prefetch", "data.max_bad_fraction", "data.index_folder",
     "data.cache_folder", "data.cache_gigabytes", "encoder.image_tower.checkpoint", "encoder.text_tower.checkpoint",
     "encoder.image.checkpoint", "encoder.text.checkpoint", "encoder.interpolation", "encoder.resize_mode",
-    "trainer.log_every", "trainer.save_every", "trainer.keep", "trainer.micro_batch", "trainer.device",
-    "trainer.timeout", "trainer.tile", "trainer.compile", "trainer.group_captions", "trainer.loss_limit",
-    "trainer.best_metric", "trainer.save_in_background", "trainer.checkpoint_format", "trainer.sample_state",
-    "trainer.profile", "trainer.on_spike", "trainer.spike_window", "trainer.spike_threshold", "trainer.head_products",
+    "trainer.log_every", "trainer.checkpoints", "trainer.micro_batch", "trainer.device", "trainer.timeout",
+    "trainer.tile", "trainer.compile", "trainer.group_captions", "trainer.loss_limit", "trainer.sample_state",
+    "trainer.profile", "trainer.spikes", "trainer.head_products", "trainer.slow_ranks",
     "init._target_", "init.weights", "init.image", "init.text", "init.head", "init.resume",
     "tune.image.cache_gigabytes", "tune.text.cache_gigabytes", "upload_patience", "upload_every",
-    "trainer.parallel", "trainer.fsdp", "trainer.slow_rank_threshold", "trainer.slow_rank_seconds",
+    "trainer.parallel", "trainer.fsdp",
 )  # fmt: skip
 """Keys that a resumed run may change: they affect cost and output, and the result only as rounding does."""
 

@@ -8,7 +8,6 @@ at once) or is made again for one micro-batch after the other (GradCache, Gao et
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from clipzoo.encoders.base import Tower, encode_by_length, longest_list
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.training import diagnostics
-from clipzoo.training.feature_cache import FeatureCache
+from clipzoo.training.tuned import VIEWS, FeatureCache, View
 from clipzoo.types import Batch, Features, Loss, Progress
 
 FeaturePair = tuple[Features, Features]
@@ -231,8 +230,6 @@ def _set_random_state(device: torch.device, state: list[Tensor]) -> None:
         torch.cuda.set_rng_state(state[1], device)
 
 
-View = Literal["image", "text"]
-VIEWS: tuple[View, View] = ("image", "text")
 FeatureTensors = tuple[Tensor, Tensor | None, Tensor | None]
 """The fields of Features: DDP and FSDP look for tensors in tuples and lists."""
 

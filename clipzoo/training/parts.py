@@ -1,8 +1,4 @@
-"""The parts of a training: their protocols, its hooks, and `Parts`, which holds all parts but the model.
-
-Classes of this package satisfy them without inheriting from them; users' classes may do the same. Methods that
-communicate with other ranks take the `World` as an argument.
-"""
+"""The parts of a training: their protocols, which classes satisfy without inheriting from them, and its hooks."""
 
 from __future__ import annotations
 

@@ -206,8 +206,8 @@ def test_runs_of_one_name_are_told_apart():
 
 def test_a_run_without_a_checkpoint_is_told_when_to_explore_it(tmp_path):
     parts = "".join(f"{part}: {{_target_: x.Y}}\n" for part in ("encoder", "head", "objective", "data", "optim"))
-    (tmp_path / "config.yaml").write_text(f"seed: 0\n{parts}trainer: {{_target_: x.Y, save_every: 200}}\n")
-    with pytest.raises(ConfigError, match=r"has no checkpoint yet \(trainer.save_every=200\)"):
+    (tmp_path / "config.yaml").write_text(f"seed: 0\n{parts}trainer: {{_target_: x.Y, checkpoints: {{every: 200}}}}\n")
+    with pytest.raises(ConfigError, match=r"has no checkpoint yet \(trainer.checkpoints.every=200\)"):
         _require_checkpoint(str(tmp_path))
 
 

@@ -53,6 +53,8 @@ def test_the_default_configuration_needs_only_shards():
         ("checkpoint=a.pt", "there is no key checkpoint; did you mean init.weights?"),
         ("lr=1e-3", "there is no key lr; did you mean optim.schedule.peak?"),
         ("trainer.batch_size=8", "there is no key trainer.batch_size; did you mean trainer.global_batch?"),
+        ("trainer.on_spike=skip", "there is no key trainer.on_spike; did you mean trainer.spikes.policy?"),
+        ("+trainer.keep=3", "trainer.keep: Settings has no such argument; did you mean trainer.checkpoints.keep?"),
         ("data.max_pixels=1000000000000000000", "data.max_pixels must be a whole number from 1 to 10000000000, not 10"),
         ("head.embed_width=1000000001", "head.embed_width must be a whole number from 1 to 1000000000, not 1000000001"),
         ("trainer.steps=1.5", "trainer.steps must be a whole number from 1 to 1000000000 or null, not 1.5"),

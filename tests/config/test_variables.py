@@ -35,7 +35,7 @@ def test_texts_keep_the_variable_and_other_values_are_resolved():
         "logger.also.wandb.entity=${oc.env:TOKEN}", "logger.also.wandb.group=${logger.also.wandb.entity}-x",
         "logger.also.wandb.project='${oc.env:NO_SUCH,\"a,b\"}'",
         "trainer.precision=${oc.env:KIND}", "trainer.clip_gradient='${oc.decode:${oc.env:RATE}}'",
-        "optim.betas=[0.5,'${oc.decode:${oc.env:RATE}}']", "trainer.best_metric=null",
+        "optim.betas=[0.5,'${oc.decode:${oc.env:RATE}}']", "trainer.checkpoints.best_metric=null",
     ])  # fmt: skip
     assert plain["data"]["shards"] == "/data/${oc.env:TOKEN}/{0..3}.tar"
     wandb = plain["logger"]["also"]["wandb"]

@@ -52,8 +52,8 @@ def test_an_unchanged_config_is_not_written_again(run):
     after = (run / "config.yaml").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     with RunLock(run) as lock:
-        claim(lock, composed("clip", "trainer.save_every=7"), "fingerprint")
-    assert config_of(run)["trainer"]["save_every"] == 7
+        claim(lock, composed("clip", "trainer.checkpoints.every=7"), "fingerprint")
+    assert config_of(run)["trainer"]["checkpoints"]["every"] == 7
 
 
 def test_nodes_of_another_type_are_named(run):

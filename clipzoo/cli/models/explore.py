@@ -136,8 +136,8 @@ def _require_checkpoint(source: str) -> None:
     if (path / "config.yaml").exists() and _step(source) is None:
         from clipzoo.runs.directory import config_of
 
-        every = config_of(path)["trainer"].get("save_every")
+        every = config_of(path)["trainer"].get("checkpoints", {}).get("every")
         raise ConfigError(
-            f"{source} has no checkpoint yet (trainer.save_every={every}): explore it after its first one; "
+            f"{source} has no checkpoint yet (trainer.checkpoints.every={every}): explore it after its first one; "
             f"clipzoo report {source} shows its curves"
         )

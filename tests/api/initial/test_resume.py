@@ -20,7 +20,7 @@ BRANCH = (*STABLE, "trainer.steps=7")
 @pytest.fixture
 def stable(tiny_shards, tmp_path):
     """A run of 9 steps whose cooldown begins after step 6, with all of its checkpoints."""
-    train(tiny_shards, tmp_path / "stable", *STABLE, "trainer.keep=9")
+    train(tiny_shards, tmp_path / "stable", *STABLE, "trainer.checkpoints.keep=9")
     return tmp_path / "stable" / "run"
 
 
