@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clipzoo.plan.counts import FLOAT, Blocks, Counts, Setting, Shape, cost_of
+from clipzoo.heads.cost import FLOAT, Shape
+from clipzoo.plan.counts import Blocks, Counts, Setting
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def memory(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: Sett
     shards = setting.shards
     trained = counts.trained_encoder / shards + counts.trained_others
     samples = min(setting.micro_batch, shape.local)
-    cost = cost_of(plain["head"], shape)
+    cost = counts.head.cost(shape)
     pooled = 2 * FLOAT * shape.local * (shape.image_width + shape.text_width)
     at_most = max(_moments(counts, shape, setting, samples), key=lambda moment: moment.total)
     return Memory(
@@ -162,29 +163,13 @@ def transfers(plain: Mapping[str, Any], counts: Counts, shape: Shape, setting: S
         return []
     found = _of_encoder(counts, shape, setting)
     found.append(Transfer("gradients of head and objective", _all_reduce(FLOAT * counts.trained_others, ranks), ranks))
-    found.append(Transfer("embeddings and scores", of_head(plain, shape), ranks))
-    found.append(Transfer("objective", of_objective(plain, counts, shape), ranks))
-    return [transfer for transfer in found if transfer.received]
-
-
-def of_head(plain: Mapping[str, Any], shape: Shape) -> float:
-    """Bytes of the head: embeddings of all ranks, their gradients, and scores of the other direction."""
-    cost = cost_of(plain["head"], shape)
+    cost, others = counts.head.cost(shape), (ranks - 1) * shape.local
     saved = FLOAT - 2 if plain["trainer"]["gather"] == "bf16" else 0
-    return cost.received(shape) - saved * (shape.ranks - 1) * shape.local * cost.gathered
-
-
-def of_objective(plain: Mapping[str, Any], counts: Counts, shape: Shape) -> float:
-    """Bytes of the objective: sample ids and state, scores within a modality, raw images and captions."""
-    others = (shape.ranks - 1) * shape.local
-    name = plain["objective"]["_target_"].rpartition(".")[2].lower()
-    per_sample = {"joint": 16, "nuclr": 16, "sogclr": 16, "isogclr": 24}.get(name, 0)
-    vector = 2 * FLOAT * cost_of(plain["head"], shape).gathered
-    # Tiles of images by images and of captions by captions gather both once more; the joint MMD gathers its weights.
-    cyclip = 3 * vector if shape.tiled else vector
-    within = {"cyclip": cyclip, "mmdjoint": 4 * FLOAT * shape.batch + 16}.get(name, 0)
-    views = counts.sample if name.startswith("mmd") else 0
-    return others * (per_sample + within + views)
+    embeddings = cost.received(shape) - saved * others * cost.gathered
+    found.append(Transfer("embeddings and scores", embeddings, ranks))
+    of_objective = counts.objective.cost(shape, 2 * FLOAT * cost.gathered, counts.sample)
+    found.append(Transfer("objective", others * of_objective, ranks))
+    return [transfer for transfer in found if transfer.received]
 
 
 def _of_encoder(counts: Counts, shape: Shape, setting: Setting) -> list[Transfer]:

@@ -21,7 +21,8 @@ from clipzoo.config.schema import filled
 from clipzoo.config.trust import trusted_names
 from clipzoo.config.vocabulary import Machines, Range, Samples
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.plan.counts import Cluster, Counts, Setting, Shape, cost_of, recomputation_keys, settings
+from clipzoo.heads.cost import Shape
+from clipzoo.plan.counts import Cluster, Counts, Setting, recomputation_keys, settings
 from clipzoo.plan.memory import Memory, Transfer, memory, transfers
 
 # Memory, traffic and time of a step for every setting, and the fastest setting that fits.
@@ -81,7 +82,7 @@ def predict(plain: Mapping[str, Any], counts: Counts, cluster: Cluster, setting:
     trained = counts.trained_encoder / setting.shards + counts.trained_others
     seconds = {
         "encoders": towers,
-        "head": cost_of(plain["head"], shape).flops / (cluster.gpu.tf32 * cluster.reached),
+        "head": counts.head.cost(shape).flops / (cluster.gpu.tf32 * cluster.reached),
         "optimizer": OPTIMIZER_TRAFFIC * trained / cluster.gpu.bandwidth,
         "weights and gradients, exposed": max(0.0, hidden - towers),
         "other transfers": sum(item.received / cluster.link(item.ranks) for item in found if not item.hidden),
