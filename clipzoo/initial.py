@@ -486,7 +486,7 @@ class InitialWeights(Part):
         filled: dict[str, dict[str, list[Row]]] = {}
         for part, (key, name) in self._sources.items():
             assert name is not None
-            tower = getattr(model.encoder, f"{part}_tower", None)
+            tower = model.encoder.towers.get(part)
             # "timm" alone means the weights of this tower.
             shared = part if name in REGISTRIES else name
             place = f"{key}={name}"
@@ -580,7 +580,7 @@ def _unused(state: Mapping[str, Tensor], filled: Mapping[str, Sequence[Row]], mo
         common_prefix(row.source for row in filled[part] if row.source) for part in TOWERS if part in filled
     )
     others = {hint for part in TOWERS if part not in filled for hint in HINTS[part]}
-    towers = [getattr(model.encoder, f"{part}_tower") for part in TOWERS if part in filled]
+    towers = [tower for part, tower in model.encoder.towers.items() if part in filled]
     ignored = {name for tower in towers if isinstance(tower, Tower) for name in tower.left_out}
 
     def is_needed(name: str) -> bool:

@@ -279,7 +279,7 @@ def _with_pair(config: dict[str, Any], state: Mapping[str, Any], trust: Collecti
     learned, pair = state.get("objective"), None
     if isinstance(learned, Mapping):
         # A class of another package is imported only if the user trusts it.
-        with suppress(ConfigError):
+        with suppress(ConfigError, AttributeError):
             pair = part_class(config.get("objective", {}).get("_target_", ""), trust).pair(learned)
     return config if pair is None else {**config, PAIR: {"log_scale": pair[0], "bias": pair[1]}}
 

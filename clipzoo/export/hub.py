@@ -249,7 +249,7 @@ def _licences(licence: str | None, data_licence: str | None) -> str:
 def _papers(model: LoadedModel, objective: str) -> str:
     """Cite the papers of head and objective. Objectives of other packages are not imported, and so not cited."""
     papers = dict.fromkeys(model.head.citations)
-    with suppress(ConfigError):
+    with suppress(ConfigError, AttributeError):
         papers |= dict.fromkeys(part_class(objective).citations)
     entries = "\n\n".join(paper.bibtex for paper in papers)
     return f"## Citation\n\n```bibtex\n{entries}\n```" if entries else ""

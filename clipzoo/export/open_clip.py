@@ -218,7 +218,7 @@ def is_identity(model: Model, view: str) -> bool:
 
 def has_bias(model: Model, view: str) -> bool:
     """Return True if the projection of "image" or "text" adds a vector other than zero."""
-    bias = getattr(model.head, f"{view}_bias", None)
+    bias = dict(model.head.named_parameters()).get(f"{view}_bias")
     return bias is not None and bool(bias.any())
 
 

@@ -127,7 +127,7 @@ def faults(model: LoadedModel) -> list[str]:
     """Return the reasons why CLIPModel cannot represent a model of two towers with a cosine head."""
     encoder: Any = model.encoder
     reasons = [*_image_faults(encoder.image_tower), *_text_faults(encoder.text_tower)]
-    if any(getattr(model.head, f"{view}_bias", None) is not None for view in ("image", "text")):
+    if {"image_bias", "text_bias"} & dict(model.head.named_parameters()).keys():
         reasons.append("head.bias is true")
     return reasons or tensor_faults(model, ties(*layers_of(model)))
 

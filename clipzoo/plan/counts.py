@@ -157,8 +157,8 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         image, text, points = _flops(model, plain)
     autocast = parts.settings.autocast_dtype
     encoder = model.encoder
-    trains = [_trained(getattr(encoder, f"{view}_tower", encoder)) > 0 for view in ("image", "text")]
-    forward, text_tower = image + text, getattr(encoder, "text_tower", encoder)
+    image_tower, text_tower = (encoder.towers.get(view, encoder) for view in ("image", "text"))
+    trains = [_trained(tower) > 0 for tower in (image_tower, text_tower)]
     all_blocks = PairEncoder(model, autocast, compile=False).blocks()
     activations = {
         recomputed: _activations(with_recomputation(plain, recomputed), autocast, trust) for recomputed in (False, True)
@@ -171,13 +171,13 @@ def count(plain: Mapping[str, Any], samples: int, trust: Collection[str] = ()) -
         trained_encoder=_trained(encoder),
         trained_others=_trained(model.head) + _trained(objective),
         outside=parameters_of(encoder) - _blocks(encoder, all_blocks).total,
-        image_blocks=_blocks(getattr(encoder, "image_tower", encoder), all_blocks),
+        image_blocks=_blocks(image_tower, all_blocks),
         text_blocks=_blocks(text_tower, all_blocks),
         largest_of_text=max((p.numel() for p in text_tower.parameters() if p.requires_grad), default=0),
         optimizer=_optimizer_bytes(parts.optimizer),
         state=_buffer_bytes(objective) - others_before,
         buffers=_buffer_bytes(encoder) + _buffer_bytes(model.head) + others_before,
-        forward_flops=forward,
+        forward_flops=image + text,
         step_flops=sum(flops * (3 if trained else 1) for flops, trained in zip((image, text), trains, strict=True)),
         sample=3 * plain["encoder"]["image_size"] ** 2 + 8 * plain["encoder"]["context_length"],
         activations=activations,
