@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import clipzoo
-from clipzoo.api.training import adam
 from clipzoo.encoders.base import Encoder
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.heads.vector import ClipHead
 from clipzoo.model import Model
 from clipzoo.objectives.infonce import InfoNCE
+from clipzoo.training.in_python import adam
 from clipzoo.training.optimizers import AdamW
 from clipzoo.training.settings import Computation
 from clipzoo.types import Features

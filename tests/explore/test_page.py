@@ -17,22 +17,21 @@ from urllib.parse import quote
 
 import pytest
 
-from clipzoo.api.explore import Explorer
-from clipzoo.cli.models import explorer_site
-from clipzoo.cli.models.explore import _names, _require_checkpoint
-from clipzoo.cli.models.explorer_site import Site, _escaped, _thinned
+from clipzoo.cli.models import _checkpoint_step
 from clipzoo.errors import ConfigError
+from clipzoo.explore import app
+from clipzoo.explore.app import Explorer, escaped, names_of, thinned
 from clipzoo.report.figures import Curve
 from clipzoo.report.pages import explorer_page
-from tests.support.explored import site_of
+from tests.support.explored import explorer_of
 from tests.support.legible import faults
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Site:
-    return site_of(tmp_path_factory.mktemp("site"), "clip", "wpse")
+def site(tmp_path_factory) -> Explorer:
+    return explorer_of(tmp_path_factory.mktemp("site"), "clip", "wpse")
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +41,10 @@ def address(site):
 
 
 @contextmanager
-def serving(site: Site) -> Iterator[tuple[tuple[str, int], set]]:
+def serving(site: Explorer) -> Iterator[tuple[tuple[str, int], set]]:
     """Serve a site in the block; yield the address and the open connections."""
-    running = explorer_site.server(site)
-    with explorer_site.listener(0) as listening:
+    running = app.server(site)
+    with app.listener(0) as listening:
         thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
         thread.start()
         yield listening.getsockname(), running.server_state.connections
@@ -94,7 +93,7 @@ def test_a_wrong_question_has_one_message(path, message, address):
 @pytest.mark.medium
 def test_a_port_in_use_is_named(address):
     with pytest.raises(ConfigError, match="port .* cannot be used .*: give another --port"):
-        explorer_site.listener(address[1])
+        app.listener(address[1])
 
 
 @pytest.mark.medium
@@ -116,10 +115,10 @@ def test_a_broken_request_is_refused_and_the_next_one_answered(line, address, ca
 
 @pytest.mark.medium
 def test_clients_that_send_half_a_request_or_stop_reading_block_nobody_and_are_cut_off(site, monkeypatch):
-    monkeypatch.setattr(explorer_site, "CLIENT_TIMEOUT_SECONDS", 2)
-    (first, *others) = site.explorer.collections
+    monkeypatch.setattr(app, "CLIENT_TIMEOUT_SECONDS", 2)
+    (first, *others) = site.collections
     # 20 MB: more than the buffers of a connection hold.
-    large = Site(Explorer(site.explorer.models, [replace(first, choices=["a" * 20_000] * 1000), *others]), site.runs)
+    large = Explorer(site.models, [replace(first, choices=["a" * 20_000] * 1000), *others])
     with serving(large) as (address, connections), ExitStack() as clients:
         half = []
         for _ in range(20):
@@ -158,7 +157,7 @@ def test_two_hundred_clients_are_answered_for_a_minute_beside_fifty_that_stop_re
     assert min(counts) > 0
 
 
-def test_the_page_loads_nothing_from_elsewhere_and_its_text_is_escaped():
+def test_the_page_loads_nothing_from_elsewhere_and_its_text_isescaped():
     page = explorer_page({"answers": {"overview": {"collections": [{"choices": [HOSTILE]}]}}, "pictures": {}})
     assert HOSTILE not in page and page.count("</script>") == 2
     stored = re.search(r'<script type="application/json" id="answers">(.*?)</script>', page, re.S)
@@ -177,38 +176,38 @@ def test_an_export_has_an_answer_to_each_of_its_captions_and_all_pictures(site):
     for number, collection in enumerate(content["answers"]["overview"]["collections"]):
         assert len(collection["choices"]) == 2
         for caption in collection["choices"]:
-            found = content["answers"][f"search?collection={number}&caption={_escaped(caption)}"]
+            found = content["answers"][f"search?collection={number}&caption={escaped(caption)}"]
             for model in found:
                 best = model["matches"][0]["row"]
                 place = f"collection={number}&row={best}"
                 assert content["pictures"][f"{number}/{best}"].startswith("data:image/jpeg;base64,")
                 assert f"picture?{place}" in content["answers"]
-                assert f"parts?{place}&caption={_escaped(caption)}" in content["answers"]
+                assert f"parts?{place}&caption={escaped(caption)}" in content["answers"]
 
 
 def test_captions_are_escaped_in_an_export_as_a_browser_escapes_them():
     """encodeURIComponent leaves A-Z a-z 0-9 - _ . ! ~ * ' ( ) alone."""
-    assert _escaped("it's (a) *red* ~ naïve/?&=#%") == "it's%20(a)%20*red*%20~%20na%C3%AFve%2F%3F%26%3D%23%25"
-    assert quote("é") == _escaped("é")
+    assert escaped("it's (a) *red* ~ naïve/?&=#%") == "it's%20(a)%20*red*%20~%20na%C3%AFve%2F%3F%26%3D%23%25"
+    assert quote("é") == escaped("é")
 
 
 def test_a_long_curve_keeps_its_last_value_and_no_value_that_json_cannot_write():
     values = tuple(float(step) for step in range(1001))
-    thinned = _thinned(Curve("loss", "loss", "nats", values, (float("nan"), *values[1:])), main=True)
-    assert len(thinned["values"]) <= 400 and thinned["values"][-1] == 1000.0
-    assert json.loads(json.dumps(thinned, allow_nan=False))["unit"] == "nats"
+    curve = thinned(Curve("loss", "loss", "nats", values, (float("nan"), *values[1:])), main=True)
+    assert len(curve["values"]) <= 400 and curve["values"][-1] == 1000.0
+    assert json.loads(json.dumps(curve, allow_nan=False))["unit"] == "nats"
 
 
 def test_runs_of_one_name_are_told_apart():
-    assert _names(["runs/a/clip", "runs/b/clip", "runs/kme/"]) == ["runs/a/clip", "runs/b/clip", "kme"]
-    assert _names(["runs/a", "runs/a"]) == ["runs/a (1)", "runs/a (2)"]
+    assert names_of(["runs/a/clip", "runs/b/clip", "runs/kme/"]) == ["runs/a/clip", "runs/b/clip", "kme"]
+    assert names_of(["runs/a", "runs/a"]) == ["runs/a (1)", "runs/a (2)"]
 
 
 def test_a_run_without_a_checkpoint_is_told_when_to_explore_it(tmp_path):
     parts = "".join(f"{part}: {{_target_: x.Y}}\n" for part in ("encoder", "head", "objective", "data", "optim"))
     (tmp_path / "config.yaml").write_text(f"seed: 0\n{parts}trainer: {{_target_: x.Y, save_every: 200}}\n")
     with pytest.raises(ConfigError, match=r"has no checkpoint yet \(trainer.save_every=200\)"):
-        _require_checkpoint(str(tmp_path))
+        _checkpoint_step(str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +289,7 @@ def test_five_interactions_in_a_browser(address, site, page):
 
 @pytest.mark.slow
 def test_hostile_text_is_shown_as_text(address, site, page, monkeypatch):
-    monkeypatch.setitem(site.explorer.collections[0].captions, 2, [HOSTILE])
+    monkeypatch.setitem(site.collections[0].captions, 2, [HOSTILE])
     page.goto(f"http://127.0.0.1:{address[1]}/")
     page.fill("#caption", HOSTILE)
     page.press("#caption", "Enter")

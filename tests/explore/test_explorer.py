@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipzoo.api.explore import Explorer, _grid, collection_of_images, collections_of, explored
 from clipzoo.errors import ConfigError
+from clipzoo.explore.app import Explorer, _grid, collection_of_images, collections_of, explored
 from tests.support.evaluation_sets import picture
-from tests.support.explored import collections, site_of
+from tests.support.explored import collections, explorer_of
 from tests.support.exported import loaded, logits
 
 HEADS = ("clip", "wpse", "kme", "cloob")
@@ -19,7 +19,7 @@ HEADS = ("clip", "wpse", "kme", "cloob")
 
 @pytest.fixture(scope="module")
 def explorer(tmp_path_factory):
-    return site_of(tmp_path_factory.mktemp("explorer"), *HEADS).explorer
+    return explorer_of(tmp_path_factory.mktemp("explorer"), *HEADS)
 
 
 @pytest.mark.medium

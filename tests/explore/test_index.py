@@ -11,11 +11,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import clipzoo
-from clipzoo.api.search import index as indices
-from clipzoo.api.search.candidates import Candidates
-from clipzoo.api.search.gallery import read_gallery
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.explore import index as indices
+from clipzoo.explore.index import Candidates, read_gallery
 from tests.support.exported import captions, loaded, logits, pictures
 from tests.support.heads import build_head, image_features, text_features
 from tests.support.ranks import run_ranks
@@ -54,7 +53,7 @@ def test_inner_products_find_the_images_with_the_highest_logits(head, faiss, gal
     if faiss:
         pytest.importorskip("faiss")
     else:
-        monkeypatch.setattr("clipzoo.api.search.candidates.find_spec", lambda name: None)
+        monkeypatch.setattr("clipzoo.explore.index.find_spec", lambda name: None)
     model = clipzoo.load(published / head)
     index = clipzoo.build_index(model, str(published / head), str(gallery), tmp_path / "index")
     images = [Image.open(gallery / name) for name in index.names]

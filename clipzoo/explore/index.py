@@ -9,25 +9,30 @@ A block is written completely or not at all: an interrupted build continues with
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import braceexpand
 import torch
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.api.search.candidates import Candidates
-from clipzoo.api.search.gallery import Gallery, read_gallery
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of, one_message
+from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles, Images
+from clipzoo.evaluation.datasets.tar import tar_samples
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import model_key
 from clipzoo.export.files import save_weights
+from clipzoo.heads.base import Head
 from clipzoo.loading import LoadedModel, load, read_weights
 from clipzoo.types import Embedding, PointSet, as_captions, concatenate
 
@@ -36,6 +41,7 @@ BLOCK = 256
 """Images in a block."""
 LONGEST_NAME = 2**13
 """Bytes of names.json for each image."""
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 FIELDS = {"model": str, "images": str, "count": int, "block": int, "key": str, "names": str}
 REMEDY = "build the index again in another folder"
 
@@ -45,6 +51,15 @@ class Match(NamedTuple):
 
     name: str
     score: float
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Images with names: paths below the folder, or SHARD.tar/KEY. source: where they are from."""
+
+    source: str
+    names: list[str]
+    images: Images
 
 
 class SearchIndex:
@@ -99,10 +114,14 @@ class SearchIndex:
 
         query: one row, the embedding of a caption, or of an image, whose neighbours are then returned.
         """
-        rows = self._rows(query, count, candidates)
-        scores = self._score(query, rows)
-        order = scores.sort(descending=True, stable=True).indices[:count]
-        return [(int(rows[index]), float(scores[index])) for index in order]
+        if self.model.head.is_inner_product:
+            rows = self._candidates.best(query, min(count, len(self)))
+        elif candidates is None or candidates >= len(self):
+            rows = torch.arange(len(self))
+        else:
+            rows = self._candidates.best(query, min(max(count, candidates), len(self)))
+        best = self._score(query, rows).sort(descending=True, stable=True)
+        return [(int(rows[place]), float(best.values[rank])) for rank, place in enumerate(best.indices[:count])]
 
     def recall(self, captions: str | Sequence[str], count: int = 10, candidates: int | None = None) -> float:
         """Return the share of the best `count` images of some captions that `search` finds; 1 if it is exact."""
@@ -110,14 +129,6 @@ class SearchIndex:
         pairs = [(place, match.name) for place, matches in enumerate(best) for match in matches]
         hits = {(place, match.name) for place, matches in enumerate(found) for match in matches}
         return sum(pair in hits for pair in pairs) / len(pairs)
-
-    def _rows(self, text: Embedding, count: int, candidates: int | None) -> Tensor:
-        """Return the rows of the images that are scored."""
-        if self.model.head.is_inner_product:
-            return self._candidates.best(text, min(count, len(self)))
-        if candidates is None or candidates >= len(self):
-            return torch.arange(len(self))
-        return self._candidates.best(text, min(max(count, candidates), len(self)))
 
     @torch.no_grad()
     def embed(self, caption: str) -> Embedding:
@@ -130,6 +141,66 @@ class SearchIndex:
         with exact_products():
             parts = [self.model.similarity(self.images[block], text)[:, 0] for block in rows.split(BLOCK)]
         return torch.cat(parts)
+
+
+class Candidates:
+    """Images by the inner product of their factor with that of a caption; see `Head.search_factors`.
+
+    By faiss where it is installed, by blocks of products otherwise.
+    """
+
+    def __init__(self, head: Head, images: Embedding) -> None:
+        self._head = head
+        with torch.no_grad(), exact_products():
+            self._basis = head.search_basis(images)
+            blocks = torch.arange(len(images)).split(BLOCK)
+            self._vectors = torch.cat([self._factors(images[block], images[:1])[0] for block in blocks])  # [n, f]
+        self._faiss: Any = None
+        if find_spec("faiss") is not None:
+            import faiss
+
+            self._faiss = faiss.IndexFlatIP(self._vectors.shape[1])
+            self._faiss.add(self._vectors.numpy())
+
+    def best(self, text: Embedding, count: int) -> Tensor:
+        """Return the rows of the `count` best images of one caption, best first."""
+        with torch.no_grad(), exact_products():
+            query = self._factors(text[:0], text)[1]
+            if self._faiss is not None:
+                return torch.from_numpy(self._faiss.search(query.numpy(), count)[1][0])
+            products = self._vectors @ query[0]
+        return products.sort(descending=True, stable=True).indices[:count]
+
+    def _factors(self, image: Embedding, text: Embedding) -> tuple[Tensor, Tensor]:
+        left, right = self._head.search_factors(image, text, self._basis)
+        return left.float(), right.float()
+
+
+def read_gallery(source: str) -> Gallery:
+    """List the images of a folder (and the folders below it), or of the shards of a folder or a pattern.
+
+    Raises:
+        ConfigError: there are no images.
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        tars = sorted(folder.glob("*.tar"))
+    else:
+        tars = [Path(path) for part in braceexpand.braceexpand(source) for path in sorted(glob.glob(part)) or [part]]
+        if missing := [path for path in tars if not path.exists()]:
+            raise ConfigError(f"{missing[0]} does not exist")
+    if tars:
+        found = {
+            f"{path.name}/{sample.key}": sample.image
+            for path in tars
+            for sample in tar_samples(path, "remove it or make it again", unterminated=True)
+        }
+    else:
+        files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in EXTENSIONS and path.is_file()]
+        found = {str(path.relative_to(folder)): ImageFile(path) for path in files}
+    if not found:
+        raise ConfigError(f"{source} has no images ({', '.join(EXTENSIONS)}): give a folder of images, or tar shards")
+    return Gallery(source, list(found), ImageFiles(list(found.values())))
 
 
 def build_index(
@@ -225,9 +296,3 @@ def _read(path: Path) -> Embedding:
         case ["embedding"]:
             return tensors["embedding"]
     raise io.DamagedFileError(path, f"holds the tensors {', '.join(sorted(tensors)) or 'of none'}", REMEDY)
-
-
-def matches_as_text(results: Sequence[Sequence[Match]]) -> Iterator[str]:
-    """Yield one line for each match: position, score and name."""
-    for matches in results:
-        yield from (f"{place:4d}  {match.score:8.3f}  {match.name}" for place, match in enumerate(matches, start=1))

@@ -21,7 +21,7 @@ from tests.support.siglip_models import write_tokenizer
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.medium
 CLIP_MODEL = ("ViT-B-32", "ViT-B-32-quickgelu", "ViT-M-32-alt", "ViT-L-14-worldwide")
-"""Families that CLIPModel holds. tests/api/formats/test_siglip.py covers those of SiglipModel."""
+"""Families that CLIPModel holds. tests/export/test_siglip.py covers those of SiglipModel."""
 REFUSED = {
     "RN50": "its image tower is ModifiedResNet, not open_clip's VisionTransformer",
     "ViT-L-14-CLIPA": "its image tower pools by avg, not at the class token",
