@@ -48,7 +48,7 @@ COMMANDS = {
     "world": ("lab.worlds.world", "generate the demo's dataset"),
     "emoji": ("lab.worlds.emoji", "get emoji of two vendors as a dataset"),
 }
-"""Commands with their own arguments: the module whose `add_arguments` declares them, or MODULE:FUNCTION, and a summary."""
+"""Commands with their own arguments: the function that declares them, MODULE or MODULE:FUNCTION, and a summary."""
 
 
 def main(*command: str) -> int:
