@@ -31,7 +31,7 @@ from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles, Images
 from clipzoo.evaluation.datasets.tar import tar_samples
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import model_key
-from clipzoo.export.files import save_weights
+from clipzoo.exports.files import save_weights
 from clipzoo.heads.base import Head
 from clipzoo.loading import LoadedModel, load, read_weights
 from clipzoo.types import Embedding, PointSet, as_captions, concatenate

@@ -11,7 +11,7 @@ import clipzoo
 from clipzoo.build import build_model, found_in_model
 from clipzoo.config.schema import filled
 from clipzoo.errors import ConfigError
-from clipzoo.export.open_clip import as_ours
+from clipzoo.exports.open_clip import as_ours
 from clipzoo.loading import LoadedModel
 from tests.support.experiments import composed_once
 from tests.support.exported import assert_equal_states
@@ -21,7 +21,7 @@ from tests.support.siglip_models import write_tokenizer
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.medium
 CLIP_MODEL = ("ViT-B-32", "ViT-B-32-quickgelu", "ViT-M-32-alt", "ViT-L-14-worldwide")
-"""Families that CLIPModel holds. tests/export/test_siglip.py covers those of SiglipModel."""
+"""Families that CLIPModel holds. tests/exports/test_siglip.py covers those of SiglipModel."""
 REFUSED = {
     "RN50": "its image tower is ModifiedResNet, not open_clip's VisionTransformer",
     "ViT-L-14-CLIPA": "its image tower pools by avg, not at the class token",
