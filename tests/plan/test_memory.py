@@ -8,8 +8,9 @@ import pytest
 
 from clipzoo.config.compose import compose
 from clipzoo.distributed.world import World
-from clipzoo.plan.counts import GPUS, Cluster, configured, count, recomputes
-from clipzoo.plan.plan import Prediction, predict, shape_of
+from clipzoo.plan.cluster import GPUS, Cluster, configured
+from clipzoo.plan.counts import count, recomputes
+from clipzoo.plan.prediction import Prediction, predict, shape_of
 from tests.support.fake_training import peak_memory
 from tests.support.pretended_ranks import pretended_ranks
 from tests.support.ranks import run_ranks

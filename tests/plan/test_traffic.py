@@ -12,9 +12,9 @@ from clipzoo.config.compose import compose
 from clipzoo.distributed.parallel import Replicated
 from clipzoo.distributed.sharded import Sharded
 from clipzoo.heads import cost
-from clipzoo.plan.counts import GPUS, Cluster, Setting, count
-from clipzoo.plan.memory import transfers
-from clipzoo.plan.plan import shape_of
+from clipzoo.plan.cluster import GPUS, Cluster, Setting
+from clipzoo.plan.counts import count
+from clipzoo.plan.prediction import shape_of, transfers
 from clipzoo.training.gradients import GradientCache
 from clipzoo.types import Batch, Progress
 from scripts.gradient_parity import compatible_pairs
