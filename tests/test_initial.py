@@ -28,6 +28,7 @@ from clipzoo.io.weights import weights_digest, weights_file
 from clipzoo.loading import LoadedModel
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.siglip import SigLIP
+from clipzoo.runs.directory import config_of
 from clipzoo.runs.identity import digest
 from clipzoo.runs.initial import with_digests
 from tests.support import runs
@@ -78,37 +79,37 @@ def test_a_model_starts_from_an_exported_folder_its_file_and_open_clips_name_for
     assert {row.outcome for row in rows} == {"loaded"}
 
 
-def test_one_tower_starts_from_weights_and_the_rest_keeps_the_values_of_the_seed(source, exported):
-    model, rows, before = loaded(configuration(), image=str(exported))
-    assert_same(model, source, "encoder.image_tower")
-    assert_same(model, before, "encoder.text_tower", "head")
-    assert {row.part for row in rows if row.outcome == "loaded"} == {"image"}
+@pytest.mark.parametrize(
+    ("named", "loads"),
+    [({"image": "{}"}, {"image"}), ({"weights": "{}", "text": "random"}, {"image", "head"})],
+)
+def test_parts_without_weights_or_named_random_keep_the_values_of_the_seed(named, loads, source, exported):
+    model, rows, before = loaded(configuration(), **{key: name.format(exported) for key, name in named.items()})
+    places = {"image": "encoder.image_tower", "text": "encoder.text_tower", "head": "head"}
+    for part, place in places.items():
+        assert_same(model, source if part in loads else before, place)
+    assert {row.part for row in rows if row.outcome == "loaded"} == loads
 
 
-def test_a_tower_that_is_named_random_is_left_out(source, exported):
-    model, _, before = loaded(configuration(), weights=str(exported), text="random")
-    assert_same(model, source, "encoder.image_tower", "head")
-    assert_same(model, before, "encoder.text_tower")
-
-
-@pytest.mark.parametrize("key", ["weights", "head"])
-def test_a_head_that_does_not_fit_the_source_is_refused_unless_a_random_one_is_asked_for(key, exported):
-    narrow = configuration("head.embed_width=8")
-    with pytest.raises(
-        ConfigError, match=r"head .ClipHead.: image_projection is .32, 16.*head.embed_width=16, or init"
-    ):
-        loaded(narrow, **{key: str(exported)})
-    model, rows, before = loaded(narrow, weights=str(exported), head="random")
+@pytest.mark.parametrize(
+    ("change", "key", "message"),
+    [
+        (
+            "head.embed_width=8",
+            "weights",
+            r"head .ClipHead.: image_projection is .32, 16.*embed_width=16, or init",
+        ),
+        ("head.embed_width=8", "head", r"head .ClipHead.: image_projection is .32, 16.*embed_width=16, or init"),
+        ("head=kme", "weights", "does not use: logit_scale, text_projection, visual.proj"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_unless_a_random_one_is_asked_for(change, key, message, exported):
+    config = configuration(change)
+    with pytest.raises(ConfigError, match=message):
+        loaded(config, **{key: str(exported)})
+    model, rows, before = loaded(config, weights=str(exported), head="random")
     assert_same(model, before, "head")
     assert not any(row.part == "head" for row in rows)
-
-
-def test_a_head_of_another_kind_is_refused_unless_a_random_one_is_asked_for(exported):
-    config = configuration("head=kme")
-    with pytest.raises(ConfigError, match="does not use: logit_scale, text_projection, visual.proj"):
-        loaded(config, weights=str(exported))
-    model, _, before = loaded(config, weights=str(exported), head="random")
-    assert_same(model, before, "head")
 
 
 def test_a_fixed_temperature_takes_no_other_value_and_the_unused_one_of_the_source_is_named(exported):
@@ -359,3 +360,62 @@ def test_a_run_may_have_the_name_of_a_checkpoint(name, undisturbed, tmp_path):
     for missing in (run / "checkpoints" / "step_3.pt", run / "checkpoints" / "step_00000003"):
         with pytest.raises(ConfigError, match="does not exist|there is no checkpoint"):
             run_and_step(str(missing))
+
+
+# A run that continues from a checkpoint of another run equals a run of its configuration from the first step.
+
+
+STABLE = (
+    "optim/schedule=wsd", "optim.schedule.warmup_epochs=null", "optim.schedule.warmup_steps=2",
+    "optim.schedule.cooldown_steps=3", "average=ema", "average.half_life_steps=2",
+)  # fmt: skip
+BRANCH = (*STABLE, "trainer.steps=7")
+
+
+@pytest.fixture
+def stable(tiny_shards, tmp_path):
+    """A run of 9 steps whose cooldown begins after step 6, with all of its checkpoints."""
+    runs.train(tiny_shards, tmp_path / "stable", *STABLE, "trainer.keep=9")
+    return tmp_path / "stable" / "run"
+
+
+def logged(run):
+    """The logged values of the steps that do not depend on time."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{key: line[key] for key in ("step", "loss", "lr", "gradient_norm")} for line in lines if "loss" in line]
+
+
+@pytest.mark.slow
+def test_a_cooldown_from_a_stable_checkpoint_equals_a_direct_run_bit_for_bit(stable, tiny_shards, tmp_path):
+    log = runs.train(tiny_shards, tmp_path / "branch", *BRANCH, f"init.resume={stable}")
+    # Its own cooldown begins after step 4, so that the checkpoint after step 6 does not serve.
+    assert f"continues from step 4 of {stable}" in log and "resuming from step 4" in log
+    runs.train(tiny_shards, tmp_path / "direct", *BRANCH)
+    branch, direct = (runs.newest_state(tmp_path / name, steps=7) for name in ("branch", "direct"))
+    for part in ("model", "objective"):
+        runs.assert_equal(branch[part], direct[part])
+        runs.assert_equal(branch["average"][part], direct["average"][part])
+    for parameter, moments in direct["optimizer"]["state"].items():
+        runs.assert_equal(branch["optimizer"]["state"][parameter], moments)
+    assert logged(tmp_path / "branch" / "run") == logged(tmp_path / "direct" / "run")
+    assert logged(tmp_path / "branch" / "run")[-1]["lr"] < 5e-4
+    # It is the same run: the same configuration without init.resume finds it.
+    digests = {digest(config_of(tmp_path / name / "run")) for name in ("branch", "direct")}
+    assert len(digests) == 1
+    assert "is finished after 7 steps" in runs.train(tiny_shards, tmp_path / "branch", *BRANCH)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_a_run_would_not_reach_is_refused_and_leaves_no_directory(stable, tiny_shards, tmp_path):
+    checkpoints = stable / "checkpoints"
+    refused = {
+        "optim.schedule.peak=1e-3": "the learning rates of the two runs are equal: train that run with a larger",
+        "head.temperature=0.5": "is a run of another configuration (head.temperature 0.07 -> 0.5): only its length",
+        f"init.resume={checkpoints}/step_00000006.pt": "the learning rates of the two runs differ after step 5",
+        f"init.resume={checkpoints}/step_00000003.pt": f"does not exist: the run's checkpoints are in {checkpoints}",
+        f"init.resume={tmp_path}/nothing": f"init.resume={tmp_path}/nothing is not a run: there is no",
+    }
+    for change, message in refused.items():
+        log = runs.train(tiny_shards, tmp_path / "branch", *BRANCH, f"init.resume={stable}", change, expected_code=2)
+        assert message in log, log
+        assert not (tmp_path / "branch" / "run").exists()

@@ -64,14 +64,6 @@ def test_a_model_is_loaded_by_its_name_on_the_hub(published, tmp_path, monkeypat
         clipzoo.load("hf-hub:somebody/other")
 
 
-def test_an_upload_without_a_token_says_how_to_get_one(published, monkeypatch):
-    from clipzoo.exports.hub import upload
-
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(ConfigError, match="needs a token of the Hugging Face hub: set HF_TOKEN"):
-        upload(published, "somebody/model")
-
-
 def test_the_card_states_licences_use_and_papers(published):
     card = (published / "README.md").read_text()
     facts = yaml.safe_load(card.split("---")[1])
