@@ -12,25 +12,32 @@ from safetensors.torch import load_file, save_file
 import clipzoo
 from clipzoo.errors import ConfigError
 from tests.support.exported import assert_equal_states, captions, loaded, logits, pictures
+from tests.support.siglip_models import write_siglip
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.medium
 
 
-@pytest.fixture(scope="module", params=["clip", "cloob"])
+@pytest.fixture(scope="module", params=["clip", "cloob", "siglip"])
 def exported(request, tmp_path_factory):
-    """A model and the folder that holds it for transformers. The towers have different activations."""
-    model = loaded(request.param, "encoder.image_tower.quick_gelu=true")
-    folder = tmp_path_factory.mktemp("transformers") / "exported"
-    clipzoo.export(model, folder, "transformers")
-    return model, folder
+    """A model and the folder that holds it for transformers. CLIP's towers have different activations."""
+    root = tmp_path_factory.mktemp("transformers")
+    if request.param == "siglip":
+        write_siglip(root / "theirs")
+        model = clipzoo.from_transformers(root / "theirs")
+    else:
+        model = loaded(request.param, "encoder.image_tower.quick_gelu=true")
+    clipzoo.export(model, root / "exported", "transformers")
+    return model, root / "exported"
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_logits_are_those_of_clipzoo_through_the_processor(exported, batch):
     model, folder = exported
-    peer = transformers.CLIPModel.from_pretrained(folder).eval()
+    peer = transformers.AutoModel.from_pretrained(folder).eval()
     processor = transformers.AutoProcessor.from_pretrained(folder)
+    kind = "Siglip" if "pair" in model.config else "CLIP"
+    assert (type(peer).__name__, type(processor).__name__) == (f"{kind}Model", f"{kind}Processor")
     images, texts = pictures(batch), captions(batch)
     inputs = processor(text=texts, images=images, return_tensors="pt", padding="max_length", truncation=True)
     assert torch.equal(inputs["input_ids"], model.tokenizer(texts))
@@ -40,11 +47,14 @@ def test_logits_are_those_of_clipzoo_through_the_processor(exported, batch):
     ours = torch.stack([model.transform(image) for image in images])
     torch.testing.assert_close(pixels, ours.float(), rtol=0, atol=1e-3)
     with torch.no_grad():
-        torch.testing.assert_close(peer(**inputs).logits_per_image, logits(model, images, texts), rtol=1e-5, atol=1e-5)
+        expected = model.pair_logits(model.encode_image(ours), model.encode_text(model.tokenizer(texts)))
+        torch.testing.assert_close(peer(**inputs).logits_per_image, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_shorter_padding_gives_the_same_logits(exported):
     model, folder = exported
+    if "pair" in model.config:
+        pytest.skip("SigLIP's text tower attends to padding")
     peer = transformers.CLIPModel.from_pretrained(folder).eval()
     processor = transformers.AutoProcessor.from_pretrained(folder)
     images, texts = pictures(2), ["a red circle", "two squares"]
@@ -56,7 +66,7 @@ def test_shorter_padding_gives_the_same_logits(exported):
 
 def test_every_tensor_of_the_file_is_one_of_the_model_and_none_is_missing(exported):
     _, folder = exported
-    _, loading = transformers.CLIPModel.from_pretrained(folder, output_loading_info=True)
+    _, loading = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
