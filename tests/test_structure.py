@@ -14,7 +14,8 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "clipzoo"
 ORDER = (
     "errors", "io", "config", "runs", "distributed", "types", "ops", "heads", "objectives", "encoders", "model",
-    "data", "evaluation", "training", "build", "loading", "exports", "initial", "api", "report", "cli", "plan", "lab",
+    "data", "evaluation", "training", "build", "loading", "exports", "initial", "report", "explore", "cli", "plan",
+    "lab",
 )  # fmt: skip
 """Packages and modules from low to high: a module imports only from its own package and from lower ones."""
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "conf" not in path.relative_to(PACKAGE).parts)
@@ -66,3 +67,33 @@ def modules_by_folder() -> dict[Path, int]:
 def test_only_one_module_reads_the_rank_from_the_environment():
     readers = [path for path in FILES if re.search(r'"(RANK|WORLD_SIZE|LOCAL_RANK)"', path.read_text())]
     assert [path.relative_to(PACKAGE).as_posix() for path in readers] == ["distributed/launch.py"]
+
+
+METHODS = {
+    node.name
+    for folder in ("heads", "objectives")
+    for path in (PACKAGE / folder).glob("*.py")
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.ClassDef)
+}
+OPTIONAL = {
+    *("towers", "tokenizer", "context_length", "image_tower", "text_tower"),
+    *("repeats", "names", "leave_out_images"),
+}
+"""Members of `Encoder` and of `Dataset` that have defaults."""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_facts_of_a_method_are_in_its_class_and_members_of_contracts_have_defaults(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        # Studies name methods of papers in their figures; a table of strings, of renamed classes, states no fact.
+        if isinstance(node, ast.Dict) and "lab" not in path.parts and any(map(_is_no_text, node.values)):
+            keys = {str(key.value).rpartition(".")[2] for key in node.keys if isinstance(key, ast.Constant)}
+            assert not keys & METHODS, f"line {node.lineno}: a table by class name; give the classes an attribute"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) == 3:
+            name = re.sub(r"{\w+}", "image", ast.unparse(node.args[1])).strip("f'\"")
+            assert name not in OPTIONAL, f"line {node.lineno}: {name} has a default in its base class or Protocol"
+
+
+def _is_no_text(value: ast.expr) -> bool:
+    return not (isinstance(value, ast.Constant) and isinstance(value.value, str))

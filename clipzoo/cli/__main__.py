@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import sys
 from importlib import import_module
@@ -32,19 +33,22 @@ COMMANDS = {
     "config": ("cli.configuration", "list the keys of a run: type, default, meaning, options"),
     "compare": ("cli.compare", "compare runs: metrics, intervals and paired tests of their differences"),
     "lab": ("lab.methods.lab", "compare methods with equal search budgets and fresh seeds on generated scenes"),
-    "explore": ("cli.models.explore", "explore trained models in a browser: search, neighbours, maps, curves"),
+    "explore": (
+        "cli.models:explore_arguments",
+        "explore trained models in a browser: search, neighbours, maps, curves",
+    ),
     "export": (
-        "cli.models.export",
+        "cli.models:export_arguments",
         "write a trained model for open_clip, transformers, torch.export or onnxruntime",
     ),
-    "index": ("cli.models.index", "embed images once, to search them"),
-    "search": ("cli.models.search", "search an index of images by captions"),
+    "index": ("cli.models:index_arguments", "embed images once, to search them"),
+    "search": ("cli.models:search_arguments", "search an index of images by captions"),
     "shards": ("cli.data.shards", "make, index or inspect WebDataset shards"),
     "datasets": ("cli.data.datasets", "list or convert the benchmark datasets, or make your own"),
     "world": ("lab.worlds.world", "generate the demo's dataset"),
     "emoji": ("lab.worlds.emoji", "get emoji of two vendors as a dataset"),
 }
-"""Commands with their own arguments: the module whose `add_arguments` declares them, and a summary."""
+"""Commands with their own arguments: the function that declares them, MODULE or MODULE:FUNCTION, and a summary."""
 
 
 def main(*command: str) -> int:
@@ -84,9 +88,11 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if chosen in (None, name):
-            loaded = import_module(f"clipzoo.{module}")
-            command.description = loaded.__doc__
-            loaded.add_arguments(command)
+            file, _, function = module.partition(":")
+            loaded = import_module(f"clipzoo.{file}")
+            declare = getattr(loaded, function or "add_arguments")
+            command.description = inspect.getdoc(declare) if function else loaded.__doc__
+            declare(command)
     return parser
 
 

@@ -40,7 +40,7 @@ from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
     from clipzoo.distributed.world import World
-    from clipzoo.initial import Rows
+    from clipzoo.encoders.weights import Row
     from clipzoo.model import Model
     from clipzoo.runs.search import Search, Space
     from clipzoo.training.parts import Dataset, Parts
@@ -263,7 +263,7 @@ def begin(
     plain: Mapping[str, Any],
     given: Mapping[str, Any],
     dataset: Dataset,
-    rows: Rows,
+    rows: Sequence[Row],
     hardware: str,
     world: World,
 ) -> None:

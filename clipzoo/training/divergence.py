@@ -232,8 +232,7 @@ class Spikes(Hook):
         self.policy, self._world, self._log = policy, world, parts.logger.log
         self._detector = SpikeDetector(settings.window, settings.threshold, world)
         self._folder = parts.folder and parts.folder / FOLDER
-        # Sample ids -> the shard and key of each sample, if the dataset has them.
-        self._names: Callable[[Sequence[int]], list[str]] | None = getattr(parts.dataset, "names", None)
+        self._names = parts.dataset.names
         self._in_a_row = 0
 
     def begin(self, progress: Progress) -> None:
@@ -277,9 +276,10 @@ class Spikes(Hook):
             where = f"; its samples are in {path}"
             if self._world.is_first:
                 ids = [sample for _, samples in ranks for sample in samples]
-                names = {} if self._names is None else {"names": self._names(ids)}
                 losses = [loss for loss, _ in ranks]
-                facts = {"policy": self.policy, "losses_of_ranks": losses, "sample_ids": ids, **names}
+                facts: dict[str, Any] = {"policy": self.policy, "losses_of_ranks": losses, "sample_ids": ids}
+                if names := self._names(ids):
+                    facts["names"] = names
                 io.write_whole(path, json.dumps({"step": step, **spike, **facts}))
         if self._world.is_first:
             self._log(step, {"event": "spike", **{f"spike/{name}": value for name, value in spike.items()}})

@@ -12,9 +12,9 @@ import torch
 from timm.optim import create_optimizer_v2
 from torch import nn
 
-from clipzoo.api.training import adam
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.training.in_python import adam
 from clipzoo.training.optimizers import (
     FACTOR,
     SGD,

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from clipzoo.api.training import CallbackEvaluator
 from clipzoo.errors import ConfigError
+from clipzoo.training.in_python import CallbackEvaluator
 from clipzoo.training.parts import Schedule
 from clipzoo.training.schedules import Constant, Cosine, InverseSquareRoot, Linear, WarmupStableDecay
 from clipzoo.training.settings import Length
