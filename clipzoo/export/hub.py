@@ -19,10 +19,8 @@ from clipzoo.export.files import save_weights, tokenizer_faults, write_preproces
 from clipzoo.io import below, new_folder
 from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.loading import CONFIG, HERE, HUB, PAIR, VERSION, WEIGHTS, LoadedModel, value_faults
-from clipzoo.runs.arrays import read_arrays
-from clipzoo.runs.metric_key import DEVIATION, VALIDATION, MetricKey, split
-from clipzoo.runs.record import FILE, RunRecord
-from clipzoo.runs.variables import uses_variables
+from clipzoo.runs.identity import uses_variables
+from clipzoo.runs.record import DEVIATION, FILE, VALIDATION, MetricKey, RunRecord, read_arrays, split
 
 # The results of a run in its model card: a table for each task, with intervals and protocol.
 

@@ -25,8 +25,7 @@ from clipzoo.report.frame import COSTS, FilledTable, cost_of
 from clipzoo.report.published import PaperColumn, PaperRow
 from clipzoo.report.render import Picture, capitalised
 from clipzoo.report.statistics import Disagreement
-from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey
-from clipzoo.runs.training_log import Line, TrainingLog
+from clipzoo.runs.record import VALIDATION_LOSS, Line, MetricKey, TrainingLog
 
 INK, MUTED, RIGHT, WRONG = "#303f9f", "#9fa8da", "#2e8b57", "#c0503c"
 PALETTE = ("#303f9f", "#c0503c", "#d99a2b", "#2e8b57", "#7a5ba6", "#3c9cc0", "#8a6d4f", "#b8609a", "#7f8c8d", "#5c7a29")

@@ -38,12 +38,9 @@ from clipzoo.report.published import (
     search_of,
 )
 from clipzoo.report.statistics import distinct, rank_sum
-from clipzoo.runs.arrays import read_arrays
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import flat, identity
-from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.record import RunRecord
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.runs.record import MetricKey, RunRecord, TrainingLog, read_arrays
 
 PAPER = "paper"
 """The scale of the papers' own size."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from clipzoo import io
 from clipzoo.data.captions import CaptionCounts, described
 from clipzoo.errors import ConfigError
 from clipzoo.io.text import save_figure
-from clipzoo.report import figures, scaling as laws, sections as parts
+from clipzoo.report import figures, render, scaling as laws, sections as parts
 from clipzoo.report.frame import (
     COSTS,
     PAPER,
@@ -53,15 +54,21 @@ from clipzoo.report.render import (
     text_table,
     write,
 )
-from clipzoo.report.trials import Trials, trial_sections
-from clipzoo.runs.arrays import read_arrays
-from clipzoo.runs.directory import CAPTIONS, config_of, is_finished
-from clipzoo.runs.metric_key import VALIDATION_LOSS, MetricKey, parsed, split
-from clipzoo.runs.names import departs
-from clipzoo.runs.record import ENDED_EARLY, RunRecord, revision
-from clipzoo.runs.search import State, Trial
+from clipzoo.report.trials import Trials, trial_sections, trial_table
+from clipzoo.runs.directory import CAPTIONS, config_of, departs, is_finished
+from clipzoo.runs.record import (
+    ENDED_EARLY,
+    VALIDATION_LOSS,
+    MetricKey,
+    RunRecord,
+    TrainingLog,
+    parsed,
+    read_arrays,
+    revision,
+    split,
+)
+from clipzoo.runs.search import Search, Space, State, Trial
 from clipzoo.runs.sweep import Point, points, sweep_folder
-from clipzoo.runs.training_log import TrainingLog
 
 ZERO_SHOT = ("confusion", "class_names", "images", "labels", "predictions")
 RETRIEVAL = ("captions", "place", "found", "owner", "images", "gallery")
@@ -555,3 +562,33 @@ def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
     return html_page("explorer.html.j2", title="clipzoo explore", policy=policy, script=Markup(script), answers=answers)
+
+
+# The page of a search or a sweep: its trials, and the comparison of their runs.
+
+
+MOST_ROWS = 30
+"""Trials that the terminal shows."""
+
+
+def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Trial]) -> str:
+    """Write index.html to the folder of a search; return the table of its trials, the best and the path of the page.
+
+    Without a finished trial there is no page.
+    """
+    shown = Trials(trials, search.metrics, search.directions, search.rungs, scales=space.scales)
+    table = f"\n{render.terminal(trial_table(shown, MOST_ROWS))}\n\n{shown.summary}"
+    folders = [run for run in dict.fromkeys(trial.folder for trial in trials) if run.exists()]
+    if not shown.finished or not folders:
+        missing = "run of the search is left" if shown.finished else "trial of the search is finished"
+        return f"{table}\nno {missing}: there is no page"
+    page = write_pages(
+        folders, [], folder, first=trial_sections(shown, "The search"), labels=shown.labels, tested=False
+    )
+    best = [f"best: trial {trial.number + 1}: {command(trial)}" for trial in shown.best[:3]]
+    return "\n".join([table, *best, f"the page of the search: {page}"])
+
+
+def command(trial: Trial) -> str:
+    """Return the command that trains a trial alone, or shows that it is finished."""
+    return shlex.join(["clipzoo", "train", *trial.overrides])

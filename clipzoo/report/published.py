@@ -16,10 +16,9 @@ from clipzoo.config.compose import compose
 from clipzoo.config.groups import CONF
 from clipzoo.config.trust import read
 from clipzoo.errors import ConfigError, nearest
+from clipzoo.runs.directory import EXEMPT
 from clipzoo.runs.identity import identity
-from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.names import EXEMPT
-from clipzoo.runs.protocol import Setting, settings
+from clipzoo.runs.record import MetricKey, Setting, protocol_settings
 from clipzoo.runs.sweep import searched
 
 FOLDER = Path(__file__).parent / "papers"
@@ -352,7 +351,7 @@ def protocol_differences(
         for place, seen in protocol.items()
         for task, _, dataset in [place.partition("/")]
         if dataset in evaluation.get(task, ())
-        for name, value in settings(evaluation, task, dataset).items()
+        for name, value in protocol_settings(evaluation, task, dataset).items()
         if seen.get(name, value) != value
     }
 

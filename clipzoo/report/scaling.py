@@ -23,7 +23,7 @@ from clipzoo.report.frame import columns_of, numbers
 from clipzoo.report.render import Cell, Table, text_table
 from clipzoo.report.statistics import LAW_RESAMPLES, Interval, ScalingFit, fit_power_law
 from clipzoo.runs.identity import identity
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.runs.record import TrainingLog
 
 COMPUTE, SAMPLES, WIDTH = "compute", "samples", "width"
 LABELS = {COMPUTE: "FLOPs of the training", SAMPLES: "samples seen", WIDTH: "encoder.image_width"}

@@ -45,10 +45,8 @@ from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, c
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.directory import is_finished
 from clipzoo.runs.identity import flat
-from clipzoo.runs.metric_key import MetricKey, written
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.record import MetricKey, RunRecord, TrainingLog, written
 from clipzoo.runs.sweep import Point
-from clipzoo.runs.training_log import TrainingLog
 
 SMALL = (
     "Rows of the papers' tables, trained at a small scale: each has its paper's head and objective, and all share one "

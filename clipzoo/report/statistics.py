@@ -16,8 +16,7 @@ from scipy import optimize, stats
 
 from clipzoo.errors import number_of
 from clipzoo.io import DamageLog
-from clipzoo.runs.arrays import read_arrays
-from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.record import MetricKey, read_arrays
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,9 +22,8 @@ from clipzoo.io.text import shorten
 from clipzoo.report.figures import DPI, INK, MUTED, RIGHT, WRONG, label, style
 from clipzoo.report.render import Cell, Picture, Section, Table, text_table
 from clipzoo.runs.directory import is_finished
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.record import RunRecord, TrainingLog
 from clipzoo.runs.search import STATES, Trial, front
-from clipzoo.runs.training_log import TrainingLog
 
 MOST_GROUPS = 4
 """Groups into which the values of a key are divided for its importance."""

@@ -74,7 +74,7 @@ def runs_of(plain: Mapping[str, Any]) -> Runs:
         ConfigError: the URL is invalid.
     """
     # Imports hydra, which the help of a command does not need.
-    from clipzoo.runs.variables import with_variables
+    from clipzoo.runs.identity import with_variables
 
     runs = with_variables(plain["runs"])
     if not is_url(runs):

@@ -37,14 +37,11 @@ from clipzoo.config.trust import alternatives, read
 from clipzoo.config.vocabulary import Ascending, Count, Names, Range, Seed, Share
 from clipzoo.errors import ConfigError, cause, installation
 from clipzoo.io import shortened
+from clipzoo.runs.directory import run_folder, with_digests
 from clipzoo.runs.identity import identity, is_harmless
-from clipzoo.runs.initial import with_digests
 from clipzoo.runs.lock import locked, try_lock
-from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, written
-from clipzoo.runs.names import run_folder
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, RunRecord, TrainingLog, written
 from clipzoo.runs.sweep import Point
-from clipzoo.runs.training_log import TrainingLog
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -19,8 +19,7 @@ from clipzoo import io
 from clipzoo.distributed import launch
 from clipzoo.errors import ConfigError, installation, masked
 from clipzoo.runs.identity import flat
-from clipzoo.runs.record import revision
-from clipzoo.runs.training_log import LOG
+from clipzoo.runs.record import LOG_BYTES, revision
 from clipzoo.types import Part
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class Logger(Part):
             return
         path = folder / "metrics.jsonl"
         if path.exists():
-            rows = [row for row in io.read_json_lines(path, LOG) if _is_before(row, step)]
+            rows = [row for row in io.read_json_lines(path, LOG_BYTES) if _is_before(row, step)]
             io.write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
         self._file = io.JsonLines(path)
         for name, logger in self._also.items():

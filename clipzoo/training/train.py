@@ -13,8 +13,7 @@ from clipzoo.distributed.launch import load_warning
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.world import World, step_part
 from clipzoo.model import Model
-from clipzoo.runs.metric_key import AVERAGE
-from clipzoo.runs.record import ENDED_EARLY
+from clipzoo.runs.record import AVERAGE, ENDED_EARLY
 from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.callbacks import EarlyStopping, Evaluate, Log, Rewind, Save
 from clipzoo.training.checkpoints import TrainingState

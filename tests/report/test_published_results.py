@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clipzoo.report.render import markdown
 from clipzoo.report.sections import published_tables
-from clipzoo.runs.metric_key import parsed
+from clipzoo.runs.record import parsed
 
 METRICS = {
     "zero_shot/imagenet/top1": 20.0, "zero_shot/imagenet/top1_std": 0.25, "zero_shot/imagenet/mean_per_class": 19.0,

@@ -24,9 +24,7 @@ from clipzoo.report.figures import loss_unit, training_curves, value_log
 from clipzoo.report.pages import write_report
 from clipzoo.report.render import markdown, text_table
 from clipzoo.report.sections import result_tables
-from clipzoo.runs.metric_key import parsed
-from clipzoo.runs.record import RunRecord, results
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.runs.record import RunRecord, TrainingLog, parsed, results
 from tests.support import damage
 from tests.support.evaluation_sets import IMAGE_SIZE, config_of, model_of, write_sets
 from tests.support.paths import ROOT

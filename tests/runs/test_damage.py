@@ -12,8 +12,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.io import DamagedFileError
 from clipzoo.runs.directory import check_configuration, claim, config_of
 from clipzoo.runs.lock import RunLock
-from clipzoo.runs.record import RunRecord
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.runs.record import RunRecord, TrainingLog
 from tests.support import damage
 from tests.support.evaluation_sets import config_of as composed
 

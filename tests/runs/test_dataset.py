@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from clipzoo.errors import ConfigError
-from clipzoo.runs.dataset import FILE
 from clipzoo.runs.directory import claim, find_run
+from clipzoo.runs.identity import DATASET_FILE
 from clipzoo.runs.lock import RunLock
 from clipzoo.training import checkpoint_files
 from tests.support import damage
@@ -79,7 +79,7 @@ def test_a_dataset_without_an_index_is_compared_once_it_has_one(tmp_path):
 @pytest.mark.parametrize("change", [Path.unlink, damage.empty])
 def test_a_run_without_a_fingerprint_is_compared_by_the_place_of_its_dataset(tmp_path, change):
     claimed(tmp_path / "run")
-    change(tmp_path / "run" / FILE)
+    change(tmp_path / "run" / DATASET_FILE)
     with pytest.raises(ConfigError, match="another configuration"):
         found(tmp_path / "run", "a")
 

@@ -1,6 +1,6 @@
 import pytest
 
-from clipzoo.runs.metric_key import MetricKey, parsed, written
+from clipzoo.runs.record import MetricKey, parsed, written
 
 KEYS = {
     "zero_shot/cifar10/top1": MetricKey("zero_shot", "cifar10", "", "top1"),

@@ -16,8 +16,8 @@ from clipzoo.config.compose import compose
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.io import stores
 from clipzoo.runs import remote, store as remote_store
+from clipzoo.runs.directory import run_folder
 from clipzoo.runs.lock import RunLock
-from clipzoo.runs.names import run_folder
 from clipzoo.runs.remote import RemoteRun, RemoteRuns, Runs, local_copy, write_back
 from clipzoo.runs.store import Store
 from tests.support.stores import faulty_store, log_step, save_checkpoint

@@ -22,7 +22,7 @@ from clipzoo.io.weights import checkpoints_in, mark_of, step_of
 from clipzoo.report.figures import FIRST, Curve, evaluation_curves, training_curves
 from clipzoo.report.pages import explorer_page
 from clipzoo.runs.directory import is_finished
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.runs.record import TrainingLog
 
 if TYPE_CHECKING:
     import uvicorn
