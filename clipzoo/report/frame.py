@@ -109,7 +109,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 
 def read_logs(frame: pd.DataFrame, damage: io.DamageLog) -> dict[Path, TrainingLog]:
     """Return the training log of each run; empty for runs whose log cannot be read."""
-    return {run: damage.read(partial(TrainingLog.read, run), TrainingLog((), ())) for run in frame["run"].unique()}
+    return {run: damage.read(partial(TrainingLog.read, run), TrainingLog()) for run in frame["run"].unique()}
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:

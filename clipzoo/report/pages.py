@@ -67,7 +67,7 @@ from clipzoo.runs.record import (
     revision,
     split,
 )
-from clipzoo.runs.search import Search, Space, State, Trial
+from clipzoo.runs.search import LOSS, Search, Space, State, Trial
 from clipzoo.runs.sweep import Point, points, sweep_folder
 
 ZERO_SHOT = ("confusion", "class_names", "images", "labels", "predictions")
@@ -93,7 +93,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
     damage = io.DamageLog()
     if record is None and is_finished(run):
         record = damage.read(partial(RunRecord.read, run), None)
-    log = damage.read(partial(TrainingLog.read, run), TrainingLog((), ()))
+    log = damage.read(partial(TrainingLog.read, run), TrainingLog())
     config: dict[str, Any] = {}
     if (run / "config.yaml").exists():
         config = damage.read(partial(config_of, run), config)
@@ -412,7 +412,8 @@ def write_pages(
     code = revision()
     made = f"Made by clipzoo {version('clipzoo')}{f', revision {code}' if code else ''}."
     sections.append(Section(notes=[made], formats=["html"]))
-    io.write_whole(output / "tables.csv", csv(text_table(parts.CSV_COLUMNS, lines, left=0)))
+    cells = pd.DataFrame(lines, columns=list(parts.CSV_COLUMNS)).astype({"runs": "Int64"})
+    io.write_whole(output / "tables.csv", cells.to_csv(index=False, float_format="%.4f", lineterminator="\n"))
     files = [output / name for name in ("index.html", "tables.md", "tables.tex")]
     return write(Page("The papers' tables" if scales or filled else "Comparison of runs", files), sections)
 
@@ -486,8 +487,8 @@ def overview(swept: Sequence[Point]) -> Table:
     finished, tasks = _finished_points(swept)
     keys = [key for key in swept[0].swept if key != "seed"]
     rows = []
-    columns = [*tasks, parts.LOSS, next(iter(COSTS))]
-    groups = _seed_groups(swept)
+    columns = [*tasks, LOSS, next(iter(COSTS))]
+    groups = parts.seed_groups(swept)
     means = pd.DataFrame(
         [finished.reindex(folders)[columns].mean().to_list() for folders in groups.values()], columns=columns
     )
@@ -506,9 +507,9 @@ def sweep_trials(swept: Sequence[Point]) -> Trials:
     """Return the points of a sweep, averaged over seeds, as trials: compared by the first task, or by the last loss."""
     finished, tasks = _finished_points(swept)
     keys = [key for key in swept[0].swept if key != "seed"]
-    name = tasks[0] if tasks else parts.LOSS
+    name = tasks[0] if tasks else LOSS
     trials, runs = [], {}
-    for number, (values, folders) in enumerate(_seed_groups(swept).items()):
+    for number, (values, folders) in enumerate(parts.seed_groups(swept).items()):
         results = finished.reindex(folders)[name].dropna()
         state: State = "finished"
         if results.empty:
@@ -523,15 +524,6 @@ def sweep_trials(swept: Sequence[Point]) -> Trials:
     return Trials(trials, [name], ["maximize" if tasks else "minimize"], runs=runs)
 
 
-def _seed_groups(swept: Sequence[Point]) -> dict[tuple[str, ...], list[Path]]:
-    """Run directories by swept values without the seed."""
-    groups: dict[tuple[str, ...], dict[Path, None]] = {}
-    for point in swept:
-        values = tuple(value for key, value in point.swept.items() if key != "seed")
-        groups.setdefault(values, {})[point.folder] = None
-    return {values: list(folders) for values, folders in groups.items()}
-
-
 def _finished_points(swept: Sequence[Point]) -> tuple[pd.DataFrame, list[str]]:
     """Return a table of the finished runs, with a column for each task, the last loss and minutes; names of tasks."""
     damage = io.DamageLog()
@@ -541,12 +533,12 @@ def _finished_points(swept: Sequence[Point]) -> tuple[pd.DataFrame, list[str]]:
     rows = {
         run["run"]: {
             **{name: column.value(metrics) for name, column in tasks.items()},
-            parts.LOSS: parts.last_loss(logs[run["run"]]),
+            LOSS: logs[run["run"]].last_loss,
             minutes: cost_of(frame[frame["run"] == run["run"]], minutes),
         }
         for run, metrics in numbers(frame)
     }
-    columns = [*tasks, parts.LOSS, minutes]
+    columns = [*tasks, LOSS, minutes]
     return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=float), list(tasks)
 
 
