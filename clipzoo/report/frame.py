@@ -13,6 +13,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -48,7 +49,7 @@ COLUMNS = (
     *("run", "seed", "group", "row", "scale", "encoder", "head", "objective", "cost"),
     *("task", "dataset", "protocol", "metric", "value", "key", "outcomes", "config", "record"),
 )
-TASKS = (
+TASK_KEYS = (
     ("zero-shot top-1", MetricKey("zero_shot", "", "", "top1")),
     ("linear probe before projection, top-1", MetricKey("linear_probe", "", "before", "top1")),
     ("linear probe after projection, top-1", MetricKey("linear_probe", "", "after", "top1")),
@@ -135,35 +136,29 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     metrics = {**record.metrics, **{MetricKey("training", "", "", name): value for name, value in costs.items()}}
     rows = []
     for key, value in metrics.items():
-        name = {"task": key.task, "dataset": key.dataset, "protocol": key.protocol, "metric": key.metric}
-        rows.append({**facts, **name, "value": float(value), "key": key, "outcomes": _outcomes(folder, key)})
+        outcomes = None
+        with suppress(io.DamagedFileError):  # a name that cannot be that of a file
+            path = io.below(folder, f"evaluation/{key.task}/{key.dataset}.npz")
+            outcomes = path if path.exists() else None
+        rows.append({**facts, **vars(key), "value": float(value), "key": key, "outcomes": outcomes})
     return rows or [facts]
-
-
-def _outcomes(folder: Path, key: MetricKey) -> Path | None:
-    try:
-        path = io.below(folder, f"evaluation/{key.task}/{key.dataset}.npz")
-    except io.DamagedFileError:  # a name that cannot be that of a file
-        return None
-    return path if path.exists() else None
 
 
 def columns_of(frame: pd.DataFrame) -> dict[str, list[PaperColumn]]:
     """By task, the datasets that any run was evaluated on; their mean comes first if there are several."""
     by_task = {}
-    for task, wanted in TASKS:
+    for task, wanted in TASK_KEYS:
         keys = [
             key
             for key in frame["key"].dropna().drop_duplicates()
             if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == wanted
         ]
-        single = [
-            PaperColumn(task, key.dataset.replace("_", " ") + (" paired" if key.paired else ""), ((key,),))
-            for key in keys
-        ]
-        mean = [PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
-        if keys:
-            by_task[task] = [*mean, *single]
+        columns = [PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
+        for key in keys:
+            label = key.dataset.replace("_", " ") + (" paired" if key.paired else "")
+            columns.append(PaperColumn(task, label, ((key,),)))
+        if columns:
+            by_task[task] = columns
     return by_task
 
 
@@ -223,15 +218,20 @@ def chance(frame: pd.DataFrame, damage: io.DamageLog) -> dict[MetricKey, float]:
     """Accuracy of guessing on each dataset whose number of classes or images the evaluation left."""
     guessing: dict[MetricKey, float] = {}
     for run in frame["run"].unique():
-        for path in sorted((run / "evaluation" / "zero_shot").glob("*.npz")):
-            if (content := damage.read(partial(read_arrays, path, ("class_names",)), None)) is not None:
-                accuracy = 100 / max(1, len(content["class_names"]))
-                guessing[MetricKey("zero_shot", path.stem, "", "top1")] = accuracy
-                guessing |= {MetricKey("linear_probe", path.stem, at, "top1"): accuracy for at in ("before", "after")}
-        for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
-            if (content := damage.read(partial(read_arrays, path, ("gallery",)), None)) is not None:
-                for way in ("image_to_text", "text_to_image"):
-                    guessing[MetricKey("retrieval", path.stem, way, "recall_at_1")] = 100 / int(content["gallery"])
+        for task, name in (("zero_shot", "class_names"), ("retrieval", "gallery")):
+            for path in sorted((run / "evaluation" / task).glob("*.npz")):
+                content = damage.read(partial(read_arrays, path, (name,)), None)
+                if content is None:
+                    continue
+                if task == "zero_shot":
+                    keys = [MetricKey("linear_probe", path.stem, side, "top1") for side in ("before", "after")]
+                    keys.append(MetricKey(task, path.stem, "", "top1"))
+                    choices = max(1, len(content[name]))
+                else:
+                    ways = ("image_to_text", "text_to_image")
+                    keys = [MetricKey(task, path.stem, way, "recall_at_1") for way in ways]
+                    choices = int(content[name])
+                guessing |= dict.fromkeys(keys, 100 / choices)
     return guessing
 
 
@@ -246,25 +246,22 @@ def own_rows(frame: pd.DataFrame, given: Mapping[Path, str] | None = None) -> pd
     common = Path(os.path.commonpath([folder.parent for folder in folders]))
     names = distinct([str(folder.relative_to(common)) for folder in folders])
     seeds = frame.groupby("group", sort=False)["run"].nunique()
-    different = differing_keys(firsts)
-    labels, notes = {}, {}
+    different = [] if given else differing_keys(firsts)
+    facts = {}
     for name, (_, first) in zip(names, firsts.iterrows(), strict=True):
         group, plain = first["group"], flat(first["config"])
         label = (given or {}).get(first["run"], name)
-        labels[group] = f"{label} ({seeds[group]} seeds)" if seeds[group] > 1 else label
+        label += f" ({seeds[group]} seeds)" if seeds[group] > 1 else ""
         own = [
             f"{key.removesuffix('._target_')}={setting_text(plain[key])}"
-            for key in ([] if given else different)
+            for key in different
             if plain.get(key) is not None
         ]
         note = ", ".join(own[:MOST_NOTES]) + (", ..." if len(own) > MOST_NOTES else "")
-        notes[group] = "" if note in labels[group] else note
-    variants = [
-        "" if scale == PAPER else f"scale={scale}" for scale in frame["group"].map(firsts.set_index("group")["scale"])
-    ]
-    return frame.assign(
-        row="", paper="", label=frame["group"].map(labels), note=frame["group"].map(notes), variant=variants
-    )
+        variant = "" if first["scale"] == PAPER else f"scale={first['scale']}"
+        facts[group] = {"label": label, "note": "" if note in label else note, "variant": variant}
+    columns = pd.DataFrame([facts[group] for group in frame["group"]], index=frame.index)
+    return frame.assign(row="", paper="", **columns)
 
 
 def differing_keys(firsts: pd.DataFrame) -> list[str]:
@@ -297,17 +294,17 @@ def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
     """
     chosen = frame[frame["scale"] == scale]
     found = pd.concat([matches(chosen, row) for row in row_names()] or [matches(chosen, "")])
-    groups = found.drop_duplicates(["row", "variant"])
-    names = []
-    for row, variant in zip(groups["row"], groups["variant"], strict=True):
+    groups = dict(list(found.groupby(["row", "variant"], sort=False)["run"]))
+    names = {}
+    for row, variant in groups:
         settings = variant.removeprefix(f"scale={scale}").removeprefix(", ")
         model, added = ENCODER.sub("", row.split("/", 2)[2]), f" ({settings})" if settings else ""
-        names.append((row, variant, settings, [model, f"{model}{added}", f"{row}{added}"]))
-    counts = Counter(name for *_, candidates in names for name in dict.fromkeys(candidates))
+        names[row, variant] = settings, [model, f"{model}{added}", f"{row}{added}"]
+    counts = Counter(name for _, candidates in names.values() for name in dict.fromkeys(candidates))
     parts = []
-    for row, variant, settings, candidates in names:
+    for (row, variant), runs in groups.items():
+        settings, candidates = names[row, variant]
         label = next((name for name in candidates if counts[name] == 1), candidates[-1])
-        runs = found.loc[(found["row"] == row) & (found["variant"] == variant), "run"]
         rows = pd.concat([chosen[chosen["run"] == run] for run in runs])
         note = "" if settings in label else settings
         facts = {"row": row, "paper": PAPERS[row.split("/")[0]], "label": label, "note": note, "variant": variant}
@@ -322,17 +319,13 @@ def matches(frame: pd.DataFrame, row: str) -> pd.DataFrame:
     `variant`, the settings that distinguish the run from its row, and `explanation`, more of them; `point`, the
     settings that the paper searched.
     """
-    experiment = experiments().get(row)
     found = []
-    for _, first in frame.drop_duplicates("run").iterrows() if experiment else ():
-        own, scale = first["row"], first["scale"]
-        if own == row:
-            found.append(_match(first, row))
+    for _, first in frame.drop_duplicates("run").iterrows() if row in experiments() else ():
+        own = first["row"]
         # Composing an experiment is slow: only rows of the same pretraining dataset can be equal.
-        elif own is not None and scale == PAPER and own.split("/")[1:2] == row.split("/")[1:2]:
-            other = _match(first, row)
-            if other["is_row"]:
-                found.append(other)
+        same = own is not None and first["scale"] == PAPER and own.split("/")[1:2] == row.split("/")[1:2]
+        if (own == row or same) and ((match := _match(first, row))["is_row"] or own == row):
+            found.append(match)
     return pd.DataFrame(found, columns=["run", "row", "is_row", "variant", "explanation", "point"])
 
 
@@ -464,10 +457,7 @@ def _selected(row: PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame) -> t
         chosen, how = scores.idxmax(), f"the best of {number_of(len(scores), 'point')} by {search.by}"
     else:
         return [], f"no point of the search can be selected: {search.by} was not measured"
-    count = prod(len(values) for values in axes(search.name).values())
-    source = (
-        f"the paper took the best point of {search.followed}"
-        if search.followed
-        else f"of {count} that the paper searched"
-    )
+    source = f"of {prod(map(len, axes(search.name).values()))} that the paper searched"
+    if search.followed:
+        source = f"the paper took the best point of {search.followed}"
     return [run for run, name in names.items() if name == chosen], f"{chosen}: {how}; {source}"

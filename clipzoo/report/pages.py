@@ -77,6 +77,18 @@ MOST_IN_MATRIX = 100
 """Largest number of classes whose confusion matrix can still be read as a picture."""
 PROFILE, TRACE, SNAPSHOT = "profile", "trace.json.gz", "memory_snapshot.pickle"
 PROFILE_FIGURE = "time of each part of a step and allocated memory"
+PROFILE_TEXT = (
+    'A part does not include its subparts: "communication" is taken out of the part that waits for it, but the '
+    'exchange of gradients that runs during the backward pass is in "backward". Scores that the objective asks for '
+    'are in "objective", encoding again for the backward pass of a micro-batch in the towers. "other" is what a '
+    "step does beside its parts, such as logging."
+)
+LEAD = (
+    "Our runs with the numbers that the papers print. A run represents a row only if its configuration is that of "
+    "the row's experiment, apart from seeds and paths; any other run is shown as a variant, with its differences."
+)
+MOST_ROWS = 30
+"""Trials that the terminal shows."""
 
 
 def write_report(run: Path, record: RunRecord | None = None) -> Path:
@@ -107,9 +119,7 @@ def write_report(run: Path, record: RunRecord | None = None) -> Path:
         Section(facts=_facts(run, config, record, metrics, damage)),
         *_result_sections(metrics, missing, record),
         *_training_sections(run, config, record, log, damage),
-        *_zero_shot_sections(run, metrics, damage),
-        *_retrieval_sections(run, metrics, damage),
-        *_sample_sections(run, damage),
+        *_outcome_sections(run, metrics, damage),
     ]
     if record:
         facts: list[str | Span] = ["Revision ", Span(record.revision, "code"), "; "] if record.revision else []
@@ -199,8 +209,8 @@ def _training_sections(
         yield Section(figures=[_picture("evaluations during training", "evaluations", drawn)])
 
 
-def _zero_shot_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
-    """Errors on each dataset."""
+def _outcome_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
+    """Errors and retrieved images on each dataset, then per-sample statistics with the extreme samples of each."""
     is_first = True
     for path in sorted((run / "evaluation" / "zero_shot").glob("*.npz")):
         name, content = path.stem, damage.read(partial(read_arrays, path, ZERO_SHOT), None)
@@ -212,52 +222,39 @@ def _zero_shot_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> It
         top1 = metrics.get(MetricKey("zero_shot", name, "", "top1"))
         text: list[Text] = [] if top1 is None else [("Top-1: ", Span(f"{top1:.1f} %", "strong"))]
         confusions = parts.confusions(content)
-        matrix, worst = [], []
-        if len(content["class_names"]) > MOST_IN_MATRIX:
-            worst = [Section(text=["Worst classes:"], tables=[parts.worst_classes(content)])]
-        else:
+        is_large, matrix = len(content["class_names"]) > MOST_IN_MATRIX, []
+        if not is_large:
             drawn = figures.confusion_matrix(content)
             matrix = [_picture(f"confusion matrix of {name}", f"confusion_{name}", drawn)]
         yield Section(name, text, [confusions] if confusions.rows else [], matrix, level=3)
-        yield from worst
+        if is_large:
+            yield Section(text=["Worst classes:"], tables=[parts.worst_classes(content)])
         if len(content["images"]):
             lead = "The most confident errors, with the predicted class in red and the true class in green:"
             drawn = figures.mistakes(content)
             yield Section(text=[lead], figures=[_picture(f"errors on {name}", f"mistakes_{name}", drawn)])
-
-
-def _retrieval_sections(run: Path, metrics: Metrics, damage: io.DamageLog) -> Iterator[Section]:
-    """Retrieved images of each dataset."""
     for path in sorted((run / "evaluation" / "retrieval").glob("*.npz")):
         name, content = path.stem, damage.read(partial(read_arrays, path, RETRIEVAL), None)
         if content is None:
             continue
         recall = metrics.get(MetricKey("retrieval", name, "text_to_image", "recall_at_1"))
-        text: list[Text] = []
-        if recall is not None:
-            text.append(("Text to image, recall@1: ", Span(f"{recall:.1f} %", "strong")))
+        text = [] if recall is None else [("Text to image, recall@1: ", Span(f"{recall:.1f} %", "strong"))]
         text.append(
             f"Images retrieved by a few captions among {int(content['gallery']):,}, best first; the caption's own "
             "image is framed."
         )
         drawn = figures.retrieved(content)
         yield Section(f"Retrieval: {name}", text, figures=[_picture("retrieved images", f"retrieval_{name}", drawn)])
-
-
-def _sample_sections(run: Path, damage: io.DamageLog) -> Iterator[Section]:
-    """Histograms of per-sample statistics, then the extreme samples of each statistic."""
     path, folder = run / "evaluation" / "samples.json", run / "evaluation" / "samples"
-    summary: dict[str, figures.Statistic] = {}
-    if path.exists():
-        summary = damage.read(partial(figures.read_statistics, path), summary)
+    summary: dict[str, Any] = damage.read(partial(figures.read_statistics, path), {}) if path.exists() else {}
     if summary:
         drawn = figures.sample_histograms(summary)
         yield Section("Per-sample statistics", figures=[_picture("histograms", "samples", drawn)])
     for name in summary if (folder / "captions.json").exists() else ():
         extremes = damage.read(partial(figures.extreme_samples, summary[name], folder), None)
         if extremes is not None:
-            text = f"{capitalised(name.replace('_', ' '))}: samples with the highest and the lowest values."
-            yield Section(text=[text], figures=[_picture(name, f"samples_{name}", extremes)])
+            lead = f"{capitalised(name.replace('_', ' '))}: samples with the highest and the lowest values."
+            yield Section(text=[lead], figures=[_picture(name, f"samples_{name}", extremes)])
 
 
 def _profile_sections(run: Path) -> list[Section]:
@@ -274,7 +271,6 @@ def _profile_sections(run: Path) -> list[Section]:
     io.require_fields(path, summary, {**fields, "operations": list, "memory": list})
     (first, last), host, device = summary["steps"], summary["host_ms"], summary["device_ms"]
     total, drawn = sum(host.values()), figures.profile_figure(summary)
-    labels = ["part", "ms a step", "share", *(["GPU ms a step"] if device else [])]
     times = [
         [part, f"{time:.2f}", f"{time / total:.1%}", *([f"{device.get(part, 0.0):.2f}"] if device else [])]
         for part, time in host.items()
@@ -282,37 +278,26 @@ def _profile_sections(run: Path) -> list[Section]:
     operations: list[list[str | Cell]] = [
         [Cell(part["name"], code=True), f"{part['calls']:.1f}", f"{part['ms']:.2f}"] for part in summary["operations"]
     ]
-    heads = ["operation", "calls a step", f"{'GPU ' if device else ''}ms a step"]
-    files: list[Text] = [
-        (Span(TRACE, "link", TRACE), ": the trace of torch.profiler, for https://ui.perfetto.dev or chrome://tracing")
-    ]
-    files.append(
-        (
-            Span(SNAPSHOT, "link", SNAPSHOT),
-            ": every allocation on the GPU with its Python stack, for https://pytorch.org/memory_viz",
-        )
-        if (folder / SNAPSHOT).exists()
-        else "no memory snapshot: torch records one on a GPU only"
-    )
+    snapshot: Text = "no memory snapshot: torch records one on a GPU only"
+    if (folder / SNAPSHOT).exists():
+        explained = ": every allocation on the GPU with its Python stack, for https://pytorch.org/memory_viz"
+        snapshot = (Span(SNAPSHOT, "link", SNAPSHOT), explained)
+    trace = ": the trace of torch.profiler, for https://ui.perfetto.dev or chrome://tracing"
     lead = (
         f"First of {summary['ranks']} {'rank' if summary['ranks'] == 1 else 'ranks'}, {summary['device']}: {total:.1f} "
         "ms a step while it was profiled, which is slower than without."
     )
-    explained = (
-        'A part does not include its subparts: "communication" is taken out of the part that waits for it, but the '
-        'exchange of gradients that runs during the backward pass is in "backward". Scores that the objective asks for '
-        'are in "objective", encoding again for the backward pass of a micro-batch in the towers. "other" is what a '
-        "step does beside its parts, such as logging."
-    )
-    page = Page(f"Profile of {run.name}, steps {first} to {last}", [folder / "profile.md", folder / "profile.html"])
+    labels = ["part", "ms a step", "share", *(["GPU ms a step"] if device else [])]
+    heads = ["operation", "calls a step", f"{'GPU ' if device else ''}ms a step"]
     content = [
         Section(text=[lead], figures=[Picture(PROFILE_FIGURE, drawn, file="profile.png")]),
         Section(tables=[text_table(labels, times, left=1)]),
-        Section(text=[explained]),
+        Section(text=[PROFILE_TEXT]),
         Section("Operations with the most time", tables=[text_table(heads, operations, left=1)]),
-        Section("Files", items=files),
+        Section("Files", items=[(Span(TRACE, "link", TRACE), trace), snapshot]),
     ]
-    write(page, content)
+    files = [folder / "profile.md", folder / "profile.html"]
+    write(Page(f"Profile of {run.name}, steps {first} to {last}", files), content)
     link = Span(f"Profile of steps {first} to {last}", "page", f"{PROFILE}/profile")
     picture = Picture(PROFILE_FIGURE, drawn, file=f"{PROFILE}/profile.png")
     return [Section(text=[(link, f": {total:.1f} ms a step.")], figures=[picture])]
@@ -327,12 +312,6 @@ def _picture(text: str, name: str, figure: Figure) -> Picture:
 def _json(path: Path, damage: io.DamageLog) -> dict[str, Any]:
     """Content of a JSON file; empty without one, or if it is damaged."""
     return damage.read(partial(io.read_json, path, io.MB), {}) if path.exists() else {}
-
-
-LEAD = (
-    "Our runs with the numbers that the papers print. A run represents a row only if its configuration is that of "
-    "the row's experiment, apart from seeds and paths; any other run is shown as a variant, with its differences."
-)
 
 
 def write_pages(
@@ -486,21 +465,17 @@ def overview(swept: Sequence[Point]) -> Table:
     """
     finished, tasks = _finished_points(swept)
     keys = [key for key in swept[0].swept if key != "seed"]
-    rows = []
-    columns = [*tasks, LOSS, next(iter(COSTS))]
     groups = parts.seed_groups(swept)
-    means = pd.DataFrame(
-        [finished.reindex(folders)[columns].mean().to_list() for folders in groups.values()], columns=columns
-    )
-    for number, (values, folders) in enumerate(groups.items()):
-        texts = []
-        for name in columns:
-            best = name in tasks and len(means) > 1 and bool(means[name][number] == means[name].max())
-            texts.append(parts.seeds_text(finished.reindex(folders)[name].dropna().to_list()) + "*" * best)
+    best = pd.DataFrame([finished.reindex(folders)[tasks].mean() for folders in groups.values()]).max()
+    rows = []
+    for values, folders in groups.items():
+        results, texts = finished.reindex(folders), []
+        for name in finished.columns:
+            is_best = len(groups) > 1 and bool(results[name].mean() == best.get(name))
+            texts.append(parts.seeds_text(results[name].dropna().to_list()) + "*" * is_best)
         done = sum(folder in finished.index for folder in folders)
-        texts.append(str(done) if done == len(folders) else f"{done} of {len(folders)}")
-        rows.append([*values, *texts])
-    return text_table([*keys, *columns, "runs"], rows, left=len(keys))
+        rows.append([*values, *texts, str(done) if done == len(folders) else f"{done} of {len(folders)}"])
+    return text_table([*keys, *finished.columns, "runs"], rows, left=len(keys))
 
 
 def sweep_trials(swept: Sequence[Point]) -> Trials:
@@ -557,10 +532,6 @@ def explorer_page(answers: Mapping[str, Any] | None = None) -> str:
 
 
 # The page of a search or a sweep: its trials, and the comparison of their runs.
-
-
-MOST_ROWS = 30
-"""Trials that the terminal shows."""
 
 
 def write_search(folder: Path, search: Search, space: Space, trials: Sequence[Trial]) -> str:
