@@ -314,7 +314,7 @@ def read_statistics(path: Path) -> dict[str, dict[str, Any]]:
     """Read samples.json: statistics by name, as `write_sample_summary` writes them. Raises DamagedFileError."""
     summary = io.read_json(path, 16 * io.MB)
     number = (int, float)
-    fields = {"seen": int, "mean": number, "counts": list, "edges": list, **dict.fromkeys(SIDES, list)}
+    fields: dict[str, Any] = {"seen": int, "mean": number, "counts": list, "edges": list, **dict.fromkeys(SIDES, list)}
     for statistic in summary.values():
         io.require_fields(path, statistic if isinstance(statistic, dict) else {}, fields)
         for sample in [*statistic["highest"], *statistic["lowest"]]:

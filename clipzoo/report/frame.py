@@ -25,19 +25,7 @@ import pandas as pd
 from clipzoo import io
 from clipzoo.config.groups import options
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.report.published import (
-    PAPERS,
-    PaperColumn,
-    PaperRow,
-    PaperTable,
-    axes,
-    differences,
-    expected_pairs,
-    experiments,
-    protocol_differences,
-    row_names,
-    search_of,
-)
+from clipzoo.report import published
 from clipzoo.report.statistics import distinct, rank_sum
 from clipzoo.runs.directory import config_of, is_finished
 from clipzoo.runs.identity import flat, identity
@@ -144,7 +132,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     return rows or [facts]
 
 
-def columns_of(frame: pd.DataFrame) -> dict[str, list[PaperColumn]]:
+def columns_of(frame: pd.DataFrame) -> dict[str, list[published.PaperColumn]]:
     """By task, the datasets that any run was evaluated on; their mean comes first if there are several."""
     by_task = {}
     for task, wanted in TASK_KEYS:
@@ -153,10 +141,10 @@ def columns_of(frame: pd.DataFrame) -> dict[str, list[PaperColumn]]:
             for key in frame["key"].dropna().drop_duplicates()
             if replace(key, dataset="", protocol=key.protocol.removeprefix("paired_")) == wanted
         ]
-        columns = [PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
+        columns = [published.PaperColumn(task, "mean", tuple((key,) for key in keys))] if len(keys) > 1 else []
         for key in keys:
             label = key.dataset.replace("_", " ") + (" paired" if key.paired else "")
-            columns.append(PaperColumn(task, label, ((key,),)))
+            columns.append(published.PaperColumn(task, label, ((key,),)))
         if columns:
             by_task[task] = columns
     return by_task
@@ -168,7 +156,7 @@ def numbers(frame: pd.DataFrame) -> Iterator[tuple[Any, dict[MetricKey, float]]]
         yield part.iloc[0], dict(zip(part["key"], part["value"], strict=True))
 
 
-def seed_means(frame: pd.DataFrame, columns: Sequence[PaperColumn]) -> pd.DataFrame:
+def seed_means(frame: pd.DataFrame, columns: Sequence[published.PaperColumn]) -> pd.DataFrame:
     """Average columns over the seeds of each group.
 
     Of several runs with one seed the first counts.
@@ -193,7 +181,7 @@ def seed_means(frame: pd.DataFrame, columns: Sequence[PaperColumn]) -> pd.DataFr
     return named.astype({"mean": float, "deviation": float}).set_index(["group", "task", "column"])
 
 
-def cell(means: pd.DataFrame, group: str, column: PaperColumn) -> pd.Series | None:
+def cell(means: pd.DataFrame, group: str, column: published.PaperColumn) -> pd.Series | None:
     """Return the cell of a group in a column of `seed_means`; None if it was not measured."""
     place = (group, column.heading, column.label)
     return means.loc[place] if place in means.index else None
@@ -293,7 +281,7 @@ def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
     A row is labelled by the shortest of its names that no other row has.
     """
     chosen = frame[frame["scale"] == scale]
-    found = pd.concat([matches(chosen, row) for row in row_names()] or [matches(chosen, "")])
+    found = pd.concat([matches(chosen, row) for row in published.row_names()] or [matches(chosen, "")])
     groups = dict(list(found.groupby(["row", "variant"], sort=False)["run"]))
     names = {}
     for row, variant in groups:
@@ -307,7 +295,13 @@ def scale_rows(frame: pd.DataFrame, scale: str) -> pd.DataFrame:
         label = next((name for name in candidates if counts[name] == 1), candidates[-1])
         rows = pd.concat([chosen[chosen["run"] == run] for run in runs])
         note = "" if settings in label else settings
-        facts = {"row": row, "paper": PAPERS[row.split("/")[0]], "label": label, "note": note, "variant": variant}
+        facts = {
+            "row": row,
+            "paper": published.PAPERS[row.split("/")[0]],
+            "label": label,
+            "note": note,
+            "variant": variant,
+        }
         parts.append(rows.assign(group=f"{row} {variant}", **facts))
     return pd.concat(parts) if parts else chosen.assign(label="", note="", paper="", variant="")
 
@@ -320,7 +314,7 @@ def matches(frame: pd.DataFrame, row: str) -> pd.DataFrame:
     settings that the paper searched.
     """
     found = []
-    for _, first in frame.drop_duplicates("run").iterrows() if row in experiments() else ():
+    for _, first in frame.drop_duplicates("run").iterrows() if row in published.experiments() else ():
         own = first["row"]
         # Composing an experiment is slow: only rows of the same pretraining dataset can be equal.
         same = own is not None and first["scale"] == PAPER and own.split("/")[1:2] == row.split("/")[1:2]
@@ -331,18 +325,18 @@ def matches(frame: pd.DataFrame, row: str) -> pd.DataFrame:
 
 def _match(run: pd.Series, row: str) -> dict[str, Any]:
     """Compare a run with a row's experiment at the run's scale."""
-    experiment, config, record, scale = experiments()[row].name, run["config"], run["record"], run["scale"]
-    different = differences(config, experiment, scale)
-    search = search_of(row)
-    searched = axes(search.name) if search else {}
+    experiment, config, record, scale = published.experiments()[row].name, run["config"], run["record"], run["scale"]
+    different = published.differences(config, experiment, scale)
+    search = published.search_of(row)
+    searched = published.axes(search.name) if search else {}
     settings = flat(config)
     # Settings at another point of the paper's search are no departure from the row.
     moved = {key: seen for key, (_, seen) in different.items() if seen in searched.get(key, ())}
     departures = {key: pair for key, pair in different.items() if key not in moved}
-    departures |= protocol_differences(record.protocol, experiment, scale)
+    departures |= published.protocol_differences(record.protocol, experiment, scale)
     trainer, steps = config["trainer"], record.training.get("steps")
     if scale == PAPER and steps is not None and trainer.get("epochs") is not None:
-        low, high = expected_pairs(row)
+        low, high = published.expected_pairs(row)
         pairs = round(float(steps) * trainer["global_batch"] / trainer["epochs"])
         if not low <= pairs <= high:
             departures["training pairs"] = (f"{low:,} to {high:,}", f"{pairs:,}")
@@ -370,21 +364,23 @@ class FilledTable:
         selected: for the best of a search, how its point was selected, by place.
     """
 
-    table: PaperTable
+    table: published.PaperTable
     runs: pd.DataFrame
     means: pd.DataFrame
     selected: Mapping[str, str]
 
-    def ours(self, row: PaperRow) -> pd.DataFrame:
+    def ours(self, row: published.PaperRow) -> pd.DataFrame:
         """Frame of the runs that represent a row; empty without any."""
         return self.runs[(self.runs["place"] == row.place) & self.runs["variant"].isna()]
 
-    def variants(self, row: PaperRow) -> dict[str, pd.DataFrame]:
+    def variants(self, row: published.PaperRow) -> dict[str, pd.DataFrame]:
         """Frames of the other runs of a row, by the settings that distinguish them from it."""
         others = self.runs[(self.runs["place"] == row.place) & self.runs["variant"].notna()]
         return dict(list(others.groupby("variant", sort=False)))
 
-    def measured(self, row: PaperRow, column: PaperColumn, variant: str | None = None) -> pd.Series | None:
+    def measured(
+        self, row: published.PaperRow, column: published.PaperColumn, variant: str | None = None
+    ) -> pd.Series | None:
         """Mean over seeds in a column; of a variant, costs at another scale say nothing and are left out."""
         if variant is not None and column.is_cost and any(self.variants(row)[variant]["scale"] != PAPER):
             return None
@@ -400,12 +396,12 @@ class FilledTable:
             for column in self.table.columns
         )
 
-    def difference(self, row: PaperRow, column: PaperColumn) -> float | None:
+    def difference(self, row: published.PaperRow, column: published.PaperColumn) -> float | None:
         """Measured minus published."""
-        ours, published = self.measured(row, column), self.table.numbers.get((row, column))
-        return ours["mean"] - published.value if ours is not None and published else None
+        ours, printed = self.measured(row, column), self.table.numbers.get((row, column))
+        return ours["mean"] - printed.value if ours is not None and printed else None
 
-    def p_value(self, row: PaperRow, column: PaperColumn) -> float | None:
+    def p_value(self, row: published.PaperRow, column: published.PaperColumn) -> float | None:
         """Rank-sum test of our runs of the row against those of its baseline.
 
         None for the baseline itself, and unless both sides have several seeds.
@@ -417,7 +413,7 @@ class FilledTable:
         return rank_sum(first["values"], second["values"])
 
 
-def fill(table: PaperTable, frame: pd.DataFrame) -> FilledTable:
+def fill(table: published.PaperTable, frame: pd.DataFrame) -> FilledTable:
     """Put runs beside the published numbers of a table."""
     parts, selected = [frame.iloc[:0].assign(place="", variant=None)], {}
     for row in table.rows:
@@ -433,16 +429,18 @@ def fill(table: PaperTable, frame: pd.DataFrame) -> FilledTable:
     return FilledTable(table, filled, seed_means(filled, table.columns), selected)
 
 
-def _group(row: PaperRow, variant: str | None) -> str:
+def _group(row: published.PaperRow, variant: str | None) -> str:
     return row.place if variant is None else f"{row.place}: {variant}"
 
 
-def _selected(row: PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame) -> tuple[Sequence[Path], str | None]:
+def _selected(
+    row: published.PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame
+) -> tuple[Sequence[Path], str | None]:
     """Return the runs that represent a row; of a search's points, those of the best one by the paper's criterion.
 
     The second value says how the point was selected, or why none was.
     """
-    search = search_of(row.name)
+    search = published.search_of(row.name)
     if search is None or candidates.empty:
         return list(candidates["run"]), None
     names = {
@@ -457,7 +455,7 @@ def _selected(row: PaperRow, frame: pd.DataFrame, candidates: pd.DataFrame) -> t
         chosen, how = scores.idxmax(), f"the best of {number_of(len(scores), 'point')} by {search.by}"
     else:
         return [], f"no point of the search can be selected: {search.by} was not measured"
-    source = f"of {prod(map(len, axes(search.name).values()))} that the paper searched"
+    source = f"of {prod(map(len, published.axes(search.name).values()))} that the paper searched"
     if search.followed:
         source = f"the paper took the best point of {search.followed}"
     return [run for run, name in names.items() if name == chosen], f"{chosen}: {how}; {source}"

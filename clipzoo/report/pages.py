@@ -22,21 +22,7 @@ from clipzoo import io
 from clipzoo.data.captions import CaptionCounts, described
 from clipzoo.errors import ConfigError
 from clipzoo.io.text import save_figure
-from clipzoo.report import figures, render, scaling as laws, sections as parts
-from clipzoo.report.frame import (
-    COSTS,
-    PAPER,
-    columns_of,
-    cost_of,
-    fill,
-    matches,
-    numbers,
-    own_rows,
-    read_frame,
-    read_logs,
-    run_folders,
-    scale_rows,
-)
+from clipzoo.report import figures, frame as frames, render, scaling as laws, sections as parts
 from clipzoo.report.published import Metrics, experiments, layout, table, table_names
 from clipzoo.report.render import (
     TEMPLATES,
@@ -343,8 +329,8 @@ def write_pages(
     Returns the path of index.html. Raises ConfigError if there is nothing to show.
     """
     damage = io.DamageLog()
-    frame = read_frame(folders, damage)
-    unfinished = [folder for folder in run_folders(folders) if not is_finished(folder)]
+    frame = frames.read_frame(folders, damage)
+    unfinished = [folder for folder in frames.run_folders(folders) if not is_finished(folder)]
     if frame.empty and not names:
         damaged = f" ({len(damage.faults)} with damaged files)" if damage.faults else ""
         raise ConfigError(
@@ -354,18 +340,18 @@ def write_pages(
     of_papers = frame["row"].notna() & (frame["row"] != "") if len(folders) == 1 else frame["row"].isna() & False
     runs, own = frame[of_papers], frame[~of_papers]
     known = [name for name in table_names() if not layout()["tables"][name].get("repeats")]
-    filled = [fill(table(name), runs) for name in names or known]
+    filled = [frames.fill(table(name), runs) for name in names or known]
     filled = [part for part in filled if names or part.is_measured]
     scales = []
-    for scale in runs.loc[runs["scale"] != PAPER, "scale"].unique():
-        if len(rows := scale_rows(runs, scale)):
+    for scale in runs.loc[runs["scale"] != frames.PAPER, "scale"].unique():
+        if len(rows := frames.scale_rows(runs, scale)):
             scales.append(parts.Comparison.of(rows, damage, scale))
-    logs = read_logs(frame, damage)
+    logs = frames.read_logs(frame, damage)
     fits = {axis: laws.curves(laws.trainings(frame, logs), axis) for axis in scaling}
     content = [section for axis, found in fits.items() for section in _scaling_sections(found, axis, output)]
     content += [section for part in scales for section in parts.scale_sections(part, logs, bool(filled))]
     content += [section for part in filled for section in parts.table_sections(part)]
-    compared = parts.Comparison.of(own_rows(own, labels), damage) if len(own) else None
+    compared = parts.Comparison.of(frames.own_rows(own, labels), damage) if len(own) else None
     if compared:
         content += parts.own_sections(compared, logs, damage, bool(scales or filled), tested)
     lines = [line for part in [*scales, *([compared] if compared else [])] for line in parts.comparison_lines(part)]
@@ -415,7 +401,7 @@ def _scaling_sections(found: Sequence[laws.ScalingCurve], axis: str, output: Pat
 
 def _full_size_sections(runs: pd.DataFrame) -> list[Section]:
     """Commands and costs of the rows that have runs only at another scale."""
-    at_full_size = set(runs.loc[runs["scale"] == PAPER, "row"])
+    at_full_size = set(runs.loc[runs["scale"] == frames.PAPER, "row"])
     rows: list[list[str | Cell]] = []
     for row in runs["row"].unique():
         experiment = experiments().get(row)
@@ -432,7 +418,7 @@ def _runs_table(frame: pd.DataFrame, unfinished: Sequence[Path], damage: io.Dama
     for _, run in frame.drop_duplicates("run").iterrows():
         state, name = "", run["row"]
         if name is not None:
-            own = matches(frame[frame["run"] == run["run"]], name)
+            own = frames.matches(frame[frame["run"] == run["run"]], name)
             state = "no such row" if own.empty else "yes" if own["is_row"].iloc[0] else ""
             state = state or f"no: {own['explanation'].iloc[0]}"
         code = run["record"].revision or ""
@@ -502,16 +488,18 @@ def sweep_trials(swept: Sequence[Point]) -> Trials:
 def _finished_points(swept: Sequence[Point]) -> tuple[pd.DataFrame, list[str]]:
     """Return a table of the finished runs, with a column for each task, the last loss and minutes; names of tasks."""
     damage = io.DamageLog()
-    frame = read_frame([folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()], damage)
-    tasks = {f"{task} ({columns[0].label})": columns[0] for task, columns in columns_of(frame).items()}
-    logs, minutes = read_logs(frame, damage), next(iter(COSTS))
+    frame = frames.read_frame(
+        [folder for folder in dict.fromkeys(point.folder for point in swept) if folder.exists()], damage
+    )
+    tasks = {f"{task} ({columns[0].label})": columns[0] for task, columns in frames.columns_of(frame).items()}
+    logs, minutes = frames.read_logs(frame, damage), next(iter(frames.COSTS))
     rows = {
         run["run"]: {
             **{name: column.value(metrics) for name, column in tasks.items()},
             LOSS: logs[run["run"]].last_loss,
-            minutes: cost_of(frame[frame["run"] == run["run"]], minutes),
+            minutes: frames.cost_of(frame[frame["run"] == run["run"]], minutes),
         }
-        for run, metrics in numbers(frame)
+        for run, metrics in frames.numbers(frame)
     }
     columns = [*tasks, LOSS, minutes]
     return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=float), list(tasks)

@@ -16,30 +16,8 @@ import yaml
 from clipzoo.config.groups import CONF
 from clipzoo.errors import ConfigError
 from clipzoo.io import DamageLog, require_fields
+from clipzoo.report import frame as frames, published
 from clipzoo.report.figures import Arrays, comparison_figures, disagreement_figure, table_figures
-from clipzoo.report.frame import (
-    COSTS,
-    FilledTable,
-    cell,
-    chance,
-    columns_of,
-    cost_of,
-    differing_keys,
-    mean_text,
-    seed_means,
-    setting_text,
-)
-from clipzoo.report.published import (
-    HEADINGS,
-    Metrics,
-    PaperColumn,
-    PaperNumber,
-    experiments,
-    layout,
-    not_measured,
-    table as paper_table,
-    table_names,
-)
 from clipzoo.report.render import Cell, Heading, Picture, Row, Section, Table, capitalised, text_table
 from clipzoo.report.statistics import SIGNIFICANT, Difference, Disagreement, compare, disagreements
 from clipzoo.runs.directory import is_finished
@@ -91,15 +69,15 @@ class Comparison:
 
     scale: str
     frame: pd.DataFrame
-    columns: Mapping[str, Sequence[PaperColumn]]
+    columns: Mapping[str, Sequence[published.PaperColumn]]
     means: pd.DataFrame
-    guessing: Metrics
+    guessing: published.Metrics
 
     @classmethod
     def of(cls, frame: pd.DataFrame, damage: DamageLog, scale: str = "") -> Comparison:
-        columns = columns_of(frame)
-        means = seed_means(frame, [column for parts in columns.values() for column in parts])
-        return cls(scale, frame, columns, means, chance(frame, damage))
+        columns = frames.columns_of(frame)
+        means = frames.seed_means(frame, [column for parts in columns.values() for column in parts])
+        return cls(scale, frame, columns, means, frames.chance(frame, damage))
 
     @property
     def rows(self) -> dict[str, pd.DataFrame]:
@@ -151,7 +129,7 @@ def _tables(compared: Comparison, tables: Sequence[Table]) -> list[Section]:
     columns = {task: parts[:1] if task in probes else parts for task, parts in compared.columns.items()}
     sections = [
         Section(tables=tables, formats=["md"]),
-        Section(tables=[_table(compared, columns, tuple(COSTS))], formats=["html"]),
+        Section(tables=[_table(compared, columns, tuple(frames.COSTS))], formats=["html"]),
     ]
     if any(len(parts) > 1 for parts in probes.values()):
         details = _table(compared, probes, ())
@@ -162,11 +140,11 @@ def _tables(compared: Comparison, tables: Sequence[Table]) -> list[Section]:
 def task_tables(compared: Comparison) -> list[Table]:
     """A table per task and one of costs, titled."""
     tables = [_table(compared, {task: parts}, (), f"{task}, %") for task, parts in compared.columns.items()]
-    return [*tables, _table(compared, {}, tuple(COSTS), "Training")]
+    return [*tables, _table(compared, {}, tuple(frames.COSTS), "Training")]
 
 
 def _table(
-    compared: Comparison, tasks: Mapping[str, Sequence[PaperColumn]], costs: Sequence[str], title: str = ""
+    compared: Comparison, tasks: Mapping[str, Sequence[published.PaperColumn]], costs: Sequence[str], title: str = ""
 ) -> Table:
     columns = [column for parts in tasks.values() for column in parts]
     of_papers = any(compared.frame["paper"] != "")
@@ -181,12 +159,12 @@ def _table(
         first = runs.iloc[0]
         cells = [Cell(first["label"], note=first["note"]), *([Cell(first["paper"])] if of_papers else [])]
         for column in columns:
-            ours, place = cell(compared.means, group, column), (column.heading, column.label)
+            ours, place = frames.cell(compared.means, group, column), (column.heading, column.label)
             is_best = ours is not None and place in best.index and bool(ours["mean"] == best[place])
             marks = ["mean"] * (column.label == "mean") + ["best"] * is_best
-            cells.append(Cell(mean_text(ours), mark=" ".join(marks)))
+            cells.append(Cell(frames.mean_text(ours), mark=" ".join(marks)))
         for cost in costs:
-            value = cost_of(runs, cost)
+            value = frames.cost_of(runs, cost)
             cells.append(Cell("" if value is None else format(value, ",.3g" if value < 100 else ",.0f")))
         rows.append(Row(tuple(cells)))
     guessing = [column.value(compared.guessing) for column in columns]
@@ -204,9 +182,15 @@ def comparison_lines(compared: Comparison) -> Iterator[list[Any]]:
         start = ["runs", "", first["label"], "", ""]
         if first["row"]:
             _, pretrain, model = first["row"].split("/", 2)
-            start = [f"scale={compared.scale}", pretrain, model, first["row"], experiments()[first["row"]].name]
+            start = [
+                f"scale={compared.scale}",
+                pretrain,
+                model,
+                first["row"],
+                published.experiments()[first["row"]].name,
+            ]
         for column in (column for parts in compared.columns.values() for column in parts):
-            if (ours := cell(compared.means, group, column)) is not None:
+            if (ours := frames.cell(compared.means, group, column)) is not None:
                 place = [*start, column.heading, column.label, "", None, f"variant: {first['variant']}"]
                 yield [*place, ours["mean"], ours["deviation"], len(ours["values"]), None, None]
 
@@ -243,8 +227,8 @@ def settings_table(frame: pd.DataFrame) -> Table:
     configurations = [flat(config) for config in firsts["config"]]
     headings = (Heading("key", "left"), *(Heading(label, "left", wrap=True) for label in firsts["label"]))
     rows = []
-    for key in differing_keys(firsts):
-        values = [Cell(setting_text(plain[key]) if key in plain else "") for plain in configurations]
+    for key in frames.differing_keys(firsts):
+        values = [Cell(frames.setting_text(plain[key]) if key in plain else "") for plain in configurations]
         rows.append(Row((Cell(key.removesuffix("._target_"), code=True), *values)))
     return Table(headings, tuple(rows), "Settings that differ", wrap=True)
 
@@ -262,7 +246,7 @@ def disagreement_table(pairs: Sequence[Disagreement]) -> Table:
     return text_table(labels, rows, left=3, title=title, wrap=True)
 
 
-def table_sections(filled: FilledTable) -> list[Section]:
+def table_sections(filled: frames.FilledTable) -> list[Section]:
     """A paper's table: published numbers, ours, their difference, variants, and the rows without runs."""
     table, tables, missing = filled.table, paper_tables(filled), missing_rows(filled)
     titles = [table.heading + (f" ({part.title})" if part.title else "") for part in tables]
@@ -280,7 +264,7 @@ def table_sections(filled: FilledTable) -> list[Section]:
     return sections
 
 
-def paper_tables(filled: FilledTable) -> list[Table]:
+def paper_tables(filled: frames.FilledTable) -> list[Table]:
     """Tables of published numbers, ours, their difference and variants; titled by task if there are several."""
     columns = filled.table.columns
     tasks = list(dict.fromkeys(column.heading for column in columns))
@@ -291,7 +275,9 @@ def paper_tables(filled: FilledTable) -> list[Table]:
     return [_block(filled, task, part, [column.label for column in part]) for task, part in by_task.items()]
 
 
-def _block(filled: FilledTable, title: str, columns: Sequence[PaperColumn], labels: Sequence[str]) -> Table:
+def _block(
+    filled: frames.FilledTable, title: str, columns: Sequence[published.PaperColumn], labels: Sequence[str]
+) -> Table:
     table, rows = filled.table, []
 
     def add(kind: str, name: str, numbers: Sequence[Cell], pretrain: str = "", model: str = "") -> None:
@@ -299,16 +285,18 @@ def _block(filled: FilledTable, title: str, columns: Sequence[PaperColumn], labe
         rows.append(Row((*names, *numbers), kind, starts=bool(model)))
 
     for row in table.rows:
-        published = [table.numbers.get((row, column)) for column in columns]
-        texts = ["" if number is None else number.text(".2f") for number in published]
+        printed = [table.numbers.get((row, column)) for column in columns]
+        texts = ["" if number is None else number.text(".2f") for number in printed]
         add("published", "published", [Cell(text) for text in texts], row.pretrain, row.model)
-        for variant, runs in {None: filled.ours(row), **filled.variants(row)}.items():
+        for variant, runs in [(None, filled.ours(row)), *filled.variants(row).items()]:
             ours = [filled.measured(row, column, variant) for column in columns]
             if all(measured is None for measured in ours):
                 continue
             distinct = sorted(set(runs["seed"]))
             seeds = f"{len(distinct)} seeds" if len(distinct) > 1 else f"seed {distinct[0]}"
-            texts = [mean_text(measured, table.digits(column)) for column, measured in zip(columns, ours, strict=True)]
+            texts = [
+                frames.mean_text(measured, table.digits(column)) for column, measured in zip(columns, ours, strict=True)
+            ]
             if variant is not None:
                 add("variant", f"variant: {variant}, {seeds}", [Cell(text) for text in texts])
                 continue
@@ -330,13 +318,13 @@ def _block(filled: FilledTable, title: str, columns: Sequence[PaperColumn], labe
     return Table((*headings, *(Heading(label, wrap=True) for label in labels)), tuple(rows), title)
 
 
-def missing_rows(filled: FilledTable) -> Table:
+def missing_rows(filled: frames.FilledTable) -> Table:
     """Rows without runs, with command and cost, and rows whose runs were evaluated on none of the columns."""
     rows: list[list[str | Cell]] = []
     for row in filled.table.rows:
-        ours, experiment = filled.ours(row), experiments().get(row.name)
+        ours, experiment = filled.ours(row), published.experiments().get(row.name)
         if ours.empty:
-            reason = layout()["without_experiment"].get(row.name) or "no experiment"
+            reason = published.layout()["without_experiment"].get(row.name) or "no experiment"
             command, cost = (experiment.command, experiment.cost) if experiment else ("", reason)
             rows.append([row.pretrain, row.model, Cell(command, code=True), cost])
         elif all(filled.measured(row, column) is None for column in filled.table.columns):
@@ -345,7 +333,7 @@ def missing_rows(filled: FilledTable) -> Table:
     return text_table(["after", "model", "command", "estimated cost"], rows, left=4, wrap=True)
 
 
-def remarks(filled: FilledTable) -> list[str]:
+def remarks(filled: frames.FilledTable) -> list[str]:
     """Sentences below a paper's table."""
     table, lines = filled.table, []
     if table.note:
@@ -354,7 +342,9 @@ def remarks(filled: FilledTable) -> list[str]:
         lines.append(f"No published numbers: {table.without_numbers}.")
     for column in table.columns:
         # The mean over several datasets is empty too; the columns of the datasets say why.
-        if len({(key.task, key.dataset) for key in column.keys}) == 1 and (reason := not_measured(column.keys[0])):
+        if len({(key.task, key.dataset) for key in column.keys}) == 1 and (
+            reason := published.not_measured(column.keys[0])
+        ):
             lines.append(f"{column.label}, {column.heading}: not measured; {reason}.")
     tests = []
     for row in table.rows:
@@ -375,13 +365,19 @@ def remarks(filled: FilledTable) -> list[str]:
     return lines
 
 
-def table_lines(filled: FilledTable) -> Iterator[list[Any]]:
+def table_lines(filled: frames.FilledTable) -> Iterator[list[Any]]:
     """Lines of the CSV: a line per cell of a row, with runs (state "row") or without ("missing"), and per variant."""
     for row in filled.table.rows:
-        experiment = experiments().get(row.name)
+        experiment = published.experiments().get(row.name)
         for column in filled.table.columns:
             number = filled.table.numbers.get((row, column))
-            start = [filled.table.name, row.pretrain, row.model, row.name, experiment.name if experiment else ""]
+            start: list[Any] = [
+                filled.table.name,
+                row.pretrain,
+                row.model,
+                row.name,
+                experiment.name if experiment else "",
+            ]
             start += [column.heading, column.label, *((number.printed, number.deviation) if number else ("", None))]
             for variant in (None, *filled.variants(row)):
                 ours, state = filled.measured(row, column, variant), "row" if variant is None else f"variant: {variant}"
@@ -393,7 +389,7 @@ def table_lines(filled: FilledTable) -> Iterator[list[Any]]:
                     yield [*start, "missing", *[None] * 5]
 
 
-def result_tables(metrics: Metrics) -> list[Table]:
+def result_tables(metrics: published.Metrics) -> list[Table]:
     """A table per task of a run's metrics, a row per dataset, in the order of the evaluation; without empty tables."""
     measured = {key.metric for key in metrics if key.task == "zero_shot"}
     accuracies = {("", name): text for name, text in ACCURACIES.items() if name in measured}
@@ -422,7 +418,7 @@ def result_tables(metrics: Metrics) -> list[Table]:
     return tables
 
 
-def _measurement(metrics: Metrics, key: MetricKey) -> str:
+def _measurement(metrics: published.Metrics, key: MetricKey) -> str:
     """A metric with its standard deviation, if there is one; empty if it is not measured."""
     if key not in metrics:
         return ""
@@ -430,7 +426,7 @@ def _measurement(metrics: Metrics, key: MetricKey) -> str:
     return f"{metrics[key]:.2f}" + (f" ± {deviation:.2f}" if deviation is not None else "")
 
 
-def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | None) -> list[Table]:
+def published_tables(metrics: published.Metrics, missing: Mapping[str, str], row: str | None) -> list[Table]:
     """A table per task: the metric that papers report on each dataset, the published number, the difference.
 
     Args:
@@ -446,9 +442,9 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
     if not missing and not {key.dataset for key in metrics} & set(catalogue()):
         return []
     # By column, the published number and the table that it is in.
-    lines: dict[PaperColumn, tuple[PaperNumber | None, str]] = {}
-    for name in table_names() if row else ():
-        for (paper_row, column), printed in paper_table(name).numbers.items():
+    lines: dict[published.PaperColumn, tuple[published.PaperNumber | None, str]] = {}
+    for name in published.table_names() if row else ():
+        for (paper_row, column), printed in published.table(name).numbers.items():
             if paper_row.name == row and not column.is_cost and column.groups:
                 lines.setdefault(column, (printed, name))
     shown = {key for column in lines if len(column.groups or ()) == 1 for key in column.keys}
@@ -458,7 +454,7 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
         if not shown.intersection(column.keys) and not absent.intersection(column.datasets):
             lines.setdefault(column, (None, ""))
     tables = []
-    for heading in dict.fromkeys(HEADINGS.values()):
+    for heading in dict.fromkeys(published.HEADINGS.values()):
         part = {column: line for column, line in lines.items() if column.heading == heading}
         labels = ["dataset", "ours"]
         if any(number for number, _ in part.values()):
@@ -477,7 +473,7 @@ def published_tables(metrics: Metrics, missing: Mapping[str, str], row: str | No
     return tables
 
 
-def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[PaperColumn]:
+def _measured_columns(metrics: published.Metrics, missing: Mapping[str, str]) -> Iterator[published.PaperColumn]:
     """For each dataset the metric that papers report; top-1 and recalls for a dataset of no paper."""
     from clipzoo.evaluation.datasets.dataset import catalogue
 
@@ -493,13 +489,13 @@ def _measured_columns(metrics: Metrics, missing: Mapping[str, str]) -> Iterator[
         }
         for heading, key in columns.items():
             if key in metrics or (name in missing and "metric" in facts):
-                yield PaperColumn(heading, title, ((key,),))
+                yield published.PaperColumn(heading, title, ((key,),))
         prefix, protocol = ("paired_", "paired") if paired else ("", "standard")
         for direction in DIRECTIONS:
             for cut in CUTOFFS:
                 key = MetricKey("retrieval", name, f"{prefix}{direction}", f"recall_at_{cut}")
                 if key in metrics or (name in missing and "captions" in facts):
-                    yield PaperColumn(direction.replace("_", " "), f"{title} @{cut}, {protocol}", ((key,),))
+                    yield published.PaperColumn(direction.replace("_", " "), f"{title} @{cut}, {protocol}", ((key,),))
 
 
 def cost_table(cost: Mapping[str, float | str]) -> Table:
