@@ -271,7 +271,7 @@ def begin(
     given: see `claim`. hardware: precision, device and loader processes, in words.
     """
     from clipzoo.data.captions import described as described_captions
-    from clipzoo.export.open_clip import export_note
+    from clipzoo.exports.open_clip import export_note
     from clipzoo.initial import report_initial_weights
 
     claim(lock, plain, dataset.fingerprint, given)
@@ -321,7 +321,7 @@ def finish(
         parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
         parts.logger.close()
         if any(name.endswith("lora_A") for name in model.state_dict()):
-            from clipzoo.export.adapters import save_adapters
+            from clipzoo.exports.adapters import save_adapters
 
             save_adapters(folder, folder / "adapters")
         results.write(folder)
