@@ -43,8 +43,7 @@ from clipzoo.loading import PAIR, load
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.directory import LENGTH, config_of
-from clipzoo.runs.identity import differing, identity
-from clipzoo.runs.variables import with_variables
+from clipzoo.runs.identity import differing, identity, with_variables
 from clipzoo.training import checkpoint_files
 from clipzoo.training.parts import Optimizer, Parts
 from clipzoo.training.settings import Length

@@ -25,10 +25,9 @@ from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import from_hub, read_tensors, run_of
 from clipzoo.model import Model
 from clipzoo.runs.directory import config_of
-from clipzoo.runs.metric_key import AVERAGE
+from clipzoo.runs.identity import uses_variables, with_variables
+from clipzoo.runs.record import AVERAGE
 from clipzoo.runs.remote import local_copy
-from clipzoo.runs.renamed import current
-from clipzoo.runs.variables import uses_variables, with_variables
 from clipzoo.training import checkpoint_files
 from clipzoo.training.tuned import read_frozen
 from clipzoo.types import Embedding, as_captions
@@ -244,7 +243,7 @@ def _published(folder: Path, trust: Collection[str]) -> tuple[dict[str, Any], di
     io.require_fields(path, content, FIELDS, REMEDY)
     if content["version"] > VERSION:
         raise ConfigError(f"{path} has version {content['version']}, this clipzoo reads up to {VERSION}: upgrade it")
-    nodes = current({"encoder": content["encoder"], "head": content["head"]})
+    nodes = {"encoder": content["encoder"], "head": content["head"]}
     require_trusted(nodes, trust)
     if fault := next(value_faults(nodes), None):
         raise ConfigError(f"{path}: {fault}")

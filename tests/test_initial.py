@@ -28,9 +28,8 @@ from clipzoo.io.weights import weights_digest, weights_file
 from clipzoo.loading import LoadedModel
 from clipzoo.objectives.base import Objective
 from clipzoo.objectives.siglip import SigLIP
-from clipzoo.runs.directory import config_of
+from clipzoo.runs.directory import config_of, with_digests
 from clipzoo.runs.identity import digest
-from clipzoo.runs.initial import with_digests
 from tests.support import runs
 from tests.support.evaluation_sets import write_sets
 from tests.support.experiments import composed_once

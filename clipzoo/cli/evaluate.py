@@ -25,10 +25,9 @@ from clipzoo.io import folder_name
 from clipzoo.io.weights import is_checkpoint, run_of
 from clipzoo.runs import directory as run
 from clipzoo.runs.directory import config_of
-from clipzoo.runs.metric_key import AVERAGE, of_average, parsed
-from clipzoo.runs.record import RunRecord, results
+from clipzoo.runs.identity import with_variables
+from clipzoo.runs.record import AVERAGE, RunRecord, of_average, parsed, results
 from clipzoo.runs.remote import local_copy, write_back
-from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
     from clipzoo.loading import LoadedModel

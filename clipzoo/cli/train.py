@@ -31,12 +31,11 @@ from clipzoo.distributed import launch
 from clipzoo.distributed.launch import exit_on_error, same_on_all_ranks
 from clipzoo.errors import ConfigError, first_line, masked, number_of
 from clipzoo.runs import record, sweep
-from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished
-from clipzoo.runs.initial import with_digests
+from clipzoo.runs.directory import CAPTIONS, claim, created, evaluation_hint, find_run, is_finished, with_digests
+from clipzoo.runs.identity import with_variables
 from clipzoo.runs.lock import RunLock
-from clipzoo.runs.metric_key import of_weights
+from clipzoo.runs.record import of_weights
 from clipzoo.runs.remote import runs_of
-from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
     from clipzoo.distributed.world import World

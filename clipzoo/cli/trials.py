@@ -102,7 +102,7 @@ def run(search: Search, space: Space) -> None:
 
 def show(study: Study) -> None:
     """Write the page of a search; print its table and the path of the page."""
-    from clipzoo.report.search_page import write_search
+    from clipzoo.report.pages import write_search
 
     print(write_search(study.folder, study.search, study.space, study.trials()), flush=True)
 

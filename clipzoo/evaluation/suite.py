@@ -28,7 +28,7 @@ from clipzoo.evaluation.retrieval import retrieval
 from clipzoo.evaluation.validation import HeldOutLoss, open_validation
 from clipzoo.evaluation.zero_shot import zero_shot
 from clipzoo.model import Model
-from clipzoo.runs.metric_key import VALIDATION, VALIDATION_LOSS, MetricKey, parsed, written
+from clipzoo.runs.record import VALIDATION, VALIDATION_LOSS, MetricKey, parsed, written
 from clipzoo.types import Count, Epochs, Names, Part, Progress, Range, Seed, Side, Workers, checked
 
 REMEDY = "the dataset is evaluated again"

@@ -42,7 +42,7 @@ from clipzoo.loading import LoadedModel, load
 from clipzoo.report.figures import FIRST, Curve, evaluation_curves, loss_unit, training_curves
 from clipzoo.report.pages import explorer_page
 from clipzoo.runs.directory import is_finished
-from clipzoo.runs.training_log import TrainingLog
+from clipzoo.runs.record import TrainingLog
 from clipzoo.training.diagnostics import unit_vectors
 
 if TYPE_CHECKING:

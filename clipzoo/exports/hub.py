@@ -20,10 +20,8 @@ from clipzoo.exports import graphs, open_clip, transformers
 from clipzoo.exports.files import save_weights, tokenizer_faults, write_preprocessing
 from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.loading import CONFIG, HERE, HUB, PAIR, VERSION, WEIGHTS, LoadedModel, value_faults
-from clipzoo.runs.arrays import read_arrays
-from clipzoo.runs.metric_key import DEVIATION, VALIDATION, MetricKey, split
-from clipzoo.runs.record import FILE, RunRecord
-from clipzoo.runs.variables import uses_variables
+from clipzoo.runs.identity import uses_variables
+from clipzoo.runs.record import DEVIATION, FILE, VALIDATION, MetricKey, RunRecord, read_arrays, split
 
 PICTURE = "retrieval.png"
 TITLES = {"zero_shot": "Zero-shot classification", "linear_probe": "Linear probe", "retrieval": "Retrieval"}

@@ -25,7 +25,7 @@ from clipzoo.encoders.tuning import plain_name
 from clipzoo.errors import ConfigError
 from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
-from clipzoo.runs.metric_key import MetricKey
+from clipzoo.runs.record import MetricKey
 from clipzoo.training import checkpoint_files
 from clipzoo.training.checkpoint_files import (
     Keys,

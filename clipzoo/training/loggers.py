@@ -19,8 +19,7 @@ from clipzoo import io
 from clipzoo.distributed import launch
 from clipzoo.errors import ConfigError, installation, masked
 from clipzoo.runs.identity import flat
-from clipzoo.runs.record import revision
-from clipzoo.runs.training_log import LOG
+from clipzoo.runs.record import LOG_BYTES, revision
 from clipzoo.types import Part
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class Logger(Part):
         path = folder / "metrics.jsonl"
         if path.exists():
             text = ""
-            for row in io.read_json_lines(path, LOG):
+            for row in io.read_json_lines(path, LOG_BYTES):
                 number, event = row.get("step"), row.get("event")
                 # The evaluation after the step is repeated.
                 if isinstance(number, int) and (number < step or (number == step and event != "evaluation")):

@@ -20,8 +20,7 @@ from clipzoo.distributed.world import World, step_part
 from clipzoo.evaluation.validation import HeldOutLoss
 from clipzoo.heads.base import Head
 from clipzoo.model import Model
-from clipzoo.runs.metric_key import AVERAGE, MetricKey, of_average
-from clipzoo.runs.record import ENDED_EARLY
+from clipzoo.runs.record import AVERAGE, ENDED_EARLY, MetricKey, of_average
 from clipzoo.training.averaging import WeightAverage
 from clipzoo.training.checkpoints import Counters, TrainingState
 from clipzoo.training.divergence import DivergenceCheck, Spikes

@@ -11,7 +11,7 @@ from clipzoo.cli.train import read_command_line
 from clipzoo.config.compose import compose
 from clipzoo.config.trust import read
 from clipzoo.errors import ConfigError
-from clipzoo.runs.names import run_folder
+from clipzoo.runs.directory import run_folder
 from tests.support.paths import ROOT
 
 SHARDS = "data.shards='x/{00..01}.tar'"

@@ -15,9 +15,8 @@ from clipzoo.data.faults import Fault, FaultLog
 from clipzoo.data.index import relative_names
 from clipzoo.distributed.launch import say
 from clipzoo.errors import ConfigError, masked
-from clipzoo.runs.identity import identity
-from clipzoo.runs.names import run_folder
-from clipzoo.runs.variables import with_variables
+from clipzoo.runs.directory import run_folder
+from clipzoo.runs.identity import identity, with_variables
 from clipzoo.training.loggers import MaskingFormatter
 from tests.support.processes import Process, run_script
 from tests.support.runs import overrides
@@ -149,17 +148,6 @@ def test_a_run_writes_no_secret_and_the_same_command_resumes_it(tiny_shards, tmp
     text = written_by(run, first, again)
     assert not any(secret in text for secret in ("s3cr3t", "an0ther", "hunter2", "hunter3"))
     clipzoo.load(run)
-
-
-@pytest.mark.medium
-def test_a_run_of_an_earlier_version_with_values_in_its_configuration_resumes(tiny_shards, tmp_path, monkeypatch):
-    monkeypatch.setenv("SHARDS", tiny_shards)
-    options = overrides("${oc.env:SHARDS}", tmp_path, "name=run")
-    stored = with_variables(compose(options))
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(stored))
-    (tmp_path / "run" / "results.json").write_text(json.dumps({"training": {"steps": 9}, "metrics": {}}))
-    assert "is finished after 9 steps" in run_script("train.py", *options, log=tmp_path / "log").stderr
 
 
 @pytest.mark.slow

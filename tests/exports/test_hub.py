@@ -19,8 +19,7 @@ from safetensors.torch import save_file
 import clipzoo
 from clipzoo.errors import ConfigError
 from clipzoo.exports.hub import results, wilson
-from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.record import RunRecord
+from clipzoo.runs.record import MetricKey, RunRecord
 from tests.support.exported import assert_equal_states, captions, loaded, logits, pictures
 
 HEADS = ("clip", "kme", "wpse")

@@ -22,7 +22,7 @@ from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.dataset import ImageFile, ImageFiles
 from clipzoo.io import read_table
 from clipzoo.loading import read_weights
-from clipzoo.runs.arrays import read_arrays
+from clipzoo.runs.record import read_arrays
 
 FAULTS = {
     b"": "is empty",

@@ -10,7 +10,7 @@ from clipzoo import io
 from clipzoo.distributed.launch import say
 from clipzoo.report import render
 from clipzoo.report.render import Cell, Table, text_table
-from clipzoo.runs.metric_key import parsed
+from clipzoo.runs.record import parsed
 
 if TYPE_CHECKING:
     from clipzoo.distributed.world import World

@@ -54,10 +54,8 @@ from clipzoo.model import Model
 from clipzoo.objectives.base import Objective
 from clipzoo.runs.directory import CONFIG, is_finished
 from clipzoo.runs.lock import try_lock
-from clipzoo.runs.metric_key import MetricKey
-from clipzoo.runs.record import ENDED_EARLY, RunRecord, results
+from clipzoo.runs.record import ENDED_EARLY, MetricKey, RunRecord, TrainingLog, results
 from clipzoo.runs.search import Search, Space, Trial, Value, next_point, passes, space_of
-from clipzoo.runs.training_log import TrainingLog
 from clipzoo.training.in_python import train
 from clipzoo.training.parts import Optimizer
 from clipzoo.training.settings import Computation

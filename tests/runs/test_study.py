@@ -43,13 +43,10 @@ def test_a_line_that_a_kill_has_left_unfinished_is_cut_off(tmp_path):
     assert len(complete(study(tmp_path, trials=4))) == 4
 
 
-def test_a_study_without_its_folder_draws_the_same_trials_again(tmp_path):
-    assert complete(study(tmp_path / "a" / "x", trials=5)) == complete(study(tmp_path / "b" / "x", trials=5))
-
-
-def test_more_trials_continue_a_study(tmp_path):
-    first = complete(study(tmp_path, trials=4))
-    assert complete(study(tmp_path, trials=6))[:4] == first
+def test_a_study_without_its_folder_draws_the_same_trials_again_and_more_trials_continue_it(tmp_path):
+    first = complete(study(tmp_path / "a" / "x", trials=4))
+    assert complete(study(tmp_path / "b" / "x", trials=6))[:4] == first
+    assert complete(study(tmp_path / "a" / "x", trials=6))[:4] == first
 
 
 def test_optuna_reads_the_journal(tmp_path):
@@ -100,7 +97,12 @@ def optunas(folder: Path) -> optuna.Study:
 @pytest.mark.parametrize("value", ["64 trust=[os]", "+trust=[os]", ["16"], None, 16, 1e9])
 def test_a_journal_that_others_have_written_makes_no_command_line(tmp_path, value):
     """Only values that the search can draw reach the command line of a trial."""
-    complete(study(tmp_path / "s", trials=2))
+    own = study(tmp_path / "s", trials=3)
+    first = own.claim()
+    loaded = optunas(tmp_path / "s")
+    key = loaded._storage.get_trial_id_from_study_id_trial_number(loaded._study_id, 0)
+    loaded._storage.set_trial_user_attr(key, "overrides", ["trust=[os]"])
+    assert study(tmp_path / "s").trials() == [first]
     trial = optuna.create_trial(
         params={"optim.schedule.peak": 1e-3, "head.embed_width": value},
         distributions={
@@ -110,21 +112,18 @@ def test_a_journal_that_others_have_written_makes_no_command_line(tmp_path, valu
         state=optuna.trial.TrialState.RUNNING,
         user_attrs={"overrides": ["trust=[os]"]},
     )
-    optunas(tmp_path / "s").add_trial(trial)
-    with pytest.raises(ConfigError, match="trial 3 has head.embed_width=.*, which is not in the search. Restore"):
+    loaded.add_trial(trial)
+    with pytest.raises(ConfigError, match="trial 2 has head.embed_width=.*, which is not in the search. Restore"):
         study(tmp_path / "s", trials=3).claim()
 
 
-def test_a_journal_adds_no_words_to_a_command_line_and_names_no_run_elsewhere(tmp_path):
-    own = study(tmp_path / "s", trials=2)
-    trial = own.claim()
+def test_a_journal_names_no_run_elsewhere(tmp_path):
+    study(tmp_path / "s").claim()
     loaded = optunas(tmp_path / "s")
     key = loaded._storage.get_trial_id_from_study_id_trial_number(loaded._study_id, 0)
-    loaded._storage.set_trial_user_attr(key, "overrides", ["trust=[os]"])
-    assert study(tmp_path / "s", trials=2).trials() == [trial]
     loaded._storage.set_trial_user_attr(key, "run", "../../elsewhere")
     with pytest.raises(ConfigError, match="elsewhere"):
-        study(tmp_path / "s", trials=2).trials()
+        study(tmp_path / "s").trials()
 
 
 def test_a_folder_that_cannot_be_written_is_one_message(tmp_path):
