@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from clipzoo.config.groups import VARIABLE
-from clipzoo.config.schema import kind_of_object
+from clipzoo.config.schema import kind_of
 from clipzoo.config.vocabulary import Samples
 from clipzoo.distributed.launch import exit_on_error
 from clipzoo.errors import ConfigError
@@ -122,7 +122,7 @@ def _path(text: str) -> Path:
 
 def number_in(annotation: Any) -> Callable[[str], Any]:
     """Return an argparse `type` that admits the numbers of an annotation, such as `vocabulary.Count`."""
-    kind = kind_of_object(annotation)
+    kind = kind_of(annotation)
 
     def read(text: str) -> Any:
         value = _parsed(text)

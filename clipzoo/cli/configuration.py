@@ -41,10 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     # Imports Hydra, which no help and no other command waits for.
-    from clipzoo.config.listing import group_options, sections
+    from clipzoo.config.groups import groups, options as options_of
+    from clipzoo.config.listing import sections
 
     found = list(matching(list(sections()), options.words))
-    groups = {group: names for group, names in group_options().items() if _holds([group, *names], options.words)}
+    groups = {group: names for group in groups() if (names := options_of(group)) and _holds([group, *names], options.words)}
     if not found and not groups:
         words = [word for section in sections() for entry in section.entries for word in entry.key.split(".")]
         near = nearest(options.words[0], list(dict.fromkeys(words)))

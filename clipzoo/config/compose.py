@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from clipzoo.config import schema, schema as relations
+from clipzoo.config import schema
 from clipzoo.config.groups import CONF, group_not_chosen, groups, is_group, search_path, unknown_key, unknown_option
 from clipzoo.config.schema import Kind, UncheckableError, constructor_arguments, kind_of
 from clipzoo.config.trust import KEY, OWN, is_within, read, require_trusted, trusted_names
@@ -192,7 +191,7 @@ def checked(config: DictConfig, trust: Collection[str], complete: bool = True, n
     not_given = tuple(f"{key} must be" for key in missing)
     faults += [fault for fault in schema.faults(plain) if not fault.startswith(not_given)]
     faults += schema.faults({SEARCH: container.get(SEARCH)})
-    faults = faults or list(relations.broken(relations.RUN, plain))
+    faults = faults or list(schema.broken(schema.RUN, plain))
     if faults:
         raise ConfigError("\n         ".join(faults))
     return plain
@@ -225,7 +224,7 @@ def _literal(value: Any) -> Any:
 
 
 def _top_level_faults(plain: dict[str, Any], name: str) -> list[str]:
-    kinds = {key: kind_of(ast.Constant(annotation)) for key, annotation in TOP_LEVEL[name].items()}
+    kinds = {key: kind_of(annotation) for key, annotation in TOP_LEVEL[name].items()}
     faults = [f"{key} has no value: give {key}=..." for key in kinds if key not in plain]
     faults += [
         f"{key} must be {kind.words}, not {schema.shown(plain[key])}"

@@ -13,7 +13,7 @@ from clipzoo.io.files import (
     ensure_folder,
     explained,
     folder_name,
-    kind_of,
+    file_type,
     make_folder,
     new_folder,
     publish_folder,
@@ -37,7 +37,7 @@ from clipzoo.io.files import (
 
 __all__ = [
     "ANY_SIZE", "MB", "NO_SPACE", "DamageLog", "DamagedFileError", "JsonLines", "WriteError", "below",
-    "digest_of", "ensure_folder", "explained", "folder_name", "kind_of", "make_folder", "new_folder",
+    "digest_of", "ensure_folder", "explained", "folder_name", "file_type", "make_folder", "new_folder",
     "publish_folder", "read_bytes", "read_json", "read_json_lines", "read_lines", "read_table", "read_text",
     "read_yaml", "readable", "require_fields", "require_no_links", "require_numbers", "shortened", "whole",
     "write_error", "write_json", "write_whole",

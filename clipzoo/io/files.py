@@ -163,7 +163,7 @@ def readable(path: Path, most: int, remedy: str = "") -> Iterator[io.BufferedRea
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise DamagedFileError(path, f"is {kind_of(status.st_mode)}, not a file", remedy)
+                raise DamagedFileError(path, f"is {file_type(status.st_mode)}, not a file", remedy)
             if status.st_size > most:
                 raise DamagedFileError(path, f"has {status.st_size:,} bytes, more than {most:,}", remedy)
             yield file
@@ -173,7 +173,7 @@ def readable(path: Path, most: int, remedy: str = "") -> Iterator[io.BufferedRea
         raise DamagedFileError(path, f"cannot be read ({error.strerror})", remedy) from None
 
 
-def kind_of(mode: int) -> str:
+def file_type(mode: int) -> str:
     """Return the kind of an irregular file, in words. mode: `st_mode` of its status."""
     kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
