@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipzoo import io
-from clipzoo.cli import trials
+from clipzoo.cli import sweep as sweeps
 from clipzoo.cli.arguments import Parser
 from clipzoo.config import trust as overrides
 from clipzoo.config.compose import checked, compose
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> None:
     with same_on_all_ranks():
         line = read_command_line(arguments)
     if line.search is not None:
-        return trials.run(*line.search)
+        return sweeps.run_search(*line.search)
     if not line.needs_hydra:
         return train(line.configurations[0], line.lines, experiment_of(line.lines))
     sys.argv[1:] = line.hydra_arguments
@@ -136,14 +136,14 @@ def read_command_line(arguments: list[str]) -> CommandLine:
     if options.version or options.shell_completion:
         return CommandLine(arguments, options, lines, None, [])
     given = [overrides.read(line) for line in lines]
-    search = trials.search_of(lines) if options.multirun and not shows(options) else None
+    search = sweeps.search_of(lines) if options.multirun and not shows(options) else None
     if search is None:
         for override in given:
             overrides.require_values(override, options.multirun)
     points = search[1].corner_lines() if search else overrides.covering_points(given)
     configurations = [compose(point, complete=not shows(options)) for point in points]
     for row in {plain["row"] for plain in configurations} - {None}:
-        by_name("clipzoo.report.paper_tables.published.require_row")(row)
+        by_name("clipzoo.report.published.require_row")(row)
     if options.multirun and not shows(options) and not search:
         sweep.points(lines)
     return CommandLine(arguments, options, lines, search, configurations)
@@ -252,7 +252,7 @@ def train(config: dict[str, Any], lines: Sequence[str], experiment: str | None) 
         if warning:
             launch.say(f"clipzoo: warning: {warning}")
         parts = replace(parts, settings=settings)
-        cost, metrics = fit(model, parts, world, preemption, trials.hooks(watchdog, world))
+        cost, metrics = fit(model, parts, world, preemption, sweeps.hooks(watchdog, world))
         finish(model, parts, world, lines, experiment, cost, metrics)
     world.leave()
     spares.release()

@@ -201,8 +201,8 @@ def kind_of(annotation: Any) -> Kind:
     Raises:
         UncheckableError: the annotation is none of the forms below.
     """
-    if isinstance(annotation, str):
-        annotation = _evaluated(annotation, {})
+    if isinstance(annotation, str | typing.ForwardRef):
+        annotation = _evaluated(getattr(annotation, "__forward_arg__", annotation), {})
     parameters = get_args(annotation)
     origin = get_origin(annotation) or annotation
     if origin in _SIMPLE and not parameters:
@@ -280,8 +280,9 @@ class _Meanings(dict[str, Any]):
     """What names in annotations mean: the vocabulary, typing's names, aliases of a module, or classes by their name."""
 
     def __init__(self, names: Mapping[str, ast.stmt | str]) -> None:
-        super().__init__(((name, getattr(typing, name)) for name in typing.__all__), typing=typing, Path=Path)
-        self.update(vars(vocabulary))
+        known = {name: getattr(typing, name) for name in typing.__all__} | vars(vocabulary)
+        known |= {"typing": typing, "Path": Path}
+        super().__init__((name, value) for name, value in known.items() if not isinstance(names.get(name), ast.Assign))
         self._names = names
 
     def __missing__(self, name: str) -> Any:

@@ -192,7 +192,8 @@ def _state(location: str) -> State | None:
         status = os.stat(location)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(
-                f"data.shards: {location} is {file_type(status.st_mode)}, not a file (pipe:COMMAND reads from a command)"
+                f"data.shards: {location} is {file_type(status.st_mode)}, not a file (pipe:COMMAND reads from a "
+                "command)"
             )
         return status.st_size, status.st_mtime_ns
     except FileNotFoundError:

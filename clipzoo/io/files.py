@@ -24,6 +24,13 @@ from typing import IO, Any, TypeVar
 
 from clipzoo.errors import ConfigError, TrainingError, first_line
 
+__all__ = [
+    "ANY_SIZE", "DamageLog", "DamagedFileError", "JsonLines", "MB", "NO_SPACE", "WriteError", "below", "digest_of",
+    "ensure_folder", "explained", "file_type", "folder_name", "make_folder", "new_folder", "publish_folder",
+    "read_bytes", "read_json", "read_json_lines", "read_lines", "read_table", "read_text", "read_yaml", "readable",
+    "require_fields", "require_no_links", "require_numbers", "shortened", "whole", "write_error", "write_json",
+    "write_whole",
+]  # fmt: skip
 log = logging.getLogger(__name__)
 
 MB = 2**20

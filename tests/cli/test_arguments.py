@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
 
+from clipzoo.cli import arguments
 from clipzoo.cli.arguments import Parser, output_folder, refuse
 from clipzoo.errors import ConfigError
 
@@ -60,3 +62,14 @@ def test_options_of_a_subcommand_that_were_given_are_known_to_its_command():
     with pytest.raises(ConfigError, match="--label is for tables"):
         refuse(options, ["--label"], "is for tables")
     refuse(main.parse_args(["make"]), ["--label"], "is for tables")
+
+
+@pytest.mark.parametrize(
+    ("done", "line"), [(1, "^== shards: 1 of 200 images$"), (50, "^== .* images, 3 s left$"), (200, "^$")]
+)
+def test_the_remaining_time_is_estimated_once_two_percent_are_done(done, line, monkeypatch, capsys):
+    monkeypatch.setattr(arguments, "PROGRESS_SECONDS", 0.0)
+    report = arguments.Progress("shards", "images")
+    report._start -= 1.0
+    report(done, 200)
+    assert re.search(line, capsys.readouterr().err.strip())

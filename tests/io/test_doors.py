@@ -155,9 +155,9 @@ TABLES = "a table of the user's own names images anywhere on the disk; they are 
 OPTIONS = "options of the command line, in folders of configurations"
 RECIPES = "names that clipzoo's recipes and studies write in the code"
 TRUSTED = {
-    ("cli/launch.py", "Path('slurm') / f'{script}.sbatch'"): "one of the names of batch scripts",
-    ("cli/launch.py", "SLURM / f'{script}.sbatch'"): "one of the names of batch scripts",
-    ("config/constructors.py", "PACKAGE.joinpath(*module.split('.')[1:])"): "modules of clipzoo",
+    ("cli/sweep.py", "Path('slurm') / f'{script}.sbatch'"): "one of the names of batch scripts",
+    ("cli/sweep.py", "SLURM / f'{script}.sbatch'"): "one of the names of batch scripts",
+    ("config/schema.py", "PACKAGE.joinpath(*module.split('.')[1:])"): "modules of clipzoo",
     ("config/groups.py", "folder / group / f'{option}.yaml'"): OPTIONS,
     ("config/groups.py", "folder / group"): OPTIONS,
     ("config/groups.py", "folder / name"): OPTIONS,
@@ -291,7 +291,7 @@ READERS = {
 
     "training/checkpoint_files.py": WEIGHTS,
     "training/sharded_checkpoints.py": WEIGHTS,
-    "cli/launch.py": OWN,
+    "cli/sweep.py": OWN,
     "config/listing.py": OWN,
     "runs/sweep.py": OWN,
     "data/loader.py": OWN,
@@ -314,7 +314,7 @@ WRITERS = {
     "io/files.py": "the one writer",
     "runs/lock.py": LOCK,
     "data/locations.py": CACHE,
-    "cli/configuration.py": "the null device",
+    "cli/report.py": "the null device",
     "distributed/launch.py": "the null device",
     "data/index.py": "an empty probe, removed at once",
     "data/write.py": IN_WHOLE,

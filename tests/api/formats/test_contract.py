@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clipzoo
-from clipzoo.cli.models import export as command
+from clipzoo.cli import export as command
 from clipzoo.errors import ConfigError
 from clipzoo.export.hub import FORMATS
 from clipzoo.types import PointSet
