@@ -168,7 +168,7 @@ TRUSTED = {
         "self._folder / f'{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}'",
     ): "a digest",
     ("data/write.py", "table.parent / image"): TABLES,
-    ("evaluation/datasets/own_sources.py", "table.parent / row[image]"): TABLES,
+    ("evaluation/datasets/own.py", "table.parent / row[image]"): TABLES,
     ("evaluation/datasets/prompts.py", "package.joinpath('datasets', file)"): "files of an installed package",
     ("io/files.py", "root / record"): RECIPES,
     ("io/files.py", "folder / record"): RECIPES,
@@ -227,21 +227,9 @@ TARGETS = {
     "TarWriter", "export_chrome_trace", "touch",
 }  # fmt: skip
 MODULES = {
-    "os",
-    "shutil",
-    "np",
-    "numpy",
-    "torch",
-    "Image",
-    "tarfile",
-    "zipfile",
-    "json",
-    "yaml",
-    "pd",
-    "gzip",
-    "safetensors",
+    "os", "shutil", "np", "numpy", "torch", "Image", "tarfile", "zipfile", "json", "yaml", "pd", "gzip", "safetensors",
     "OmegaConf",
-}
+}  # fmt: skip
 
 
 def opened(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, str, bool]]:
@@ -257,24 +245,15 @@ def opened(trees: dict[str, ast.Module], words: Words) -> Iterator[tuple[str, st
             of_path = owner is not None and words.is_path(file, owner)
             of_library = isinstance(owner, ast.Name) and owner.id in MODULES
             takes_path = any(words.is_path(file, one) or "str(" in ast.unparse(one) for one in node.args[:2])
-            direct = owner is None and name in {
-                "open",
-                "safe_open",
-                "load_file",
-                "save_file",
-                "ShardWriter",
-                "TarWriter",
-            }
+            openers = ("open", "safe_open", "load_file", "save_file", "ShardWriter", "TarWriter")
+            direct = owner is None and name in openers
             by_library = of_library and (takes_path or name in ("open", "copyfile", "mkstemp"))
             saves = takes_path and name in ("save", "export_chrome_trace", "savefig")
             if not (of_path or direct or by_library or saves):
                 continue
             text = ast.unparse(node)
             if name == "open":
-                modes = [
-                    *node.args[0 if of_path else 1 :],
-                    *(item.value for item in node.keywords if item.arg == "mode"),
-                ]
+                modes = [*node.args[not of_path :], *(item.value for item in node.keywords if item.arg == "mode")]
                 shown = " ".join(map(ast.unparse, modes))
                 yield file, text, any(one in shown for one in ("'w", "'a", "'x", "+", "O_CREAT", "O_WRONLY", "O_RDWR"))
             elif name in SOURCES or name in TARGETS:
@@ -288,7 +267,10 @@ WEIGHTS = "weights, by a library that maps the file; opened by clipzoo.io.readab
 LOCK = "a lock has no content that counts"
 IN_WHOLE = "into a file that clipzoo.io.whole has opened"
 READERS = {
-
+    "config/groups.py": OWN,
+    "evaluation/datasets/dataset.py": OWN,
+    "evaluation/probe.py": CACHE,
+    "ops/tiles.py": OWN,
     "training/checkpoint_files.py": WEIGHTS,
     "training/sharded_checkpoints.py": WEIGHTS,
     "cli/sweep.py": OWN,
@@ -312,6 +294,11 @@ READERS = {
 """Modules that open files by other means than clipzoo.io, and why they may."""
 WRITERS = {
     "io/files.py": "the one writer",
+    "evaluation/datasets/prompts.py": IN_WHOLE,
+    "evaluation/datasets/tar.py": UNPUBLISHED,
+    "evaluation/probe.py": CACHE,
+    "export/graphs.py": UNPUBLISHED,
+    "initial.py": "links of checkpoints, the mark last",
     "runs/lock.py": LOCK,
     "data/locations.py": CACHE,
     "cli/report.py": "the null device",
