@@ -276,13 +276,18 @@ def _evaluated(text: str, names: Mapping[str, ast.stmt | str]) -> Any:
         return text
 
 
+_KNOWN_NAMES = {name: getattr(typing, name) for name in typing.__all__} | vars(vocabulary)
+_KNOWN_NAMES |= {"typing": typing, "Path": Path}
+
+
 class _Meanings(dict[str, Any]):
     """What names in annotations mean: the vocabulary, typing's names, aliases of a module, or classes by their name."""
 
     def __init__(self, names: Mapping[str, ast.stmt | str]) -> None:
-        known = {name: getattr(typing, name) for name in typing.__all__} | vars(vocabulary)
-        known |= {"typing": typing, "Path": Path}
-        super().__init__((name, value) for name, value in known.items() if not isinstance(names.get(name), ast.Assign))
+        super().__init__(_KNOWN_NAMES)
+        for name in self.keys() & names.keys():
+            if isinstance(names[name], ast.Assign):
+                del self[name]
         self._names = names
 
     def __missing__(self, name: str) -> Any:
