@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -102,7 +102,7 @@ def build_part(node: Mapping[str, Any], trust: Collection[str] = (), kind: type 
             not of this kind.
     """
     target = node.get("_target_")
-    constructor = _constructor(target, trust)
+    constructor = part_class(target, trust)
     positional = _built(node.get("_args_", []), trust)
     named = {str(key): _built(value, trust) for key, value in node.items() if key not in HYDRA_KEYS}
     try:
@@ -125,7 +125,7 @@ def _built(value: Any, trust: Collection[str]) -> Any:
     return [_built(item, trust) for item in value] if isinstance(value, list) else value
 
 
-def _constructor(target: object, trust: Collection[str]) -> Callable[..., Any]:
+def part_class(target: object, trust: Collection[str] = ()) -> Any:
     """Return the class with a dotted name. Raises ConfigError unless it is a part of this package or trusted."""
     if reason := refusal(target, trust):
         raise ConfigError(f"_target_={target} {reason}")

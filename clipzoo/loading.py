@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from clipzoo import io
-from clipzoo.build import build_trained
+from clipzoo.build import build_trained, part_class
 from clipzoo.config.compose import RESOLVER
 from clipzoo.config.trust import require_trusted, values_of
 from clipzoo.encoders.tuning import merged
@@ -23,7 +24,6 @@ from clipzoo.evaluation.encoder import Transform
 from clipzoo.io import DamagedFileError
 from clipzoo.io.weights import from_hub, read_tensors, run_of
 from clipzoo.model import Model
-from clipzoo.objectives.siglip import SigLIP
 from clipzoo.runs.directory import config_of
 from clipzoo.runs.metric_key import AVERAGE
 from clipzoo.runs.remote import local_copy
@@ -261,7 +261,7 @@ def load(
     except (KeyError, RuntimeError, AttributeError, TypeError) as error:
         raise DamagedFileError(path, f"has no weights of a model ({cause(error)})", checkpoint_files.REMEDY) from None
     model = build_trained(config, merged(weights), path, checkpoint_files.REMEDY, trust)
-    return LoadedModel(model, _with_pair(config, state), folder, average).to(device).eval()
+    return LoadedModel(model, _with_pair(config, state, trust), folder, average).to(device).eval()
 
 
 def _with_average(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -274,13 +274,14 @@ def _with_average(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {**state, **{part: {**state[part], **average[part]} for part in ("model", "objective")}}
 
 
-def _with_pair(config: dict[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+def _with_pair(config: dict[str, Any], state: Mapping[str, Any], trust: Collection[str]) -> dict[str, Any]:
     """Return a run's configuration with the scale and the bias of an objective that classifies pairs."""
-    target, learned = config.get("objective", {}).get("_target_", ""), state.get("objective")
-    if target.rpartition(".")[2] != SigLIP.__name__ or not isinstance(learned, Mapping):
-        return config
-    log_scale, bias = SigLIP.pair(learned)
-    return {**config, PAIR: {"log_scale": log_scale, "bias": bias}}
+    learned, pair = state.get("objective"), None
+    if isinstance(learned, Mapping):
+        # A class of another package is imported only if the user trusts it.
+        with suppress(ConfigError, AttributeError):
+            pair = part_class(config.get("objective", {}).get("_target_", ""), trust).pair(learned)
+    return config if pair is None else {**config, PAIR: {"log_scale": pair[0], "bias": pair[1]}}
 
 
 # WiSE-FT: the weights between two models, those before and after a fine-tuning (Wortsman et al. 2022).

@@ -19,7 +19,7 @@ from clipzoo.build import build_model
 from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
-from clipzoo.export.hub import export
+from clipzoo.exports.hub import export
 from clipzoo.loading import LoadedModel
 
 BATCH = 32

@@ -23,7 +23,7 @@ OVERRIDE_COMMANDS = {
     "train": ("cli.train", "train a model, or resume its run"),
     "evaluate": ("cli.evaluate", "evaluate a run, a checkpoint or an open_clip model"),
     "launch": ("cli.sweep", "list, submit, run or tabulate the points of a sweep"),
-    "plan": ("cli.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
+    "plan": ("plan.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
     "studies": ("lab.studies.run", "run the papers' small experiments"),
 }
 """Commands that take Hydra overrides: the module whose `main(arguments)` parses them, and a summary."""
@@ -32,24 +32,30 @@ RESUMABLE = ("train", "evaluate", "launch")
 
 COMMANDS = {
     "report": (
-        "cli.report.report",
+        "cli.report.report_arguments",
         "write the report of a run, or the papers' tables with the results of finished runs",
     ),
-    "config": ("cli.report.config", "list the keys of a run: type, default, meaning, options"),
-    "compare": ("cli.report.compare", "compare runs: metrics, intervals and paired tests of their differences"),
+    "config": ("cli.report.config_arguments", "list the keys of a run: type, default, meaning, options"),
+    "compare": (
+        "cli.report.compare_arguments",
+        "compare runs: metrics, intervals and paired tests of their differences",
+    ),
     "lab": (
         "lab.methods.lab.add_arguments",
         "compare methods with equal search budgets and fresh seeds on generated scenes",
     ),
     "explore": (
-        "cli.models.explore.add_arguments",
+        "cli.models.explore_arguments",
         "explore trained models in a browser: search, neighbours, maps, curves",
     ),
-    "export": ("cli.export.export", "write a trained model for open_clip, transformers, torch.export or onnxruntime"),
-    "index": ("cli.export.index", "embed images once, to search them"),
-    "search": ("cli.export.search", "search an index of images by captions"),
-    "shards": ("cli.data.shards", "make, index or inspect WebDataset shards"),
-    "datasets": ("cli.data.datasets", "list or convert the benchmark datasets, or make your own"),
+    "export": (
+        "cli.models.export_arguments",
+        "write a trained model for open_clip, transformers, torch.export or onnxruntime",
+    ),
+    "index": ("cli.models.index_arguments", "embed images once, to search them"),
+    "search": ("cli.models.search_arguments", "search an index of images by captions"),
+    "shards": ("cli.data.shards_arguments", "make, index or inspect WebDataset shards"),
+    "datasets": ("cli.data.datasets_arguments", "list or convert the benchmark datasets, or make your own"),
     "world": ("lab.worlds.world.add_arguments", "generate the demo's dataset"),
     "emoji": ("lab.worlds.emoji.add_arguments", "get emoji of two vendors as a dataset"),
 }

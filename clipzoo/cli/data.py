@@ -49,7 +49,7 @@ Files that are not images or cannot be decoded are counted, and listed in OUTPUT
 """
 
 
-def shards(parser: argparse.ArgumentParser) -> None:
+def shards_arguments(parser: argparse.ArgumentParser) -> None:
     """Make, index or inspect WebDataset shards.
 
     clipzoo shards make pictures/ shards/                  a folder: NAME.jpg with NAME.txt
@@ -114,7 +114,7 @@ def shards(parser: argparse.ArgumentParser) -> None:
         command.set_defaults(run=run)
 
 
-def datasets(parser: argparse.ArgumentParser) -> None:
+def datasets_arguments(parser: argparse.ArgumentParser) -> None:
     """List the papers' benchmark datasets, convert one to tar shards, or make a dataset from your own images.
 
     clipzoo datasets list

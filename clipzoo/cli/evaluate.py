@@ -86,7 +86,7 @@ def evaluate(overrides: list[str], signals: Sequence[int] = ()) -> dict[str, flo
         if plain["run"] is not None:
             model = loading.load(plain["run"], trust=tuple(trust), average=plain["averaged"])
         else:
-            from clipzoo.export.open_clip import from_open_clip
+            from clipzoo.exports.open_clip import from_open_clip
 
             model = from_open_clip(plain["model"], plain["pretrained"])
         plain = _composed(overrides, model.config["encoder"]) | local

@@ -30,7 +30,7 @@ This page is written by `clipzoo config --markdown > docs/configuration.md`.
 """
 
 
-def report(parser: argparse.ArgumentParser) -> None:
+def report_arguments(parser: argparse.ArgumentParser) -> None:
     """Write the report of a run, compare runs, or show the papers' tables with the runs of a folder.
 
     clipzoo report runs/demo                     runs/demo/report.md and report.html, one file with its pictures
@@ -50,10 +50,10 @@ def report(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--note", metavar="TEXT", help="a paragraph above the tables")
     parser.add_argument("--list", action="store_true", help="print the names of the tables and exit")
-    parser.set_defaults(run=run_report)
+    parser.set_defaults(run=report)
 
 
-def run_report(options: argparse.Namespace) -> None:
+def report(options: argparse.Namespace) -> None:
     if options.list:
         refuse(options, ("--table", "--output", "--note"), "has no effect with --list")
         if options.folders:
@@ -80,7 +80,7 @@ def run_report(options: argparse.Namespace) -> None:
         write_back(given[0], "FOLDER")
 
 
-def compare(parser: argparse.ArgumentParser) -> None:
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Compare runs: metrics, paired tests, settings that differ, and samples on which only one is right.
 
     clipzoo compare runs/a runs/b                runs/comparison/index.html, tables.md, tables.csv, tables.tex
@@ -99,10 +99,10 @@ def compare(parser: argparse.ArgumentParser) -> None:
         "--scaling", nargs="+", default=[], metavar="AXIS",
         help="fit power laws of loss and errors in compute, samples, width or a configuration key",
     )  # fmt: skip
-    parser.set_defaults(run=run_compare)
+    parser.set_defaults(run=compare)
 
 
-def run_compare(options: argparse.Namespace) -> None:
+def compare(options: argparse.Namespace) -> None:
     folders = [local_copy(place, "FOLDER", weights=False) for place in options.folders]
     runs = []
     for folder in folders:
@@ -143,7 +143,7 @@ def is_run(folder: Path) -> bool:
     return (folder / "metrics.jsonl").exists() or (folder / "results.json").exists()
 
 
-def config(parser: argparse.ArgumentParser) -> None:
+def config_arguments(parser: argparse.ArgumentParser) -> None:
     """List the keys of a run: type, default and meaning, and the options of each group.
 
     clipzoo config                     all of them
@@ -153,10 +153,10 @@ def config(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument("words", nargs="*", metavar="WORD", help="list only entries that contain all of these words")
     parser.add_argument("--markdown", action="store_true", help="print the page of the documentation")
-    parser.set_defaults(run=run_config)
+    parser.set_defaults(run=config)
 
 
-def run_config(options: argparse.Namespace) -> None:
+def config(options: argparse.Namespace) -> None:
     # Imports Hydra, which no help and no other command waits for.
     from clipzoo.config.groups import groups as all_groups, options as options_of
     from clipzoo.config.listing import sections

@@ -40,7 +40,7 @@ from clipzoo.runs.variables import with_variables
 
 if TYPE_CHECKING:
     from clipzoo.distributed.world import World
-    from clipzoo.initial import Rows
+    from clipzoo.encoders.weights import Row
     from clipzoo.model import Model
     from clipzoo.runs.search import Search, Space
     from clipzoo.training.parts import Dataset, Parts
@@ -263,7 +263,7 @@ def begin(
     plain: Mapping[str, Any],
     given: Mapping[str, Any],
     dataset: Dataset,
-    rows: Rows,
+    rows: Sequence[Row],
     hardware: str,
     world: World,
 ) -> None:
@@ -272,7 +272,7 @@ def begin(
     given: see `claim`. hardware: precision, device and loader processes, in words.
     """
     from clipzoo.data.captions import described as described_captions
-    from clipzoo.export.open_clip import export_note
+    from clipzoo.exports.open_clip import export_note
     from clipzoo.initial import report_initial_weights
 
     claim(lock, plain, dataset.fingerprint, given)
@@ -322,7 +322,7 @@ def finish(
         parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
         parts.logger.close()
         if any(name.endswith("lora_A") for name in model.state_dict()):
-            from clipzoo.export.adapters import save_adapters
+            from clipzoo.exports.adapters import save_adapters
 
             save_adapters(folder, folder / "adapters")
         results.write(folder)

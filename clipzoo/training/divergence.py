@@ -229,7 +229,7 @@ class Spikes(Hook):
     """Detects spikes of a training and acts on them; see `Inspection.on_spike`.
 
     folder: run directory, where each spike is described in spikes/step_N.json; None: no file is written.
-    names: sample ids -> the shard and key of each sample; None if the dataset has no names.
+    names: sample ids -> the shard and key of each sample; empty if the dataset has no names.
     log: called on the first rank with the step and the values of a spike.
     """
 
@@ -243,7 +243,7 @@ class Spikes(Hook):
         detector: SpikeDetector,
         folder: Path | None,
         world: World,
-        names: Callable[[Sequence[int]], list[str]] | None,
+        names: Callable[[Sequence[int]], list[str]],
         log: Callable[[int, Mapping[str, Any]], None],
     ) -> None:
         self.policy, self._detector = policy, detector
@@ -259,8 +259,7 @@ class Spikes(Hook):
         if settings.on_spike == "rewind" and parts.folder is None:
             raise ConfigError("on_spike=rewind goes back to a checkpoint: give folder=...")
         detector = SpikeDetector(settings.spike_window, settings.spike_threshold, world)
-        names = getattr(parts.dataset, "names", None)
-        return cls(settings.on_spike, detector, parts.folder, world, names, parts.logger.log)
+        return cls(settings.on_spike, detector, parts.folder, world, parts.dataset.names, parts.logger.log)
 
     def begin(self, progress: Progress) -> None:
         """Remove the descriptions of later spikes, left by a killed run."""
@@ -329,8 +328,8 @@ class Spikes(Hook):
         if path is not None:
             ids = [sample for _, samples in ranks for sample in samples]
             samples: dict[str, Any] = {"sample_ids": ids}
-            if self._names is not None:
-                samples["names"] = self._names(ids)
+            if names := self._names(ids):
+                samples["names"] = names
             content = {**spike, "policy": self.policy, "losses_of_ranks": [loss for loss, _ in ranks], **samples}
             io.write_whole(path, json.dumps(content))
         values = {f"spike/{name}": value for name, value in spike.items() if name != "step"}

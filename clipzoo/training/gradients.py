@@ -193,7 +193,7 @@ def _encode(encoder: nn.Module, batch: Batch, views: Sequence[View]) -> list[Fea
 
 def _trains(model: Model, view: View) -> bool:
     """Return False if no parameter of the view's tower trains, or of the encoder if it has no towers."""
-    tower = getattr(model.encoder, f"{view}_tower", model.encoder)
+    tower = model.encoder.towers.get(view, model.encoder)
     trains = [parameter.requires_grad for parameter in tower.parameters()]
     return any(trains) or not trains
 
@@ -262,8 +262,7 @@ class PairEncoder(nn.Module):
 
     def blocks(self) -> list[nn.Module]:
         """Return the blocks of both towers, or of an encoder without towers: its longest list of modules."""
-        names = [name for name in ("image_tower", "text_tower") if hasattr(self.encoder, name)]
-        towers = [getattr(self.encoder, name) for name in names] or [self.encoder]
+        towers = list(self.encoder.towers.values()) or [self.encoder]
         blocks = [tower.layers() if isinstance(tower, Tower) else longest_list(tower) for tower in towers]
         return list(dict.fromkeys(block for tower_blocks in blocks for block in tower_blocks))
 

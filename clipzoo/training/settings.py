@@ -182,7 +182,7 @@ class Computation:
         # Imports another second of torch.
         from clipzoo.distributed.sharded import Sharded
 
-        kept = (model.head, getattr(model.encoder, "tokenizer", None))
+        kept = (model.head, model.encoder.tokenizer)
         ranks, sharding = self.fsdp.ranks(world), self.fsdp
         return Sharded(model, world, kept, ranks, sharding.reshard, sharding.offload)
 

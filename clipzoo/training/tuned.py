@@ -55,10 +55,10 @@ class TunedModel:
         if not self.frozen:
             return ""
         counts = {}
-        for name in ("image_tower", "text_tower"):
-            parameters = list(getattr(self._model.encoder, name, nn.Module()).parameters())
+        for view, tower in self._model.encoder.towers.items():
+            parameters = list(tower.parameters())
             trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-            counts[name.replace("_", " ")] = f"{trained:,} of {sum(parameter.numel() for parameter in parameters):,}"
+            counts[f"{view} tower"] = f"{trained:,} of {sum(parameter.numel() for parameter in parameters):,}"
         return "parameters that train: " + ", ".join(f"{name} {count}" for name, count in counts.items())
 
     def part_of(self, model: nn.Module) -> TunedPart:
@@ -80,23 +80,21 @@ class TunedModel:
 
     def caches(self, dataset: Dataset, folder: Path | None, report: Callable[[str], None]) -> dict[View, FeatureCache]:
         """Return the caches of towers that do not train, where the dataset repeats its inputs."""
-        repeats: Any = getattr(dataset, "repeats", None)
-        if self._tuning is None or folder is None or repeats is None:
+        if self._tuning is None or folder is None:
             return {}
         caches: dict[View, FeatureCache] = {}
         views: tuple[View, View] = ("image", "text")
         for view in views:
             gigabytes = self._tuning.towers[view].cache_gigabytes
-            if gigabytes and repeats(view):
-                length = getattr(self._model.encoder, "context_length", None) if view == "text" else None
+            if gigabytes and dataset.repeats(view):
+                length = self._model.encoder.context_length if view == "text" else None
                 self._cached = [folder / FOLDER]
                 caches[view] = FeatureCache(
                     folder / FOLDER, view, dataset.samples, gigabytes, length, report,
                     images=lambda ids: [image for image, _ in dataset.examples(ids)],
                 )  # fmt: skip
-        leave_out: Any = getattr(dataset, "leave_out_images", None)
-        if "image" in caches and leave_out is not None:
-            leave_out(caches["image"].stored_keys)
+        if "image" in caches:
+            dataset.leave_out_images(caches["image"].stored_keys)
         return caches
 
 

@@ -297,7 +297,7 @@ WRITERS = {
     "evaluation/datasets/prompts.py": IN_WHOLE,
     "evaluation/datasets/tar.py": UNPUBLISHED,
     "evaluation/probe.py": CACHE,
-    "export/graphs.py": UNPUBLISHED,
+    "exports/graphs.py": UNPUBLISHED,
     "initial.py": "links of checkpoints, the mark last",
     "runs/lock.py": LOCK,
     "data/locations.py": CACHE,

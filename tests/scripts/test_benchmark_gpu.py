@@ -18,7 +18,7 @@ from clipzoo import ConfigError
 from tests.support.paths import ROOT
 from tests.support.processes import run_script, wait_until_gone
 
-KERNELS = ROOT / "clipzoo" / "ops" / "triton"
+KERNELS = ROOT / "clipzoo" / "ops"
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +46,10 @@ def run(program: str, folder: Path, seconds: float = 5.0) -> Any:
 
 def test_every_operation_with_triton_kernels_is_proved():
     operations = {
-        path.stem
-        for path in KERNELS.glob("*.py")
-        if "forward" in {getattr(node, "name", "") for node in ast.parse(path.read_text()).body}
+        name.removesuffix("_forward")
+        for path in KERNELS.glob("triton_*.py")
+        for name in (getattr(node, "name", "") for node in ast.parse(path.read_text()).body)
+        if name.endswith("_forward")
     }
     assert operations == set(bench("parts").OPERATIONS) == set(bench("kernels").CASES) == set(bench("kernels").CHECKS)
 

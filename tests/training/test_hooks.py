@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipzoo.api.training import adam
 from clipzoo.distributed.preemption import Preemption
 from clipzoo.distributed.watchdog import Watchdog
 from clipzoo.distributed.world import World
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.training import checkpoint_files
 from clipzoo.training.callbacks import CallbackEvaluator, Rungs
+from clipzoo.training.in_python import adam
 from clipzoo.training.loggers import Logger
 from clipzoo.training.parts import Hook, Parts, Step
 from clipzoo.training.settings import Settings

@@ -34,7 +34,6 @@ import yaml
 from torch import Tensor, nn
 
 from clipzoo import io
-from clipzoo.api.training import train
 from clipzoo.build import build_model, build_objective, build_part as build_part
 from clipzoo.cli.arguments import number_in, output_folder, with_config_folder
 from clipzoo.config.compose import compose
@@ -58,6 +57,7 @@ from clipzoo.runs.metric_key import MetricKey
 from clipzoo.runs.record import ENDED_EARLY, RunRecord, results
 from clipzoo.runs.search import Search, Space, Trial, Value, next_point, passes, space_of
 from clipzoo.runs.training_log import TrainingLog
+from clipzoo.training.in_python import train
 from clipzoo.training.parts import Optimizer
 from clipzoo.training.settings import Computation
 from clipzoo.training.throughput import flops_per_step

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import clipzoo
-from clipzoo.api.training import TrainingResult
 from clipzoo.errors import ConfigError
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.report.pages import write_report
+from clipzoo.training.in_python import TrainingResult
 from clipzoo.training.profile import PARTS
 from clipzoo.training.settings import Inspection
 from tests.support.pairs import pair_dataset, pair_model

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import clipzoo
-from clipzoo.api.training import adam
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, TrainingError
 from clipzoo.objectives.sogclr import SogCLR
 from clipzoo.training import checkpoint_files
 from clipzoo.training.divergence import MOST_IN_A_ROW, SpikeDetector
+from clipzoo.training.in_python import adam
 from clipzoo.training.settings import Inspection
 from clipzoo.types import Batch, SpikePolicy
 from tests.support.pairs import pair_dataset, pair_model, pairs

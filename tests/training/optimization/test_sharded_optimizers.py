@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clipzoo.api.training import adam
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
+from clipzoo.training.in_python import adam
 from clipzoo.training.optimizers import TimmOptimizer
 from scripts.gradient_parity import difference, training
 from tests.support.ranks import run_ranks
