@@ -163,10 +163,7 @@ TRUSTED = {
     ("config/groups.py", "folder / name"): OPTIONS,
     ("config/groups.py", "folder / path"): OPTIONS,
     ("data/index.py", "folder / f'{index_name(locations, caption_key)}.json'"): "a digest",
-    (
-        "data/locations.py",
-        "self._folder / f'{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}'",
-    ): "a digest",
+    ("data/locations.py", "self._folder / f'{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}'"): "a digest",
     ("data/write.py", "table.parent / image"): TABLES,
     ("evaluation/datasets/own.py", "table.parent / row[image]"): TABLES,
     ("evaluation/datasets/prompts.py", "package.joinpath('datasets', file)"): "files of an installed package",
