@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from clipzoo.distributed.world import World
     from clipzoo.evaluation.suite import Suite
     from clipzoo.loading import LoadedModel
-    from clipzoo.report.render import Cell, Table
 
 MIXES = "mix"
 """Folder of the evaluations of interpolated weights, in that of the results."""
@@ -181,7 +180,7 @@ def evaluate_mixes(
         The metrics of the last mix.
     """
     from clipzoo.loading import interpolate
-    from clipzoo.report.render import markdown, terminal
+    from clipzoo.report.render import Cell, markdown, terminal, text_table
 
     output = folder / MIXES
     results: dict[float, dict[str, float]] = {}
@@ -190,23 +189,17 @@ def evaluate_mixes(
         results[mix] = suite.run(model, output / f"{mix:g}", world)
 
     def write() -> None:
-        table = mix_table(results)
+        # A row for each mix; the best value of a metric is bold.
+        columns = [str(key) for key in parsed(next(iter(results.values()))) if key.metric in MIX_METRICS]
+        best = {column: max(metrics[column] for metrics in results.values()) for column in columns}
+        rows: list[list[str | Cell]] = [
+            [f"{mix:g}", *(Cell(f"{metrics[key]:.2f}", bold=metrics[key] == best[key]) for key in columns)]
+            for mix, metrics in results.items()
+        ]
+        table = text_table(["mix", *columns], rows, left=1)
         io.write_json(output / "metrics.json", {f"{mix:g}": metrics for mix, metrics in results.items()})
         io.write_whole(output / "mix.md", f"# Weights between two runs\n\n{markdown(table)}\n")
         say(f"{terminal(table)}\n{output / 'mix.md'}")
 
     world.run_on_first(write)
     return results[mixes[-1]]
-
-
-def mix_table(results: Mapping[float, Mapping[str, float]]) -> Table:
-    """A row for each mix, its metrics in columns; the best of a column is bold."""
-    from clipzoo.report.render import Cell, text_table
-
-    columns = [str(key) for key in parsed(next(iter(results.values()))) if key.metric in MIX_METRICS]
-    best = {column: max(metrics[column] for metrics in results.values()) for column in columns}
-    rows: list[list[str | Cell]] = [
-        [f"{mix:g}", *(Cell(f"{metrics[column]:.2f}", bold=metrics[column] == best[column]) for column in columns)]
-        for mix, metrics in results.items()
-    ]
-    return text_table(["mix", *columns], rows, left=1)

@@ -110,14 +110,16 @@ def trusted_names(overrides: Sequence[str]) -> frozenset[str]:
             if not all(isinstance(name, str) and name for name in packages):
                 raise ConfigError(f"{KEY} must be the name of a package, or a list [a,b] of names, not {value!r}")
             names.update(map(str, packages))
-        named = _named({key.rpartition(".")[2]: value})
-        names.update(target for _, target in named if isinstance(target, str))
+        for place, target in values_of(value, key):
+            if place.rpartition(".")[2] == "_target_" and isinstance(target, str):
+                names.add(target)
     return frozenset(names)
 
 
 def require_trusted(config: Mapping[str, Any], trust: Collection[str]) -> None:
     """Raise ConfigError if any `_target_` of a configuration, at any depth, belongs to a package without trust."""
-    faults = [f"{key}={target} {reason}" for key, target in _named(config) if (reason := refusal(target, trust))]
+    named = [(key, target) for key, target in values_of(config) if key.rpartition(".")[2] == "_target_"]
+    faults = [f"{key}={target} {reason}" for key, target in named if (reason := refusal(target, trust))]
     if faults:
         raise ConfigError("\n         ".join(dict.fromkeys(faults)))
 
@@ -138,25 +140,13 @@ def is_within(name: str, packages: Collection[str]) -> bool:
 
 
 def values_of(node: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the dotted key and the value of every leaf of a configuration."""
-    if isinstance(node, Mapping):
+    """Yield the dotted key and the value of every leaf of a configuration; every `_target_` counts as a leaf."""
+    is_leaf = key.rpartition(".")[2] == "_target_"
+    if isinstance(node, Mapping) and not is_leaf:
         for name, value in node.items():
             yield from values_of(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
+    elif isinstance(node, list | tuple) and not is_leaf:
         for index, value in enumerate(node):
             yield from values_of(value, f"{key}[{index}]")
     else:
         yield key, node
-
-
-def _named(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the key and value of every `_target_`."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            place = f"{path}.{key}" if path else str(key)
-            if key == "_target_":
-                yield place, inner
-            yield from _named(inner, place)
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from _named(inner, f"{path}[{index}]")
