@@ -181,21 +181,8 @@ def test_a_file_that_is_there_is_not_overwritten_by_another_one(kind, tmp_path, 
 def test_the_script_of_torchrun_trains_on_two_hosts(tiny_shards, tmp_path, capsys):
     """Two processes of the same script, as two hosts would run it."""
     settings = overrides(tiny_shards, tmp_path, "objective=infonce", "name=run")
-    sweep.main(
-        [
-            "--to",
-            "torchrun",
-            "--nodes",
-            "2",
-            "--gpus",
-            "1",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(free_port()),
-            *settings,
-        ]
-    )
+    rendezvous = ["--nodes", "2", "--gpus", "1", "--host", "127.0.0.1", "--port", str(free_port())]
+    sweep.main(["--to", "torchrun", *rendezvous, *settings])
     script = tmp_path / "run.sh"
     script.write_text(capsys.readouterr().out)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -46,6 +46,8 @@ TOP5 = "search.maximize=zero_shot/colours/top5"
 def test_a_wrong_search_is_one_message(lines, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
         read_command_line(["-m", "encoder=tiny", "data.shards=a.tar", *lines])
+    with pytest.raises(ConfigError, match=re.escape("search.trials=3 is for a sweep: add -m")):
+        read_command_line(["encoder=tiny", "data.shards=a.tar", "search.trials=3"])
 
 
 def test_a_launcher_that_is_not_there_is_one_message_before_the_first_trial(tmp_path):
@@ -56,11 +58,6 @@ def test_a_launcher_that_is_not_there_is_one_message_before_the_first_trial(tmp_
     assert not any(tmp_path.iterdir())
 
 
-def test_settings_of_a_search_belong_to_a_sweep():
-    with pytest.raises(ConfigError, match=re.escape("search.trials=3 is for a sweep: add -m")):
-        read_command_line(["encoder=tiny", "data.shards=a.tar", "search.trials=3"])
-
-
 def test_the_documented_search_file_states_a_search(tmp_path, monkeypatch):
     (content,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "how_to" / "searches.md").read_text(), re.DOTALL)
     (tmp_path / "search").mkdir()
@@ -68,12 +65,8 @@ def test_the_documented_search_file_states_a_search(tmp_path, monkeypatch):
     monkeypatch.setenv("CLIPZOO_CONFIG_DIR", str(tmp_path))
     lines = ["data=cc3m", "eval=wpse", "head=wpse", "search=mine", "search.trials=7"]
     search, space = sweep.search_of(lines)
-    assert (search.sampler, search.trials, search.metrics, search.rungs) == (
-        "tpe",
-        7,
-        ["zero_shot/*/top1"],
-        [0.11, 0.33],
-    )
+    settings = search.sampler, search.trials, search.metrics, search.rungs
+    assert settings == ("tpe", 7, ["zero_shot/*/top1"], [0.11, 0.33])
     assert list(space.dimensions) == ["head.kernel.width", "optim.schedule.peak"]
     assert sweep.search_of(["head=wpse", "search=wpse", "data=cc3m"]) is None
 

@@ -27,7 +27,7 @@ TRAINING = [
 ]  # fmt: skip
 
 
-def test_a_hub_that_accepts_no_connection_is_named_at_once_and_its_cache_is_still_read(monkeypatch):
+def test_a_hub_that_accepts_no_connection_is_named_at_once_and_its_cache_is_still_read(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
     message = "the model cannot be loaded .http://127.0.0.1:.* cannot be reached: Connection refused; nor is it in the"
     with pytest.raises(ConfigError, match=message), from_hub("owner/model", "the model cannot be loaded"):
@@ -36,10 +36,7 @@ def test_a_hub_that_accepts_no_connection_is_named_at_once_and_its_cache_is_stil
     assert not constants.HF_HUB_OFFLINE
     with from_hub("owner/model", "the model cannot be loaded"):
         pass  # from the cache
-
-
-def test_a_folder_needs_no_hub(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    # A folder needs no hub.
     with from_hub(str(tmp_path), "the model cannot be loaded"):
         assert not constants.HF_HUB_OFFLINE
 
@@ -138,13 +135,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         del sys.modules[name]
 
 
-def test_a_module_is_imported_without_what_its_package_imports(package: str) -> None:
-    assert import_alone(f"{package}.light").value == 1
-    assert f"{package}.heavy" not in sys.modules
-
-
-def test_the_package_is_complete_once_a_name_of_it_is_read(package: str) -> None:
+def test_a_module_is_imported_alone_and_its_package_is_complete_once_a_name_of_it_is_read(package: str) -> None:
     light = import_alone(f"{package}.light")
+    assert light.value == 1 and f"{package}.heavy" not in sys.modules
     import large  # type: ignore[import-not-found]
     from large import answer
 
@@ -155,14 +148,11 @@ def test_the_package_is_complete_once_a_name_of_it_is_read(package: str) -> None
         large.nothing  # noqa: B018
 
 
-def test_a_package_that_is_already_imported_stays_as_it_is(package: str) -> None:
+def test_a_package_that_is_already_imported_stays_and_a_missing_one_is_reported_as_by_an_import(package: str) -> None:
     import large
 
     assert import_alone(f"{package}.light") is large.light
     assert type(large) is ModuleType
-
-
-def test_a_missing_package_is_reported_as_by_an_import_statement() -> None:
     with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_package'"):
         import_alone("no_such_package.module")
 
