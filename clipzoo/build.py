@@ -12,9 +12,9 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from clipzoo.config import schema, schema as relations
+from clipzoo.config import schema
 from clipzoo.config.groups import CONF, options
-from clipzoo.config.schema import HYDRA_KEYS, class_constant, emptied, filled, has_open, is_a
+from clipzoo.config.schema import HYDRA_KEYS, class_constant, filled, has_open, is_a
 from clipzoo.config.trust import KEY, OWN, is_within, refusal, values_of
 from clipzoo.encoders.base import Encoder, on_meta, require_as_large
 from clipzoo.encoders.tuning import Tuning
@@ -66,10 +66,10 @@ def found_in_model(plain: Mapping[str, Any], trust: Collection[str] = ()) -> dic
     if not has_open(plain):
         return {}
     with torch.device("meta"):
-        encoder = build_part(emptied(plain["encoder"]), trust, Encoder)
+        encoder = build_part(filled(plain["encoder"], None), trust, Encoder)
     found = dict(encoder.facts())
     complete = filled(plain, found)
-    faults = schema.faults(complete) or list(relations.broken(relations.RUN, complete))
+    faults = schema.faults(complete) or list(schema.broken(schema.RUN, complete))
     head = complete["head"]["_target_"] if "head" in complete else None
     if head and class_constant(head, "needs_tokens") and (without := encoder.without_tokens()):
         faults.append(

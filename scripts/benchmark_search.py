@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.cli.arguments import Parser, run_main
-from clipzoo.cli.trials import search_of
+from clipzoo.cli.sweep import search_of
 from clipzoo.report.trials import Trials
 from clipzoo.runs.search import Study, Trial, study_folder
 

@@ -1,4 +1,4 @@
-"""The commands of docs/how_to/fine_tuning.md at a small size; tests/io/test_hub.py runs those that download."""
+"""The commands of docs/how_to/fine_tuning.md at a small size; tests/io/test_weights.py runs those that download."""
 
 from __future__ import annotations
 

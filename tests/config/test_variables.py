@@ -47,13 +47,10 @@ def test_texts_keep_the_variable_and_other_values_are_resolved():
     assert (wandb["group"], wandb["project"]) == ("s3cr3t-value-x", "a,b")
 
 
-def test_a_list_from_a_variable_keeps_the_variable():
+def test_a_list_from_a_variable_keeps_the_variable_and_a_missing_variable_is_named():
     plain = compose(["data.shards='${oc.decode:${oc.env:LIST}}'"])
     assert plain["data"]["shards"] == "${oc.decode:${oc.env:LIST}}"
     assert with_variables(plain)["data"]["shards"] == ["a.tar", "b.tar"]
-
-
-def test_a_missing_variable_is_named():
     with pytest.raises(ConfigError, match="'NO_SUCH' not found"):
         compose(["data.shards='${oc.env:NO_SUCH}'"])
 

@@ -15,7 +15,6 @@ Any number of processes may run the same command: they share the trainings.
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
 import json
 import os
@@ -239,7 +238,7 @@ def read_settings(name: str) -> LabSettings:
     for key, value in content.items():
         if key not in KINDS and key != SCALES:
             raise ConfigError(f"{path} has the unknown key {key}; its keys are {', '.join(KINDS)}, {SCALES}")
-        kind = kind_of(ast.Constant(KINDS.get(key, "dict[str, list[str]]")))
+        kind = kind_of(KINDS.get(key, "dict[str, list[str]]"))
         if not kind.admits(value):
             raise ConfigError(f"{path}: {key} must be {kind.words}, not {value!r:.80}")
     parts = tuple(_comparison(path, content, node) for node in content["comparisons"])

@@ -1,8 +1,9 @@
-"""Figures draw every character that an installed font has, and the name of the script of all others."""
+"""Text in figures: every character as it is written, the script's name where no font has it; cut to columns."""
 
 from __future__ import annotations
 
 import logging
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from matplotlib.font_manager import fontManager
 from PIL import Image
 
 from clipzoo.io import text as fonts
-from clipzoo.io.text import save_figure
+from clipzoo.io.text import save_figure, shorten, wrap
 
+CAPTION = "a red circle  above two blue squares, drawn on a sheet of graph paper"
 LINEAR_B = "\U00010080\U00010081"
 """Syllables that fonts for everyday use lack."""
 
@@ -107,3 +109,51 @@ def test_fonts_that_are_installed_later_are_found(tmp_path, monkeypatch, no_othe
     damaged.write_bytes(b"no font")
     monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda *_: [str(damaged), str(path)])
     assert fonts._family_with("\ue100") == "STIXNonUnicode"
+
+
+def pixels_of(path: Path, text: str) -> np.ndarray:
+    figure = Figure(figsize=(4, 1))
+    figure.text(0.1, 0.5, text)
+    save_figure(figure, path, dpi=60)
+    with Image.open(path) as image:
+        return np.asarray(image.convert("L"))
+
+
+def test_dollar_signs_are_characters_in_every_text(tmp_path):
+    # matplotlib reads a formula between the dollar signs, and fails.
+    price = "$5 #1 and $2"
+    with pytest.raises(ValueError, match="(?i)parse"):
+        Figure().subplots().figure.suptitle(price).figure.savefig(tmp_path / "b.png")
+    assert drawn(tmp_path / "a.png", price)[1].std() > 5
+    figure = Figure(figsize=(4, 1))
+    figure.text(0.1, 0.5, price.replace("$", r"\$"))
+    figure.savefig(tmp_path / "expected.png", dpi=60)
+    with Image.open(tmp_path / "expected.png") as expected:
+        assert np.array_equal(np.asarray(expected.convert("L")), pixels_of(tmp_path / "literal.png", price))
+
+
+def test_powers_of_ten_at_the_ticks_of_a_logarithmic_axis_stay_formulas(tmp_path):
+    figure = Figure(figsize=(4, 4))
+    panel = figure.subplots()
+    panel.plot([1, 1e5], [1, 1e5])
+    panel.set(xscale="log", yscale="log")
+    save_figure(figure, tmp_path / "a.png", dpi=60)
+    labels = panel.get_xticklabels()
+    assert labels and all(label.get_parse_math() for label in labels)
+    assert any("10^" in label.get_text() for label in labels)
+
+
+@pytest.mark.parametrize("columns", [8, 20, 34, 80])
+def test_narrow_text_breaks_as_in_the_standard_library(columns):
+    lines = textwrap.wrap(CAPTION, columns, max_lines=3, placeholder=" ...")
+    assert wrap(CAPTION, columns, lines=3) == "\n".join(lines)
+    assert shorten(CAPTION, columns) == textwrap.shorten(CAPTION, columns, placeholder="…")
+
+
+def test_wide_characters_take_two_columns_and_a_word_that_is_too_long_keeps_its_beginning():
+    assert wrap("犬が走っている", 8, lines=3) == "犬が走っ\nている"
+    assert wrap("犬が 走る", 8, lines=3) == "犬が\n走る"
+    assert shorten("犬が走っている", 14) == "犬が走っている"
+    assert shorten("犬が走っている", 9) == "犬が走っ…"
+    assert shorten("Donaudampfschifffahrt", 10) == "Donaudamp…"
+    assert shorten("", 10) == "" and wrap("", 10, lines=2) == ""
