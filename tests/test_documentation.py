@@ -37,13 +37,8 @@ PROGRAM = r"(?:python (?:train\.py|scripts/\w+\.py)|torchrun(?= --)|sbatch|clipz
 COMMAND = re.compile(rf"^{PROGRAM}[^#\n]*", re.M)
 CELL = re.compile(rf"(?<=\| `){PROGRAM}[^`]*=[^`]*(?=`)")
 """A command with settings in a table."""
-SUBCOMMANDS = {
-    "evaluate": ["evaluate"], "report": ["report"], "launch": ["launch"], "make_world": ["world"],
-    "make_shards": ["shards", "make"], "index_shards": ["shards", "index"], "inspect_shards": ["shards", "inspect"],
-    "convert_set": ["datasets", "convert"], "make_set": ["datasets", "make"],
-    "train": ["train"], "eval": ["evaluate"], "sweep": ["launch"], "search": ["launch"], "plan": ["plan"],
-}  # fmt: skip
-"""Subcommand of each script and SLURM file."""
+SUBCOMMANDS = {"train": "train", "eval": "evaluate", "sweep": "launch", "search": "launch"}
+"""Subcommand of train.py and of each SLURM file."""
 
 
 def documented() -> list[str]:
@@ -72,7 +67,7 @@ def subcommand(command: str) -> list[str]:
     place, script = next((place, Path(word)) for place, word in enumerate(words) if word.endswith((".py", ".sbatch")))
     if script.stem not in SUBCOMMANDS:
         return []
-    return [*SUBCOMMANDS[script.stem], *words[place + 1 :]]
+    return [SUBCOMMANDS[script.stem], *words[place + 1 :]]
 
 
 @pytest.mark.medium

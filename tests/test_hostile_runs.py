@@ -146,7 +146,7 @@ def test_evaluate_refuses_a_hostile_run_with_a_message_and_code_2(part_name, run
     node = touch(canary)
     plain.update({"head": node} if part_name == "head" else {"encoder": {**plain["encoder"], "tokenizer": node}})
     write_config(run, plain)
-    process = run_script("scripts/evaluate.py", f"run={run}", "device=cpu", log=tmp_path / "log", code=2)
+    process = run_script("clipzoo", "evaluate", f"run={run}", "device=cpu", log=tmp_path / "log", code=2)
     place = "head" if part_name == "head" else "encoder.tokenizer"
     assert (
         f"{place}._target_=subprocess.Popen is not a class of clipzoo: add trust=subprocess if you trust the package "
