@@ -96,7 +96,7 @@ bench: $(STAMP)  ## benchmarks against peers, interleaved
 	@$(PY) scripts/benchmark.py
 
 bench-gpu: $(STAMP)  ## prove the Triton kernels and measure on one GPU, without a network, in at most 9 minutes
-	@$(PY) scripts/benchmark_gpu.py
+	@$(PY) scripts/benchmark.py gpu
 
 studies: $(STAMP)  ## run the papers' small experiments (under forty minutes on two cores)
 	@$(PY) -m clipzoo.cli studies

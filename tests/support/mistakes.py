@@ -388,7 +388,12 @@ def _programs() -> list[Program]:
     programs = [
         Program(COMMAND, tuple(name.split()), parser, BASES[name], name not in LONG) for name, parser in leaves.items()
     ]
-    for path in sorted((ROOT / "scripts").glob("*.py")):
+    benchmark = _module(ROOT / "scripts" / "benchmark.py")
+    programs += [
+        Program("scripts/benchmark.py", (name,), benchmark.subject_parser(name), (), is_short=False)
+        for name in benchmark.SUBJECTS
+    ]
+    for path in sorted({*(ROOT / "scripts").glob("*.py")} - {ROOT / "scripts" / "benchmark.py"}):
         base = ("heads",) if path.stem == "demo_tables" else ()
         programs.append(Program(f"scripts/{path.name}", (), _parser_of(_module(path)), base, is_short=False))
     return programs

@@ -103,7 +103,9 @@ class Checkout:
         """The demo's results on two threads, by the commands of `make demo`."""
         environment = {**os.environ, "PYTHONPATH": str(self.path), "OMP_NUM_THREADS": "2"}
         for arguments in (["world"], ["train", "experiment=demo/clip"]):
-            subprocess.run([sys.executable, "-m", "clipzoo.cli", *arguments], cwd=self.work, env=environment, check=True)
+            subprocess.run(
+                [sys.executable, "-m", "clipzoo.cli", *arguments], cwd=self.work, env=environment, check=True
+            )
         return results.read(self.work / "runs" / "demo")
 
     def runs(self, case: Case) -> list[Path]:

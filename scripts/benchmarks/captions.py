@@ -1,6 +1,6 @@
 """CPU seconds of a training step on captions with the lengths of CC3M's, beside open_clip's model, loss and optimizer.
 
-    python scripts/benchmark_captions.py --rounds 3
+    python scripts/benchmark.py captions --rounds 3
 
 One thread, float32, bench_vit with 77 positions; the same random images and captions for all sides, in turn. Lengths
 are log-normal with mean 12 and a long tail, at most 77. padded: ours without groups. open_clip: as released, on 77
@@ -11,23 +11,28 @@ a batch.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from clipzoo.cli.arguments import Parser, number_in, run_main
+from benchmarks import publish
+from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
 
 POSITIONS, END = 77, 49407
 
 
-def main() -> None:
-    options = _options()
+SHARED = {"rounds": 3, "batch": 256}
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--batches", type=number_in(Count), default=4)
+
+
+def main(options: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -52,9 +57,7 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratios = {name: median / medians["clipzoo"] for name, median in medians.items()}
     result = {"batch": options.batch, "batches": options.batches, "seconds": seconds, "ratios": ratios}
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=1))
-    print(json.dumps(result, indent=1))
+    publish(options, result)
 
 
 def make_batches(count: int, size: int) -> list[Any]:
@@ -138,16 +141,3 @@ def _open_clip() -> Callable[[Any], None]:
         optimizer.step()
 
     return step
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=number_in(Count), default=256)
-    parser.add_argument("--batches", type=number_in(Count), default=4)
-    parser.add_argument("--rounds", type=number_in(Count), default=3)
-    parser.add_argument("--output", type=Path)
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    run_main(main)

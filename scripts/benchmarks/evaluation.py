@@ -1,7 +1,7 @@
 """Zero-shot and retrieval beside CLIP_benchmark's and open_clip's evaluators: every number, and the time.
 
-    python scripts/benchmark_evaluation.py --run runs/demo
-    python scripts/benchmark_evaluation.py --run runs/demo --encoder bench_vit --rounds 5
+    python scripts/benchmark.py evaluation --run runs/demo
+    python scripts/benchmark.py evaluation --run runs/demo --encoder bench_vit --rounds 5
 
 Agreement: the trained run on the sets on disk, in float64; the peers' code gets the same model behind their interface.
 What is compared are counts of right answers, so equal means equal. Speed: an untrained model of --encoder, ours against
@@ -13,7 +13,6 @@ build/peer_evaluation, apart from the environment.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -24,18 +23,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from clipzoo.cli.arguments import Parser, number_in, run_main
-from clipzoo.config.vocabulary import Count, NonNegativeCount, Workers
+from benchmarks import ROOT, publish
+from clipzoo.cli.arguments import Parser, number_in
+from clipzoo.config.vocabulary import NonNegativeCount
 
-ROOT = Path(__file__).resolve().parent.parent
 PEER = ROOT / "build" / "peer_evaluation"
 PACKAGES = ("clip-benchmark==1.6.2", "numpy<2.4")
 CUTOFFS = (1, 5, 10)
 Numbers = dict[str, float]
 
 
-def main() -> None:
-    options = _options()
+SHARED = {"batch": 64, "workers": 1, "encoder": "bench_vit"}
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--run", type=Path, default=Path("runs/demo"), help="a trained run; default: %(default)s")
+    parser.add_argument("--root", type=Path, default=Path("data/demo/downstream"), help="default: %(default)s")
+    parser.add_argument("--sets", nargs="+", default=["shapes", "colours", "counts", "textures", "scenes"])
+    parser.add_argument("--rounds", type=number_in(NonNegativeCount), default=3)
+
+
+def main(options: argparse.Namespace) -> None:
     _prepare()
     import torch
 
@@ -46,10 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         speed = race(options, Path(scratch)) if options.rounds else None
     result = {"agreement": agreement, "speed": speed, "encoder": options.encoder, "batch": options.batch}
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1))
-    print(json.dumps(result, indent=1))
+    publish(options, result)
     differing = sum(result["differing"] for result in agreement.values())
     sys.exit(f"{differing} numbers differ" if differing else 0)
 
@@ -257,20 +262,3 @@ def _prepare() -> None:
         subprocess.run([*pip, "--target", str(PEER), *PACKAGES], check=True)
     # Before anything imports numpy.
     sys.path.insert(0, str(PEER))
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, default=Path("runs/demo"), help="a trained run; default: %(default)s")
-    parser.add_argument("--root", type=Path, default=Path("data/demo/downstream"), help="default: %(default)s")
-    parser.add_argument("--sets", nargs="+", default=["shapes", "colours", "counts", "textures", "scenes"])
-    parser.add_argument("--encoder", default="bench_vit", help="of the timing; default: %(default)s")
-    parser.add_argument("--batch", type=number_in(Count), default=64)
-    parser.add_argument("--workers", type=number_in(Workers), default=1)
-    parser.add_argument("--rounds", type=number_in(NonNegativeCount), default=3)
-    parser.add_argument("--output", type=Path, help="a JSON file for the result")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,6 +1,6 @@
 """Time from the command to the first step of the demo's training, and CPU time of the process and its children.
 
-    python scripts/benchmark_start.py --rounds 5
+    python scripts/benchmark.py start --rounds 5
 
 Start another checkout in turn, to compare with it:  --beside ../earlier
 """
@@ -8,7 +8,6 @@ Start another checkout in turn, to compare with it:  --beside ../earlier
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -18,22 +17,28 @@ import time
 from collections import deque
 from pathlib import Path
 
-from clipzoo.cli.arguments import Parser, number_in, run_main
-from clipzoo.config.vocabulary import Count
+from benchmarks import ROOT, publish
+from clipzoo.cli.arguments import Parser
 
-ROOT = Path(__file__).resolve().parent.parent
+SHARED = {"rounds": 5}
 
 
-def main() -> None:
-    options = _options()
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--data", type=Path, default=Path("data/demo"), help="folder of the demo's dataset")
+    parser.add_argument("--beside", type=Path, help="another checkout")
+
+
+def main(options: argparse.Namespace) -> None:
     checkouts = [ROOT, *([options.beside.resolve()] if options.beside else [])]
     readings: dict[Path, list[tuple[float, float]]] = {checkout: [] for checkout in checkouts}
     for _ in range(options.rounds):
         for checkout in checkouts:
             readings[checkout].append(time_to_first_step(checkout, options.data))
-    for checkout, values in readings.items():
-        wall, cpu = (statistics.median(value[part] for value in values) for part in (0, 1))
-        print(json.dumps({"checkout": checkout.name, "seconds": round(wall, 2), "cpu_seconds": round(cpu, 2)}))
+    medians = {
+        checkout.name: [round(statistics.median(column), 2) for column in zip(*values, strict=True)]
+        for checkout, values in readings.items()
+    }
+    publish(options, {name: dict(zip(("seconds", "cpu_seconds"), pair, strict=True)) for name, pair in medians.items()})
 
 
 def time_to_first_step(checkout: Path, data: Path) -> tuple[float, float]:
@@ -66,15 +71,3 @@ def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(_cpu_seconds(int(child)) for child in children)
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("data/demo"), help="folder of the demo's dataset")
-    parser.add_argument("--rounds", type=number_in(Count), default=5)
-    parser.add_argument("--beside", type=Path, help="another checkout")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    run_main(main)

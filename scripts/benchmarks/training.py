@@ -1,11 +1,11 @@
 """Training speed beside open_clip's own training program: same weights, shards, batch, precision, machine.
 
-    python scripts/benchmark_training.py --shards 'data/demo/train/{00000..00003}.tar' --rounds 3
+    python scripts/benchmark.py training --shards 'data/demo/train/{00000..00003}.tar' --rounds 3
 
 With --captions cc3m the shards' captions are replaced by random words, with the lengths of CC3M's captions in 77
 positions:
 
-    python scripts/benchmark_training.py --captions cc3m --batch 256 --steps 21
+    python scripts/benchmark.py training --captions cc3m --batch 256 --steps 21
 
 Both programs run as a user runs them, one after the other, in turn; of each run the median of its own samples/s
 readings counts, without the first; the ratio is that of the medians over the rounds. The peer needs an older webdataset
@@ -27,11 +27,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from clipzoo.cli.arguments import Parser, number_in, run_main
-from clipzoo.config.vocabulary import Count, Workers
+from benchmarks import PEER, ROOT, publish
+from clipzoo.cli.arguments import Parser
 
-ROOT = Path(__file__).resolve().parent.parent
-PEER = ROOT / ".peer"
 WORDS = [
     "the", "a", "of", "in", "on", "and", "with", "man", "woman", "dog", "cat", "house", "tree", "car", "street",
     "water", "sky", "beach", "city", "room",
@@ -39,15 +37,18 @@ WORDS = [
 """Words of one token each."""
 
 
-def main() -> None:
-    options = _options()
+SHARED = {"rounds": 3, "batch": 64, "steps": 40, "threads": 1, "workers": 1, "encoder": "bench_vit"}
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--shards", default="data/demo/train/{00000..00003}.tar")
+    parser.add_argument("--captions", choices=["own", "cc3m"], default="own", help="of the shards; of CC3M's lengths")
+
+
+def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         result = compare(options, Path(scratch))
-    text = json.dumps(result, indent=1)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text)
-    print(text)
+    publish(options, result)
 
 
 def compare(options: argparse.Namespace, scratch: Path) -> dict:
@@ -81,7 +82,8 @@ def with_cc3m_lengths(shards: str, folder: Path) -> str:
     """Copy shards, with random words for captions. Return the brace pattern of the copies."""
     import torch
     import webdataset
-    from benchmark_captions import caption_lengths
+
+    from benchmarks.captions import caption_lengths
 
     torch.manual_seed(0)
     folder.mkdir()
@@ -155,21 +157,3 @@ def _run(command: list[str], options: argparse.Namespace, environment: dict[str,
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-3000:]}")
     return done.stdout + done.stderr
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", default="data/demo/train/{00000..00003}.tar")
-    parser.add_argument("--captions", choices=["own", "cc3m"], default="own", help="of the shards; of CC3M's lengths")
-    parser.add_argument("--encoder", default="bench_vit")
-    parser.add_argument("--batch", type=number_in(Count), default=64)
-    parser.add_argument("--steps", type=number_in(Count), default=40)
-    parser.add_argument("--rounds", type=number_in(Count), default=3)
-    parser.add_argument("--threads", type=number_in(Count), default=1)
-    parser.add_argument("--workers", type=number_in(Workers), default=1)
-    parser.add_argument("--output", type=Path)
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    run_main(main)

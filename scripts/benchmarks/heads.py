@@ -1,7 +1,7 @@
 """Step time and memory of every head beside CLIP and open_clip's CLIP: the whole step, on generated input.
 
-    python scripts/benchmark_heads.py --encoder bench_vit --batch 64 --heads clip kme open_clip
-    python scripts/benchmark_heads.py --encoder vit_b16 --batch 2048 --micro-batch 256 --precision bf16
+    python scripts/benchmark.py heads --encoder bench_vit --batch 64 --heads clip kme open_clip
+    python scripts/benchmark.py heads --encoder vit_b16 --batch 2048 --micro-batch 256 --precision bf16
 
 A step is what training does with a batch: encoders, head, loss, gradient, AdamW. All contenders have the same towers,
 batch and precision. They take their steps in turn, and the medians are compared; memory is measured before, one
@@ -12,7 +12,6 @@ open_clip's model is ours exported, with its own ClipLoss and, for micro-batches
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -23,14 +22,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from bench.measurement import seconds, whole_mib
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import clipzoo
+from benchmarks import publish
+from benchmarks.measurement import seconds, whole_mib
 from clipzoo import Batch, Model, Progress, World
 from clipzoo.build import build_model, build_objective, build_part
-from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.compose import compose
 from clipzoo.config.vocabulary import Count
 from clipzoo.training.gradients import GradientCache
@@ -69,8 +69,22 @@ class Contender:
     flops: Callable[[], float]
 
 
-def main() -> None:
-    options = _options()
+SHARED = {"rounds": 7, "batch": 64, "threads": 1, "encoder": "bench_vit"}
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS), help="all by default")
+    parser.add_argument("--micro-batch", type=number_in(Count), default=None)
+    parser.add_argument(
+        "--caption-tokens", type=number_in(Count), default=None, help="tokens of a caption; default: all"
+    )
+    parser.add_argument("--precision", choices=get_args(Precision), default="float32")
+    parser.add_argument("--head-products", choices=list(MATMUL_PRECISIONS), default="tf32", help="on a GPU")
+    parser.add_argument("--compile", action="store_true", help="the encoders of all through torch.compile")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     if device.type == "cuda":
@@ -84,30 +98,9 @@ def main() -> None:
     steps = {name: build[name]() for name in options.heads}
     times = _interleaved(steps, options.rounds, device)
     result = _summary(options, memory, times, device)
-    print(_table(result))
+    publish(options, result, _table(result))
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
         _draw(result, options.output.with_suffix(".png"))
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS), help="all by default")
-    parser.add_argument("--encoder", default="bench_vit", help="an option of the group encoder")
-    parser.add_argument("--batch", type=number_in(Count), default=64)
-    parser.add_argument("--micro-batch", type=number_in(Count), default=None)
-    parser.add_argument(
-        "--caption-tokens", type=number_in(Count), default=None, help="tokens of a caption; default: all"
-    )
-    parser.add_argument("--precision", choices=get_args(Precision), default="float32")
-    parser.add_argument("--head-products", choices=list(MATMUL_PRECISIONS), default="tf32", help="on a GPU")
-    parser.add_argument("--compile", action="store_true", help="the encoders of all through torch.compile")
-    parser.add_argument("--rounds", type=number_in(Count), default=7)
-    parser.add_argument("--threads", type=number_in(Count), default=1)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, help="a JSON file; a plot goes beside it")
-    return parser.parse_args()
 
 
 def _step(name: str, options: argparse.Namespace, device: torch.device) -> Step:
@@ -277,7 +270,3 @@ def _draw(result: dict[str, Any], path: Path) -> None:
     size = f"{result['encoder']}, batch {result['batch']}, {result['precision']}"
     figure.suptitle(f"{size}, {result['device']}", fontsize=10)
     figure.savefig(path, dpi=110)
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,7 +1,7 @@
 """A pruned search beside the whole grid: search=wpse on generated scenes, the best result and the cost of both.
 
     clipzoo world --captions several --image-size 32 --train 6000 --root data/several
-    python scripts/benchmark_search.py --output docs/benchmarks/readings/search.json
+    python scripts/benchmark.py search --output docs/benchmarks/readings/search.json
 
 Both searches train into folders of their own, so that neither finds runs of the other. Costs: steps of training, the
 minutes that the runs report for them, and CPU minutes of the whole command with evaluations and starts.
@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clipzoo.cli.arguments import Parser, run_main
+from benchmarks import publish
+from clipzoo.cli.arguments import Parser
 from clipzoo.cli.trials import search_of
 from clipzoo.report.trials import Trials
 from clipzoo.runs.search import Study, Trial, study_folder
@@ -34,8 +35,13 @@ COMMON = [
 SEARCHES = {"grid": [], "pruned": ["search.rungs=[0.25]", "search.keep=0.5"]}
 
 
-def main() -> None:
-    options = _options()
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--runs", type=Path, help="folder for the runs; a second command continues in it")
+    parser.add_argument("--data", type=Path, default=Path("data/several"), help="the generated scenes")
+    parser.add_argument("overrides", nargs="*", default=["trainer.steps=400"], help="settings of all runs")
+
+
+def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         runs = options.runs or Path(scratch)
         readings = {
@@ -52,10 +58,7 @@ def main() -> None:
         "share of the grid's CPU time": round(pruned["CPU minutes"] / grid["CPU minutes"], 3),
         "points below the grid's best": round(grid["best"] - pruned["best"], 3),
     }
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    publish(options, result)
 
 
 def _data(folder: Path) -> list[str]:
@@ -93,16 +96,3 @@ def _cpu_seconds() -> float:
     """CPU seconds of the child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, help="folder for the runs; a second command goes on in it")
-    parser.add_argument("--output", type=Path, help="JSON file for the readings")
-    parser.add_argument("--data", type=Path, default=Path("data/several"), help="the generated scenes")
-    parser.add_argument("overrides", nargs="*", default=["trainer.steps=400"], help="default: %(default)s")
-    return parser.parse_intermixed_args()
-
-
-if __name__ == "__main__":
-    run_main(main)

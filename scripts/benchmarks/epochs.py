@@ -1,4 +1,4 @@
-"""Compare the samples of an epoch with open_clip's loader on the same small shards:  python scripts/compare_epochs.py
+"""Compare the samples of an epoch with open_clip's loader on the same small shards:  python scripts/benchmark.py epochs
 
 Reports the fraction of samples seen once, the number of different orders in three runs with one seed, and the behavior
 on missing, truncated and mislabelled input. The peer needs an older webdataset, which `make bench` installs into .peer.
@@ -24,23 +24,18 @@ from pathlib import Path
 
 from PIL import Image
 
-from clipzoo.cli.arguments import Parser, run_main
+from benchmarks import PEER, ROOT, publish
+from clipzoo.cli.arguments import Parser
 
-ROOT = Path(__file__).resolve().parent.parent
-PEER = ROOT / ".peer"
 SIDES = ("clipzoo", "open_clip")
 
 
-def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: Parser) -> None:
     parser.add_argument("--peer", type=Path, default=PEER, help="folder of webdataset 0.2.86 and pandas")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    text = json.dumps(compare(options.peer), indent=1)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text)
-    print(text)
+
+
+def main(options: argparse.Namespace) -> None:
+    publish(options, compare(options.peer))
 
 
 def compare(peer: Path) -> dict[str, dict]:
@@ -114,7 +109,7 @@ def _run(side: str, shards: str, case: Case, epochs: int, peer: Path, seconds: f
     }  # fmt: skip
     path = f"{peer}:{ROOT}" if side == "open_clip" else str(ROOT)
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "scripts" / "loader_process.py"), json.dumps(options)],
+        [sys.executable, str(ROOT / "scripts" / "benchmarks" / "loader_process.py"), json.dumps(options)],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -182,6 +177,3 @@ DAMAGED = {
     "all shards missing": _lose_all,
     "captions under another name": _rename_captions,
 }
-
-if __name__ == "__main__":
-    run_main(main)

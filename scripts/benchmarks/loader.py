@@ -1,6 +1,6 @@
 """Throughput of the loader alone, compared with open_clip: same shards, crops and workers; interleaved medians.
 
-    python scripts/benchmark_loader.py --output docs/benchmarks/readings/loader.json
+    python scripts/benchmark.py loader --output docs/benchmarks/readings/loader.json
 
 All loaders stay alive with one thread per worker and read some batches in turn; the ratio is that of the medians over
 the rounds. "samples_per_work_second" counts the CPU time of all processes of a loader, which a busy machine affects
@@ -26,12 +26,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from clipzoo.cli.arguments import Parser, number_in, run_main
+from benchmarks import PEER, ROOT, publish
+from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count, Workers
 from clipzoo.data.plan import Plan
 
-ROOT = Path(__file__).resolve().parent.parent
-PEER = ROOT / ".peer"
 SHARDS = 4
 CASES = (
     # width, height, image_size
@@ -44,8 +43,20 @@ CASES = (
 SIDES = {"exact": ("clipzoo", "exact"), "fast": ("clipzoo", "fast"), "open_clip": ("open_clip", "-")}
 
 
-def main() -> None:
-    options = _options()
+SHARED = {"rounds": 5, "batch": 64}
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--folder", type=Path, default=ROOT / "data" / "benchmark", help="where the shards are made")
+    parser.add_argument("--peer", type=Path, default=PEER, help="folder of webdataset 0.2.86 and pandas")
+    parser.add_argument(
+        "--samples", type=number_in(Count), default=1024, help="in each set of shards, read in each round"
+    )
+    parser.add_argument("--workers", type=number_in(Workers), nargs="+", default=[1, 2])
+    parser.add_argument("--sizes", type=number_in(Count), nargs="*", help="only the cases with these crop sizes")
+
+
+def main(options: argparse.Namespace) -> None:
     result = {
         "what": "loader alone, samples/s; crop scale 0.5 to 1, bicubic, CLIP's tokenizer",
         "batch": options.batch,
@@ -59,11 +70,7 @@ def main() -> None:
         "memory": memory_over_epochs(options),
         "plan": plan_cost(),
     }
-    text = json.dumps(result, indent=1)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text)
-    print(text)
+    publish(options, result)
 
 
 def compare(options: argparse.Namespace, case: tuple[int, int, int], workers: int) -> dict:
@@ -111,7 +118,7 @@ class Loader:
         }  # fmt: skip
         path = f"{options.peer}:{ROOT}" if side == "open_clip" else str(ROOT)
         self._process = subprocess.Popen(
-            [sys.executable, str(ROOT / "scripts" / "loader_process.py"), json.dumps(arguments)],
+            [sys.executable, str(ROOT / "scripts" / "benchmarks" / "loader_process.py"), json.dumps(arguments)],
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -265,22 +272,3 @@ def photographs(folder: Path, width: int, height: int, samples: int) -> str:
                     archive.addfile(entry, io.BytesIO(content))
     part.rename(folder)
     return pattern
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=ROOT / "data" / "benchmark", help="where the shards are made")
-    parser.add_argument("--peer", type=Path, default=PEER, help="folder of webdataset 0.2.86 and pandas")
-    parser.add_argument(
-        "--samples", type=number_in(Count), default=1024, help="in each set of shards, read in each round"
-    )
-    parser.add_argument("--batch", type=number_in(Count), default=64)
-    parser.add_argument("--rounds", type=number_in(Count), default=5)
-    parser.add_argument("--workers", type=number_in(Workers), nargs="+", default=[1, 2])
-    parser.add_argument("--sizes", type=number_in(Count), nargs="*", help="only the cases with these crop sizes")
-    parser.add_argument("--output", type=Path)
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    run_main(main)

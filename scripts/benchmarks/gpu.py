@@ -1,8 +1,8 @@
 """Prove and measure clipzoo on one GPU, within nine minutes and without a network: `make bench-gpu`.
 
-    python scripts/benchmark_gpu.py                            # all parts, into docs/benchmarks/gpu
-    python scripts/benchmark_gpu.py --parts kernels probe --output runs/gpu_probe
-    python scripts/benchmark_gpu.py --device cpu --small       # a rehearsal: every part at small sizes
+    python scripts/benchmark.py gpu                            # all parts, into docs/benchmarks/gpu
+    python scripts/benchmark.py gpu --parts kernels probe --output runs/gpu_probe
+    python scripts/benchmark.py gpu --device cpu --small       # a rehearsal: every part at small sizes
 
 Every part runs in a process of its own with a time limit; after each, the folder holds report.md, results.json and
 plots of the parts so far. The exit code is 1 if a part failed, was stopped or left out, or a kernel's error is above
@@ -20,19 +20,18 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from bench.children import GRACE, Outcome, end_with_parent, merged, python, run_part
-from bench.parts import PARTS
-from bench.recording import Recorder, Settings
-from bench.report import FILES, write_report
-
+from benchmarks import ROOT
+from benchmarks.gpu_report import FILES, write_report
+from benchmarks.measurement import GRACE, Outcome, Recorder, Settings, end_with_parent, merged, run_part
 from clipzoo import ConfigError
-from clipzoo.cli.arguments import Parser, number_in, own_errors, run_main
+from clipzoo.cli.arguments import Parser, number_in, own_errors
 from clipzoo.config.vocabulary import Positive
 
-ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "docs" / "benchmarks" / "gpu"
 REHEARSAL = ROOT / "runs" / "gpu_rehearsal"
 REPORTING = 5.0
@@ -41,8 +40,52 @@ SHORTEST = 10.0
 """A part is left out if fewer seconds are left."""
 
 
-def main() -> int:
-    options = _options()
+@dataclass(frozen=True)
+class Part:
+    """title: what the part does. function: its name in `module`. limit: seconds after which it is ended.
+
+    expected: seconds on an H100. runs: arguments of the function after the recorder, for each of the part's processes,
+    which run at the same time. on_cpu: environment variables where the device is a CPU.
+    """
+
+    title: str
+    function: str
+    limit: float
+    expected: float
+    module: str = "benchmarks.gpu_parts"
+    runs: tuple[tuple[str, ...], ...] = ((),)
+    on_cpu: tuple[tuple[str, str], ...] = ()
+
+
+OPERATIONS = ("kme", "log_sum_exps", "negative_sums", "sigmoid_loss")
+"""Operations with Triton kernels. Each is proved in processes of its own: a fault on a GPU ends all that follows it."""
+PRODUCTS = ("fp32", "tf32", "bf16")
+PARTS: dict[str, Part] = {
+    "machine": Part("the machine and its rates", "machine", 60, 15),
+    "kernels": Part(
+        "Triton's kernels compared with float64", "measure", 150, 80, "benchmarks.kernels",
+        tuple((operation, products) for operation in OPERATIONS for products in PRODUCTS), (("TRITON_INTERPRET", "1"),),
+    ),
+    "heads": Part("training steps of every head", "heads", 200, 120),
+    "scores": Part("only objectives and scores", "scores", 75, 40),
+    "probe": Part("the linear probe's search", "probe", 110, 70),
+    "loader": Part("loading during training", "loader", 70, 40),
+    "compile": Part("training steps with torch.compile", "compiled", 240, 90),
+}  # fmt: skip
+"""The parts in order of their importance: an early end leaves out the last ones."""
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="all by default")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu is for a rehearsal")
+    parser.add_argument("--small", action="store_true", help="small sizes, which any machine computes")
+    parser.add_argument("--minutes", type=number_in(Positive), default=9.0, help="for all parts together")
+    parser.add_argument("--overwrite", action="store_true", help="replace the results in the folder")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+
+
+def main(options: argparse.Namespace) -> int:
+    options.output = options.output or (REHEARSAL if options.small else OUTPUT)
     if options.child:
         return _run_child(*options.child)
     with own_errors(options):
@@ -97,7 +140,15 @@ def _run(name: str, options: argparse.Namespace, seconds: float, folder: Path, l
     def run(number: int) -> Outcome:
         left = max(SHORTEST, end - time.monotonic())
         settings = Settings(options.device, options.small, left, str(folder / f"{name}{number}"))
-        command = python(Path(__file__).resolve(), "--child", str(os.getpid()), name, str(number))
+        command = [
+            sys.executable,
+            str(ROOT / "scripts" / "benchmark.py"),
+            "gpu",
+            "--child",
+            str(os.getpid()),
+            name,
+            str(number),
+        ]
         return run_part(command, settings, environment, log, _say)
 
     with ThreadPoolExecutor(together) as pool:
@@ -107,7 +158,8 @@ def _run(name: str, options: argparse.Namespace, seconds: float, folder: Path, l
 def _run_child(parent: str, name: str, number: str, settings: str) -> int:
     end_with_parent(int(parent))
     part = PARTS[name]
-    part.measure(Recorder(Settings(**json.loads(settings))), *part.runs[int(number)])
+    measure = getattr(import_module(part.module), part.function)
+    measure(Recorder(Settings(**json.loads(settings))), *part.runs[int(number)])
     return 0
 
 
@@ -140,21 +192,3 @@ def _results(folder: Path) -> list[Path]:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="all by default")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu is for a rehearsal")
-    parser.add_argument("--small", action="store_true", help="small sizes, which any machine computes")
-    parser.add_argument("--minutes", type=number_in(Positive), default=9.0, help="for all parts together")
-    parser.add_argument("--output", type=Path, help="folder of the report; default: docs/benchmarks/gpu")
-    parser.add_argument("--overwrite", action="store_true", help="replace the results in the folder")
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    options.output = options.output or (REHEARSAL if options.small else OUTPUT)
-    return options
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,6 +1,6 @@
 """Gain of the training options: time and memory with and without each option, on one CPU thread.
 
-    python scripts/benchmark_options.py --output docs/benchmarks/readings/options.json
+    python scripts/benchmark.py options --output docs/benchmarks/readings/options.json
 
 Writes the table options.md beside it. Every reading is a fresh process, with and without the option in turn: the CPU
 seconds of one thread in a step (the median over steps; other jobs disturb it little), and by how much the process's
@@ -22,25 +22,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from clipzoo.cli.arguments import Parser, number_in, run_main
-from clipzoo.config.vocabulary import Count
+from benchmarks import publish
 
-ROOT = Path(__file__).resolve().parent.parent
 SHAPE = "bench_vit: six ViT layers of width 192 on 96 px, four text layers, batch 128"
 BATCH = 128
 Step = Callable[[], None]
 
 
-def main() -> None:
-    options = _options()
+SHARED = {"rounds": 3, "steps": 3}
+
+
+def main(options: argparse.Namespace) -> None:
     measured = {name: compare(name, options.rounds, options.steps) for name in OPTIONS}
     result = {"what": SHAPE, "options": measured, "bf16_gather": rounding_of_bf16_gather()}
-    text = json.dumps(result, indent=1)
+    publish(options, result, page(result))
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text)
         options.output.with_suffix(".md").write_text(page(result))
-    print(page(result))
 
 
 def compare(name: str, rounds: int, steps: int) -> dict[str, float]:
@@ -123,8 +120,7 @@ def _caption_step(grouped: bool = True, whole_last_block: bool = False) -> Step:
     """A step on captions of CC3M's lengths in 77 positions, trimmed to the longest or in groups of similar length."""
     from dataclasses import replace
 
-    from benchmark_captions import END, make_batches
-
+    from benchmarks.captions import END, make_batches
     from clipzoo import Progress, World
     from clipzoo.data.tokenizer import trim_padding
     from clipzoo.training.gradients import GradientCache
@@ -247,7 +243,7 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         "# Gain of the training options",
         "",
-        "`python scripts/benchmark_options.py`, one CPU thread, float32. Unless the row says otherwise, the whole step",
+        "`python scripts/benchmark.py options`, one CPU thread, float32. Unless the row says otherwise, the whole step",
         f"of {result['what']}. The columns divide the value with the option by that without it: below 1",
         "is a gain. CPU seconds of a step, and growth of the process's peak memory in its steps; every reading from a",
         "fresh process, in turn.",
@@ -275,15 +271,3 @@ def page(result: dict[str, Any]) -> str:
         "every start.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=number_in(Count), default=3)
-    parser.add_argument("--steps", type=number_in(Count), default=3)
-    parser.add_argument("--output", type=Path)
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    run_main(main)

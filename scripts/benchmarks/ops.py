@@ -1,6 +1,6 @@
 """Time and memory of the score kernels beside their naive forms, a compiled naive form and open_clip's loss.
 
-    python scripts/benchmark_ops.py --cases kme-128 vectors-8192 --repeats 7 --output docs/benchmarks/readings/ops.json
+    python scripts/benchmark.py ops --cases kme-128 vectors-8192 --repeats 7 --output docs/benchmarks/readings/ops.json
 
 One thread; every contender runs forward and backward once a round, in turn, and the medians of the process's CPU
 seconds are compared, so that a busy machine slows all alike. Memory is the peak of the resident set above what the
@@ -12,45 +12,40 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from bench.kme_cases import Contender, kme_contenders, kme_points, seeded
-from bench.measurement import extra_mib, seconds
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks import publish
+from benchmarks.measurement import extra_mib, seconds
 from clipzoo import Scores
-from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
 
 CPU = torch.device("cpu")
+Contender = Callable[[], object]
 
 
-def main() -> None:
-    options = _options()
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="all by default")
+    parser.add_argument("--contenders", nargs="+", default=None, help="only these")
+    parser.add_argument("--repeats", type=number_in(Count), default=5)
+    parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest", help="torch's setting")
+
+
+def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision(options.precision)
     results = []
     for case in options.cases:
         results.append({"case": case, "precision": options.precision, **CASES[case](options)})
-        print(json.dumps(results[-1], indent=1), flush=True)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps({"torch": torch.__version__, "results": results}, indent=1) + "\n")
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="all by default")
-    parser.add_argument("--contenders", nargs="+", default=None, help="only these")
-    parser.add_argument("--repeats", type=number_in(Count), default=5)
-    parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest", help="torch's setting")
-    parser.add_argument("--output", type=Path, default=None)
-    return parser.parse_args()
+        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    publish(options, {"torch": torch.__version__, "results": results})
 
 
 def measure(contenders: dict[str, Contender], options: argparse.Namespace) -> dict[str, Any]:
@@ -68,6 +63,84 @@ def measure(contenders: dict[str, Contender], options: argparse.Namespace) -> di
         "extra_mib": {name: round(value, 1) for name, value in memory.items()},
         "times_ours": {name: round(value / ours, 2) for name, value in medians.items()},
     }
+
+
+def kme_contenders(
+    samples: int, image_points: int, text_points: int, width: int, valid: int, gamma: float
+) -> dict[str, Contender]:
+    """`valid` points of each caption's `text_points` are real."""
+    from clipzoo.ops.kme import kme_score
+
+    draws = seeded(0)
+
+    def side(points: int) -> tuple[Tensor, Tensor]:
+        vectors = functional.normalize(torch.randn(samples, points, width, generator=draws), dim=-1)
+        return vectors.requires_grad_(), torch.randn(samples, points, generator=draws)
+
+    image, image_weights = side(image_points)
+    text, text_weights = side(text_points)
+    text_weights[:, valid:] = float("-inf")
+    leaves = (
+        image,
+        image_weights.requires_grad_(),
+        text,
+        text_weights.requires_grad_(),
+        torch.tensor(gamma).requires_grad_(),
+    )
+    target = torch.arange(samples)
+
+    def contender(score: Callable[..., Tensor]) -> Contender:
+        return lambda: torch.autograd.grad(functional.cross_entropy(score(*leaves), target), leaves)
+
+    compiled = torch.compile(_naive_kme)
+    return {"clipzoo": contender(kme_score), "naive": contender(_naive_kme), "compiled": contender(compiled)}
+
+
+def kme_points(samples: int, image_points: int, width: int, kept: int, valid: int = 77) -> dict[str, Contender]:
+    """KME of captions with 77 points, `valid` of them real; images exact and merged to `kept` points (`head.merge`).
+
+    With all points kept: captions of 12 tokens, whose 65 other positions are one point, beside 65 different ones.
+    """
+    from clipzoo.heads.kme import merged
+    from clipzoo.ops.kme import kme_score
+    from clipzoo.types import PointSet
+
+    draws = torch.Generator().manual_seed(0)
+    image, text = (
+        functional.normalize(torch.randn(samples, points, width, generator=draws), dim=-1)
+        for points in (image_points, 77)
+    )
+    image_weights, text_weights = (torch.randn(samples, points, generator=draws) for points in (image_points, 77))
+    text_weights[:, valid:] = float("-inf")
+    padded = text.clone()
+    padded[:, 12:] = text[:1, 12:13]
+    target, gamma = torch.arange(samples), torch.tensor(7.14).requires_grad_()
+
+    def contender(text: Tensor, merge: bool) -> Contender:
+        leaves = [leaf.clone().requires_grad_() for leaf in (image, image_weights, text, text_weights)]
+
+        def run() -> object:
+            images = PointSet(*leaves[:2])
+            images = merged(images, kept) if merge else images
+            scores = kme_score(images.points, images.log_weights, leaves[2], leaves[3], gamma)
+            return torch.autograd.grad(functional.cross_entropy(scores, target), (*leaves, gamma))
+
+        return run
+
+    if kept < image_points:
+        return {"merged": contender(text, True), "exact": contender(text, False)}
+    return {"identical": contender(padded, False), "different": contender(text, False)}
+
+
+def _naive_kme(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
+    cosines = torch.einsum("bid,cjd->bcij", points, points2)
+    weights = log_weights[:, None, :, None] + log_weights2[None, :, None, :]
+    return (weights + 2 * gamma * (cosines - 1)).logsumexp(dim=(2, 3))
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A generator of random numbers on torch's default device, which another program may have set to a GPU."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
 def wave_contenders(samples: int, points: int, width: int, count: int) -> dict[str, Contender]:
@@ -219,7 +292,3 @@ CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "nuclr-8192": lambda options: measure(objective_contenders("nuclr", 8192, 512), options),
     "vectors-8192-ranks": lambda options: _on_ranks(options, 2, 8192, 512),
 }
-
-
-if __name__ == "__main__":
-    run_main(main)

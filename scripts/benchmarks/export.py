@@ -1,6 +1,6 @@
 """User CPU time of embedding images: an exported ONNX graph in onnxruntime beside torch, one thread, interleaved.
 
-python scripts/benchmark_export.py
+python scripts/benchmark.py export
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ import onnxruntime
 import torch
 
 from clipzoo.build import build_model
-from clipzoo.cli.arguments import Parser, number_in, run_main
 from clipzoo.config.compose import compose
-from clipzoo.config.vocabulary import Count
 from clipzoo.export.hub import export
 from clipzoo.loading import LoadedModel
 
 BATCH = 32
 
 
-def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=number_in(Count), default=9, help="default: %(default)s")
-    options = parser.parse_args()
+SHARED = {"rounds": 9}
+
+
+def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     config = compose(["data.shards=none.tar", "encoder=bench_vit", "head=clip"])
     model = LoadedModel(build_model(config), config).eval()
@@ -57,7 +55,3 @@ def cpu_time(action: Callable[[], object]) -> float:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     action()
     return resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,6 +1,6 @@
 """CPU seconds of a training step by what trains, beside open_clip's own program with --lock-image.
 
-    python scripts/benchmark_tuning.py --shards 'data/demo/train/{00000..00003}.tar' --rounds 3
+    python scripts/benchmark.py tuning --shards 'data/demo/train/{00000..00003}.tar' --rounds 3
 
 Every training runs as a user starts it, in turn, from the same weights, on the same shards, in float32, with one thread
 and one loader process. What counts is the CPU time of a program and its loader processes from one log line to another,
@@ -10,7 +10,6 @@ after the first epoch; the median over the rounds. A busy machine changes it lit
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -19,10 +18,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmark_training import PEER, ROOT, open_clip_command, our_overrides, write_initial_weights
-
-from clipzoo.cli.arguments import Parser, number_in, run_main
-from clipzoo.config.vocabulary import Count, Workers
+from benchmarks import PEER, ROOT, publish
+from benchmarks.training import open_clip_command, our_overrides, write_initial_weights
+from clipzoo.cli.arguments import Parser, number_in
+from clipzoo.config.vocabulary import Count
 
 TICK = os.sysconf("SC_CLK_TCK")
 EVERY = 5
@@ -35,18 +34,22 @@ OURS = {
 PEERS: dict[str, list[str]] = {"open_clip, full": [], "open_clip --lock-image": ["--lock-image"]}
 
 
-def main() -> None:
-    options = _options()
+SHARED = {"rounds": 3, "batch": 128, "steps": 16, "threads": 1, "workers": 1, "encoder": "bench_vit"}
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--shards", default="data/demo/train/{00000..00003}.tar")
+    parser.add_argument("--warmup", type=number_in(Count), default=4, help="steps that do not count; at least an epoch")
+
+
+def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         readings = measure(options, Path(scratch))
     medians = {name: statistics.median(values) for name, values in readings.items()}
     relative = {name: round(value / medians["full"], 3) for name, value in medians.items()}
     result = {"what": "CPU seconds of a step", "batch": options.batch, "readings": readings, "medians": medians,
               "relative to full": relative}  # fmt: skip
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1))
-    print(json.dumps(result, indent=1))
+    publish(options, result)
 
 
 def measure(options: argparse.Namespace, scratch: Path) -> dict[str, list[float]]:
@@ -96,21 +99,3 @@ def _tree_seconds(pid: int) -> float:
     children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / TICK + sum(_tree_seconds(int(child)) for child in children)
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", default="data/demo/train/{00000..00003}.tar")
-    parser.add_argument("--encoder", default="bench_vit")
-    parser.add_argument("--batch", type=number_in(Count), default=128)
-    parser.add_argument("--steps", type=number_in(Count), default=16)
-    parser.add_argument("--warmup", type=number_in(Count), default=4, help="steps that do not count; at least an epoch")
-    parser.add_argument("--rounds", type=number_in(Count), default=3)
-    parser.add_argument("--threads", type=number_in(Count), default=1)
-    parser.add_argument("--workers", type=number_in(Workers), default=1)
-    parser.add_argument("--output", type=Path)
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,6 +1,6 @@
 """Time of one caption in the explorer among many pictures, by head.
 
-    python scripts/benchmark_explore.py --output docs/benchmarks/readings/explore.json
+    python scripts/benchmark.py explore --output docs/benchmarks/readings/explore.json
 
 The model is the demo's, untrained; the pictures' embeddings, in an index on disk, are those of 1,000 random features,
 repeated. A query
@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clipzoo.cli.arguments import Parser, number_in, run_main
+from benchmarks import publish
+from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
 
 HEADS = ("clip", "cloob", "wpse", "kme")
@@ -26,18 +27,22 @@ CAPTIONS = [f"a {colour} circle above a {other} square" for colour in ("red", "g
 ROWS = 1000
 
 
-def main() -> None:
-    options = _options()
+SHARED = {"threads": 2}
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--pictures", type=number_in(Count), default=50_000)
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=HEADS)
+
+
+def main(options: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     readings = {head: measure(head, options.pictures) for head in options.heads}
     result = {"pictures": options.pictures, "threads": options.threads, "milliseconds": readings}
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    publish(options, result)
 
 
 def measure(head: str, pictures: int) -> dict[str, float]:
@@ -86,16 +91,3 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     facts = {"model": head, "images": "random", "count": pictures, "block": ROWS, "names": ""}
     (folder / FILE).write_text(json.dumps({**facts, "key": model_key(model, ())}))
     return SearchIndex(folder, model)
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=number_in(Count), default=50_000)
-    parser.add_argument("--threads", type=number_in(Count), default=2)
-    parser.add_argument("--heads", nargs="+", choices=HEADS, default=HEADS)
-    parser.add_argument("--output", type=Path, help="JSON file for the result")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,4 +1,4 @@
-"""Run one loader, ours or open_clip's, in a process started by benchmark_loader.py or compare_epochs.py.
+"""Run one loader, ours or open_clip's, in a process started by the benchmarks `loader` and `epochs`.
 
     python scripts/loader_process.py '{"side": "open_clip", "task": "speed", ...}'
 
@@ -29,7 +29,7 @@ _MANY = 10**9
 def main() -> None:
     torch.set_num_threads(1)
     if len(sys.argv) != 2 or not sys.argv[1].startswith("{"):
-        raise ConfigError("benchmark_loader.py starts this program, with its options as JSON")
+        raise ConfigError("the benchmark `loader` starts this program, with its options as JSON")
     options = SimpleNamespace(**json.loads(sys.argv[1]))
     if options.task == "speed":
         batches = SPEED[options.side](options)
@@ -167,6 +167,7 @@ class _Numbers:
 
 SPEED = {"clipzoo": _our_batches, "open_clip": _their_batches}
 IDS = {"clipzoo": _our_ids, "open_clip": _their_ids}
+
 
 if __name__ == "__main__":
     run_main(main)

@@ -1,6 +1,6 @@
 """The linear probe's search for C beside scikit-learn's solver: objective, accuracy and time, C by C.
 
-    python scripts/benchmark_probe.py --samples 50000 --width 512 --classes 100 --every 3 --budget 400
+    python scripts/benchmark.py probe --samples 50000 --width 512 --classes 100 --every 3 --budget 400
 
 Our search runs whole. On every --every-th value that it tries, in its order, scikit-learn's L-BFGS takes a turn, on the
 same features and with as many threads. It gets float64, the tolerance with which it comes within a millionth of the
@@ -16,7 +16,6 @@ import json
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,21 +23,32 @@ import torch
 from sklearn.linear_model import LogisticRegression as Peer
 from torch import Tensor
 
-from clipzoo.cli.arguments import Parser, number_in, run_main
+from benchmarks import publish
+from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count, Positive
 from clipzoo.evaluation.logistic import LogisticRegression, Solution
 from clipzoo.evaluation.probe import LabelledFeatures, search
 
+SHARED = {"threads": 2}
 
-def main() -> None:
-    options = _options()
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--samples", type=number_in(Count), default=50_000)
+    parser.add_argument("--width", type=number_in(Count), default=512)
+    parser.add_argument("--classes", type=number_in(Count), default=100)
+    parser.add_argument("--noise", type=number_in(Positive), default=2.5, help="beside a class's own spread of 1")
+    parser.add_argument("--tolerance", type=number_in(Positive), default=1e-7, help="scikit-learn's tol")
+    parser.add_argument("--iterations", type=number_in(Count), default=1000, help="scikit-learn's max_iter")
+    parser.add_argument("--every", type=number_in(Count), default=3, help="scikit-learn solves every so many-th value")
+    parser.add_argument("--budget", type=number_in(Positive), default=400.0, help="seconds for scikit-learn")
+    parser.set_defaults(device=torch.device("cpu"))
+
+
+def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     train, validation = features(options, seed=1), features(options, seed=2, samples=options.samples // 10)
     result = race(options, train, validation)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1))
-    print(json.dumps({key: value for key, value in result.items() if key != "values"}, indent=1))
+    publish(options, result, json.dumps({key: value for key, value in result.items() if key != "values"}, indent=1))
 
 
 def features(options: argparse.Namespace, seed: int, samples: int | None = None) -> LabelledFeatures:
@@ -125,23 +135,3 @@ def judged(
     right = (validation.features.double() @ weight + bias).argmax(1) == validation.labels
     objective = c * losses + weight.square().sum().item() / 2
     return {"objective": objective, "top1": 100 * int(right.sum()) / len(right)}
-
-
-def _options() -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=number_in(Count), default=50_000)
-    parser.add_argument("--width", type=number_in(Count), default=512)
-    parser.add_argument("--classes", type=number_in(Count), default=100)
-    parser.add_argument("--noise", type=number_in(Positive), default=2.5, help="beside a class's own spread of 1")
-    parser.add_argument("--threads", type=number_in(Count), default=2)
-    parser.add_argument("--tolerance", type=number_in(Positive), default=1e-7, help="scikit-learn's tol")
-    parser.add_argument("--iterations", type=number_in(Count), default=1000, help="scikit-learn's max_iter")
-    parser.add_argument("--every", type=number_in(Count), default=3, help="scikit-learn solves every so many-th value")
-    parser.add_argument("--budget", type=number_in(Positive), default=400.0, help="seconds for scikit-learn")
-    parser.add_argument("--output", type=Path, help="a JSON file for the result")
-    parser.set_defaults(device=torch.device("cpu"))
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    run_main(main)
