@@ -28,12 +28,12 @@ _MODULES = {
     "World": "clipzoo.distributed.world",
     "build_index": "clipzoo.api.search.index",
     "concatenate": "clipzoo.types",
-    "export": "clipzoo.export.hub",
-    "from_open_clip": "clipzoo.export.open_clip",
-    "from_transformers": "clipzoo.export.transformers",
+    "export": "clipzoo.exports.hub",
+    "from_open_clip": "clipzoo.exports.open_clip",
+    "from_transformers": "clipzoo.exports.transformers",
     "interpolate": "clipzoo.loading",
     "load": "clipzoo.loading",
-    "save_adapters": "clipzoo.export.adapters",
+    "save_adapters": "clipzoo.exports.adapters",
     "train": "clipzoo.api.training",
 }
 """Public name -> its module; `__init__.pyi` says the same to type checkers."""

@@ -6,10 +6,10 @@ from clipzoo.data.in_memory import InMemoryDataset as InMemoryDataset
 from clipzoo.distributed.world import World as World
 from clipzoo.encoders.base import Encoder as Encoder
 from clipzoo.errors import ConfigError as ConfigError
-from clipzoo.export.adapters import save_adapters as save_adapters
-from clipzoo.export.hub import export as export
-from clipzoo.export.open_clip import from_open_clip as from_open_clip
-from clipzoo.export.transformers import from_transformers as from_transformers
+from clipzoo.exports.adapters import save_adapters as save_adapters
+from clipzoo.exports.hub import export as export
+from clipzoo.exports.open_clip import from_open_clip as from_open_clip
+from clipzoo.exports.transformers import from_transformers as from_transformers
 from clipzoo.loading import (
     LoadedModel as LoadedModel,
     interpolate as interpolate,

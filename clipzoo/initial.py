@@ -24,7 +24,7 @@ from clipzoo.distributed.world import World
 from clipzoo.encoders.base import Tower
 from clipzoo.encoders.weights import HINTS, Row, common_prefix, fill_tower, shown
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.export.open_clip import from_open_clip, with_plain_towers
+from clipzoo.exports.open_clip import from_open_clip, with_plain_towers
 from clipzoo.io.weights import (
     FORMS_ON_DISK,
     RANDOM,

@@ -17,7 +17,7 @@ OVERRIDE_COMMANDS = {
     "train": ("cli.train", "train a model, or resume its run"),
     "evaluate": ("cli.evaluate", "evaluate a run, a checkpoint or an open_clip model"),
     "launch": ("cli.launch", "list, submit, run or tabulate the points of a sweep"),
-    "plan": ("cli.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
+    "plan": ("plan.plan", "predict memory, traffic and time of a training on hardware you do not have at hand"),
     "studies": ("lab.studies.run", "run the papers' small experiments"),
 }
 """Commands that take Hydra overrides: the module whose `main(arguments)` parses them, and a summary."""

@@ -131,7 +131,7 @@ def _load(plain: Mapping[str, Any], trust: Collection[str]) -> LoadedModel:
 
     if plain["run"] is not None:
         return loading.load(plain["run"], trust=tuple(trust), average=plain["averaged"])
-    from clipzoo.export.open_clip import from_open_clip
+    from clipzoo.exports.open_clip import from_open_clip
 
     return from_open_clip(plain["model"], plain["pretrained"])
 

@@ -143,7 +143,7 @@ def read_command_line(arguments: list[str]) -> CommandLine:
     points = search[1].corner_lines() if search else overrides.covering_points(given)
     configurations = [compose(point, complete=not shows(options)) for point in points]
     for row in {plain["row"] for plain in configurations} - {None}:
-        by_name("clipzoo.report.paper_tables.published.require_row")(row)
+        by_name("clipzoo.report.published.require_row")(row)
     if options.multirun and not shows(options) and not search:
         sweep.points(lines)
     return CommandLine(arguments, options, lines, search, configurations)
@@ -272,7 +272,7 @@ def begin(
     given: see `claim`. hardware: precision, device and loader processes, in words.
     """
     from clipzoo.data.captions import described as described_captions
-    from clipzoo.export.open_clip import export_note
+    from clipzoo.exports.open_clip import export_note
     from clipzoo.initial import report_initial_weights
 
     claim(lock, plain, dataset.fingerprint, given)
@@ -322,7 +322,7 @@ def finish(
         parts.logger.report(metrics, sorted((folder / "report").glob("*.png")))
         parts.logger.close()
         if any(name.endswith("lora_A") for name in model.state_dict()):
-            from clipzoo.export.adapters import save_adapters
+            from clipzoo.exports.adapters import save_adapters
 
             save_adapters(folder, folder / "adapters")
         results.write(folder)

@@ -227,7 +227,8 @@ def local_copy(place: str, key: str, weights: bool = True) -> Path:
     if group is None and not (folder / CONFIG).exists():
         # A folder of runs.
         runs = RemoteRuns(url, key)
-        names = runs.names()
+        # A lock without a configuration is that of a run which has only just begun.
+        names = [name for name in runs.names() if not name.startswith(".")]
         if not names:
             raise ConfigError(f"{key}={runs.store.url} holds no run")
         for name in names:

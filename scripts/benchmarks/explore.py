@@ -74,7 +74,7 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     from clipzoo.build import build_model
     from clipzoo.config.compose import compose
     from clipzoo.evaluation.suite import model_key
-    from clipzoo.export.files import save_weights
+    from clipzoo.exports.files import save_weights
     from clipzoo.loading import LoadedModel
     from clipzoo.types import Features
 

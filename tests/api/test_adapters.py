@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from clipzoo.build import build_model
 from clipzoo.errors import ConfigError
-from clipzoo.export.adapters import save_adapters
+from clipzoo.exports.adapters import save_adapters
 from tests.support import tuned
 from tests.support.tuned import lora, train, tuning
 

@@ -1,6 +1,6 @@
 """Settings that a paper states for all its rows, compared with every experiment, and the keys of its ablations.
 
-tests/report/paper_tables/test_published.py checks the full recipe of one row of each method.
+tests/report/test_published.py checks the full recipe of one row of each method.
 """
 
 from __future__ import annotations

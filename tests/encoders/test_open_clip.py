@@ -10,7 +10,7 @@ from clipzoo.encoders.base import encode_by_length
 from clipzoo.encoders.open_clip import OpenClipImage, OpenClipText
 from clipzoo.encoders.towers import Towers
 from clipzoo.errors import ConfigError
-from clipzoo.export.open_clip import as_ours
+from clipzoo.exports.open_clip import as_ours
 from tests.support.open_clip_models import FAMILIES, LARGE, captions_of, small_model, write_hugging_face_config
 
 

@@ -157,7 +157,7 @@ RECIPES = "names that clipzoo's recipes and studies write in the code"
 TRUSTED = {
     ("cli/launch.py", "Path('slurm') / f'{script}.sbatch'"): "one of the names of batch scripts",
     ("cli/launch.py", "SLURM / f'{script}.sbatch'"): "one of the names of batch scripts",
-    ("config/constructors.py", "PACKAGE.joinpath(*module.split('.')[1:])"): "modules of clipzoo",
+    ("config/schema.py", "PACKAGE.joinpath(*module.split('.')[1:])"): "modules of clipzoo",
     ("config/groups.py", "folder / group / f'{option}.yaml'"): OPTIONS,
     ("config/groups.py", "folder / group"): OPTIONS,
     ("config/groups.py", "folder / name"): OPTIONS,
@@ -168,7 +168,7 @@ TRUSTED = {
         "self._folder / f'{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}'",
     ): "a digest",
     ("data/write.py", "table.parent / image"): TABLES,
-    ("evaluation/datasets/own_sources.py", "table.parent / row[image]"): TABLES,
+    ("evaluation/datasets/own.py", "table.parent / row[image]"): TABLES,
     ("evaluation/datasets/prompts.py", "package.joinpath('datasets', file)"): "files of an installed package",
     ("io/files.py", "root / record"): RECIPES,
     ("io/files.py", "folder / record"): RECIPES,
@@ -288,7 +288,10 @@ WEIGHTS = "weights, by a library that maps the file; opened by clipzoo.io.readab
 LOCK = "a lock has no content that counts"
 IN_WHOLE = "into a file that clipzoo.io.whole has opened"
 READERS = {
-
+    "config/groups.py": OWN,
+    "ops/tiles.py": OWN,
+    "evaluation/datasets/dataset.py": OWN,
+    "evaluation/probe.py": CACHE,
     "training/checkpoint_files.py": WEIGHTS,
     "training/sharded_checkpoints.py": WEIGHTS,
     "cli/launch.py": OWN,
@@ -312,6 +315,11 @@ READERS = {
 """Modules that open files by other means than clipzoo.io, and why they may."""
 WRITERS = {
     "io/files.py": "the one writer",
+    "evaluation/datasets/prompts.py": IN_WHOLE,
+    "evaluation/datasets/tar.py": UNPUBLISHED,
+    "evaluation/probe.py": CACHE,
+    "exports/graphs.py": UNPUBLISHED,
+    "initial.py": "links of checkpoints, the mark last",
     "runs/lock.py": LOCK,
     "data/locations.py": CACHE,
     "cli/configuration.py": "the null device",

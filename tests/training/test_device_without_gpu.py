@@ -38,13 +38,13 @@ PAIRS = [
 KME_WAITS = {
     "ops/packing.py pack",
     "ops/packing.py _without_duplicates",
-    "ops/kme_cpu.py forward",
-    "ops/kme_cpu.py backward",
+    "ops/kme_cpu.py kme_forward",
+    "ops/kme_cpu.py kme_backward",
 }
 # Wrong or repeated sample ids must not reach the state.
 STATE_WAITS = {"objectives/per_sample.py _checked_ids"}
 # Length of the longest caption of all ranks, and number of different tokens.
-RAW_WAITS = {"objectives/raw_views.py _gathered", "objectives/raw_views.py _entries"}
+RAW_WAITS = {"objectives/base.py _gathered", "objectives/base.py _entries"}
 WAITS = {
     "kme": KME_WAITS,
     **dict.fromkeys(("nuclr", "sogclr", "isogclr"), STATE_WAITS),

@@ -27,7 +27,7 @@ from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError, number_of, one_message
 from clipzoo.evaluation.scoring import exact_products
 from clipzoo.evaluation.suite import model_key
-from clipzoo.export.files import save_weights
+from clipzoo.exports.files import save_weights
 from clipzoo.loading import LoadedModel, load, read_weights
 from clipzoo.types import Embedding, PointSet, as_captions, concatenate
 

@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    from clipzoo.export import hub
-    from clipzoo.export.hub import export
+    from clipzoo.exports import hub
+    from clipzoo.exports.hub import export
     from clipzoo.loading import load
 
     if options.upload is not None:

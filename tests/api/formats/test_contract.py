@@ -10,7 +10,7 @@ import torch
 import clipzoo
 from clipzoo.cli.models import export as command
 from clipzoo.errors import ConfigError
-from clipzoo.export.hub import FORMATS
+from clipzoo.exports.hub import FORMATS
 from clipzoo.types import PointSet
 from tests.support.exported import captions, loaded, logits, pictures
 from tests.support.paths import CONF

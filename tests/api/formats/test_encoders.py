@@ -11,7 +11,7 @@ import clipzoo
 from clipzoo.build import build_model, found_in_model
 from clipzoo.config.schema import filled
 from clipzoo.errors import ConfigError
-from clipzoo.export.open_clip import as_ours
+from clipzoo.exports.open_clip import as_ours
 from clipzoo.loading import LoadedModel
 from tests.support.experiments import composed_once
 from tests.support.exported import assert_equal_states

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import clipzoo
 from clipzoo.errors import ConfigError
-from clipzoo.export.hub import results, wilson
+from clipzoo.exports.hub import results, wilson
 from clipzoo.runs.metric_key import MetricKey
 from clipzoo.runs.record import RunRecord
 from tests.support.exported import assert_equal_states, captions, loaded, logits, pictures
@@ -65,7 +65,7 @@ def test_a_model_is_loaded_by_its_name_on_the_hub(published, tmp_path, monkeypat
 
 
 def test_an_upload_without_a_token_says_how_to_get_one(published, monkeypatch):
-    from clipzoo.export.hub import upload
+    from clipzoo.exports.hub import upload
 
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(ConfigError, match="needs a token of the Hugging Face hub: set HF_TOKEN"):

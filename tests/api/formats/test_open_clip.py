@@ -13,7 +13,7 @@ from torch.nn import functional
 import clipzoo
 from clipzoo.build import build_model
 from clipzoo.errors import ConfigError
-from clipzoo.export import open_clip as open_clip_format
+from clipzoo.exports import open_clip as open_clip_format
 from clipzoo.loading import LoadedModel
 from tests.support.experiments import composed_once
 from tests.support.exported import assert_equal_states, captions, loaded, logits, pictures

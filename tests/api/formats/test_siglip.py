@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import clipzoo
 from clipzoo.build import build_model
 from clipzoo.errors import ConfigError
-from clipzoo.export.open_clip import as_ours
+from clipzoo.exports.open_clip import as_ours
 from clipzoo.heads.vector import ClipHead
 from clipzoo.loading import LoadedModel
 from tests.support.exported import assert_equal_states, captions, loaded, pictures

@@ -21,7 +21,7 @@ from clipzoo.runs.protocol import TWO_LISTS
 from tests.support.distributed_datasets import RETRIEVAL, WRITERS, place_of
 from tests.support.paths import ROOT
 
-TABLES = ROOT / "clipzoo" / "report" / "paper_tables" / "published"
+TABLES = ROOT / "clipzoo" / "report" / "papers"
 CLASSIFICATION = [name for name, facts in catalogue().items() if "captions" not in facts]
 
 

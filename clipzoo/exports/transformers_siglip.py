@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from clipzoo.errors import ConfigError
-from clipzoo.export.open_clip import is_identity
-from clipzoo.export.ties import (
+from clipzoo.exports.open_clip import is_identity
+from clipzoo.exports.ties import (
     Tie,
     Ties,
     activation,
@@ -26,7 +26,7 @@ from clipzoo.export.ties import (
     trunk_faults,
     with_kinds,
 )
-from clipzoo.export.transformers_clip import TEXT, VISION, text_ties
+from clipzoo.exports.transformers_clip import TEXT, VISION, text_ties
 from clipzoo.loading import LoadedModel
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu"}

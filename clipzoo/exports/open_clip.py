@@ -18,7 +18,7 @@ from clipzoo.encoders.base import on_meta, require_as_large
 from clipzoo.encoders.huggingface import HuggingFaceTokenizer
 from clipzoo.encoders.open_clip import FOLDER, HUB, describe, projection_path, resizing, taken_projection
 from clipzoo.errors import ConfigError, one_message
-from clipzoo.export.files import save_weights
+from clipzoo.exports.files import save_weights
 from clipzoo.io import write_json
 from clipzoo.io.weights import from_hub, read_tensors, tensors_in
 from clipzoo.loading import PAIR, LoadedModel

@@ -14,8 +14,8 @@ import yaml
 from clipzoo import io
 from clipzoo.encoders.huggingface import HuggingFaceTokenizer
 from clipzoo.errors import ConfigError, installation, masked, nearest
-from clipzoo.export import files, graphs, graphs as onnx, open_clip, transformers
-from clipzoo.export.files import save_weights, tokenizer_faults, write_preprocessing
+from clipzoo.exports import files, graphs, graphs as onnx, open_clip, transformers
+from clipzoo.exports.files import save_weights, tokenizer_faults, write_preprocessing
 from clipzoo.io import below, new_folder
 from clipzoo.io.text import markdown_code, markdown_text
 from clipzoo.loading import CONFIG, HERE, HUB, PAIR, VERSION, WEIGHTS, LoadedModel, value_faults
@@ -431,7 +431,7 @@ def export(
 
     open_clip: for `open_clip.create_model("local-dir:FOLDER")`. transformers: for `CLIPModel.from_pretrained`, with
     processor and tokenizer. torch: programs of torch.export. onnx: graphs for onnxruntime. These two hold every head as
-    three graphs, see `clipzoo.export.graphs`. hub: a directory with a model card for `clipzoo.load`, here or on
+    three graphs, see `clipzoo.exports.graphs`. hub: a directory with a model card for `clipzoo.load`, here or on
     the Hugging Face hub; `licence` and `data_licence` are those of the model and of its training data, for the card.
 
     Raises:

@@ -15,10 +15,10 @@ from clipzoo.build import build_trained
 from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.encoders.towers import TwoTowers
 from clipzoo.errors import ConfigError, cause, one_message
-from clipzoo.export import transformers_clip, transformers_siglip
-from clipzoo.export.files import image_settings, save_weights, tokenizer_faults, write_preprocessing
-from clipzoo.export.open_clip import head_faults
-from clipzoo.export.ties import layers_of, to_ours, to_theirs
+from clipzoo.exports import transformers_clip, transformers_siglip
+from clipzoo.exports.files import image_settings, save_weights, tokenizer_faults, write_preprocessing
+from clipzoo.exports.open_clip import head_faults
+from clipzoo.exports.ties import layers_of, to_ours, to_theirs
 from clipzoo.io import MB, DamagedFileError, read_json, require_fields
 from clipzoo.io.weights import read_tensors
 from clipzoo.loading import PAIR, LoadedModel

@@ -10,7 +10,7 @@ from clipzoo.data.tokenizer import ClipTokenizer
 from clipzoo.encoders.open_clip import OpenClipText
 from clipzoo.encoders.text import ClipTextTower
 from clipzoo.errors import ConfigError
-from clipzoo.export.ties import (
+from clipzoo.exports.ties import (
     Tie,
     Ties,
     inside,
