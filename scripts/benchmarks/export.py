@@ -17,12 +17,7 @@ import torch
 
 from clipzoo.build import build_model
 from clipzoo.config.compose import compose
-<<<<<<< HEAD:scripts/benchmarks/export.py
-from clipzoo.export.hub import export
-=======
-from clipzoo.config.vocabulary import Count
 from clipzoo.exports.hub import export
->>>>>>> fold:scripts/benchmark_export.py
 from clipzoo.loading import LoadedModel
 
 BATCH = 32
