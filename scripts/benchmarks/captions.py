@@ -1,4 +1,4 @@
-"""CPU seconds of a training step on captions with the lengths of CC3M's, beside open_clip's model, loss and optimizer.
+"""CPU seconds of a training step on captions of CC3M's lengths, compared with open_clip's model, loss and optimizer.
 
     python scripts/benchmark.py captions --rounds 3
 

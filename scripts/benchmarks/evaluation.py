@@ -1,4 +1,4 @@
-"""Zero-shot and retrieval beside CLIP_benchmark's and open_clip's evaluators: every number, and the time.
+"""Zero-shot and retrieval compared with CLIP_benchmark's and open_clip's evaluators: all numbers, and the time.
 
     python scripts/benchmark.py evaluation --run runs/demo
     python scripts/benchmark.py evaluation --run runs/demo --encoder bench_vit --rounds 5
@@ -206,7 +206,7 @@ def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, op
 
 
 def _open_clip(model: Any, data: Any, transform: Any, tokenizer: Any, options: argparse.Namespace) -> Numbers:
-    """open_clip's evaluators have no reader of their own for such sets; captions: one a picture, in turn of five."""
+    """open_clip's evaluators cannot read such datasets: they get our reader, and the five captions of an image in turn."""
     import open_clip
     import torch
     from open_clip_train.train import get_clip_metrics

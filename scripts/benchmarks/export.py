@@ -1,4 +1,4 @@
-"""User CPU time of embedding images: an exported ONNX graph in onnxruntime beside torch, one thread, interleaved.
+"""User CPU time of embedding images: an exported ONNX graph in onnxruntime compared with torch, one thread.
 
 python scripts/benchmark.py export
 """

@@ -4,7 +4,7 @@
     python scripts/benchmark.py gpu --parts kernels probe --output runs/gpu_probe
     python scripts/benchmark.py gpu --device cpu --small       # a rehearsal: every part at small sizes
 
-Every part runs in a process of its own with a time limit; after each, the folder holds report.md, results.json and
+Every part runs in a separate process with a time limit; after each, the folder holds report.md, results.json and
 plots of the parts so far. The exit code is 1 if a part failed, was stopped or left out, or a kernel's error is above
 its bound.
 """
@@ -42,7 +42,7 @@ SHORTEST = 10.0
 
 @dataclass(frozen=True)
 class Part:
-    """title: what the part does. function: its name in `module`. limit: seconds after which it is ended.
+    """title: of the part, for the log. function: its name in `module`. limit: seconds after which it is ended.
 
     expected: seconds on an H100. runs: arguments of the function after the recorder, for each of the part's processes,
     which run at the same time. on_cpu: environment variables where the device is a CPU.
@@ -58,7 +58,7 @@ class Part:
 
 
 OPERATIONS = ("kme", "log_sum_exps", "negative_sums", "sigmoid_loss")
-"""Operations with Triton kernels. Each is proved in processes of its own: a fault on a GPU ends all that follows it."""
+"""Operations with Triton kernels. Each is proved in separate processes: a fault on a GPU ends the process."""
 PRODUCTS = ("fp32", "tf32", "bf16")
 PARTS: dict[str, Part] = {
     "machine": Part("the machine and its rates", "machine", 60, 15),

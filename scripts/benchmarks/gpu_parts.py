@@ -84,7 +84,7 @@ def _product(device: torch.device, size: int, dtype: torch.dtype, precision: str
 
 
 def _copy(device: torch.device, mib: int, from_host: bool = False) -> dict[str, float]:
-    """A copy on the device counts what it reads and what it writes."""
+    """A copy on the device counts bytes read and bytes written."""
     target = torch.empty(mib << 20, dtype=torch.uint8, device=device)
     source = torch.empty(mib << 20, dtype=torch.uint8, pin_memory=True) if from_host else torch.ones_like(target)
     shortest = min(seconds(lambda: target.copy_(source), device) for _ in range(REPEATS + 1))
@@ -163,7 +163,7 @@ WIDTH = 512
 
 
 def scores(recorder: Recorder) -> None:
-    """The objectives and scores alone: tiles compared with the matrix and with open_clip's losses."""
+    """Only objectives and scores: tiles compared with the matrix and with open_clip's losses."""
     torch.set_default_device(recorder.device)
     samples = 96 if recorder.small else 32_768
     flop = 3 * 2 * samples**2 * WIDTH
@@ -212,7 +212,7 @@ def _score_cases(small: bool) -> list[tuple[str, Callable[[], dict[str, Run]], f
 def _contenders(
     recorder: Recorder, table: str, title: str, build: Callable[[], dict[str, Run]], products: str, flop: float
 ) -> None:
-    """Add a row for each contender; one that runs out of memory leaves the others alone."""
+    """Add a row for each contender; the others are measured if one runs out of memory."""
     try:
         contenders = build()
     except Exception:
@@ -227,7 +227,7 @@ def _contenders(
 
 
 def _times(recorder: Recorder, run: Run, autocast: bool, flop: float, facts: dict[str, str]) -> dict[str, Any]:
-    """Median of a few runs, forward and backward, and the peak of the memory beside the inputs."""
+    """Median of a few runs, forward and backward, and the peak memory without the inputs."""
     device = recorder.device
 
     def step() -> None:

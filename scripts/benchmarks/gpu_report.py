@@ -217,7 +217,7 @@ TABLES: dict[str, tuple[str, str, list[Column]]] = {
         [("TFLOP/s", _either(_value("tflops", ".3g"))), ("GB/s", _either(_value("gigabytes_per_second", ".3g")))],
     ),
     "kernels": (
-        "Triton's kernels beside float64",
+        "Triton's kernels compared with float64",
         "The largest error over the cases, and as a share of its bound. Values: relative to 1 + the largest; "
         "gradients: relative, of norms. \"exact\" inputs lose no digits in bf16 and TF32, so that only the error "
         "of the kernels remains. fp32 products are three in TF32.",
@@ -244,12 +244,12 @@ TABLES: dict[str, tuple[str, str, list[Column]]] = {
     ),
     "objectives": (
         "Objectives without their matrix",
-        "Forward and backward of the loss alone, width 512. TFLOP/s: three products of the matrix's size, whatever is "
+        "Forward and backward of only the loss, width 512. TFLOP/s: three products of the matrix's size, whatever is "
         "recomputed. With bf16 products open_clip's loss runs under autocast.",
         CONTENDERS,
     ),
     "scores": (
-        "Scores of point sets", "Forward and backward of the score alone; the naive form is einsum and logsumexp.",
+        "Scores of point sets", "Forward and backward of only the score; the naive form is einsum and logsumexp.",
         [MS, ("of the naive form's", _of(lambda row: f"{row['case']}, {row['products']} products, naive")),
          ("extra MiB", _value("extra_mib", ".0f")), ("TFLOP/s", _value("tflops", ".3g"))],
     ),
@@ -266,7 +266,7 @@ TABLES: dict[str, tuple[str, str, list[Column]]] = {
                             ("", lambda row, rows: "" if row["converged"] else "not converged")],
     ),
     "loader": (
-        "Loading beside training", "Photographs of 400 x 300 (JPEG), random resized crops, CLIP's step.",
+        "Loading during training", "Photographs of 400 x 300 (JPEG), random resized crops, CLIP's step.",
         [("ms", _value("seconds", ".1f", 1000)), ("samples/s", _value("samples_per_second", ".0f"))],
     ),
     "overlap": (

@@ -1,11 +1,11 @@
-"""Step time and memory of every head beside CLIP and open_clip's CLIP: the whole step, on generated input.
+"""Step time and memory of every head compared with CLIP and open_clip's CLIP: the whole step, on generated input.
 
     python scripts/benchmark.py heads --encoder bench_vit --batch 64 --heads clip kme open_clip
     python scripts/benchmark.py heads --encoder vit_b16 --batch 2048 --micro-batch 256 --precision bf16
 
 A step is what training does with a batch: encoders, head, loss, gradient, AdamW. All contenders have the same towers,
 batch and precision. They take their steps in turn, and the medians are compared; memory is measured before, one
-contender at a time: the peak over a step above what the process held without it, weights and optimiser included.
+contender at a time: the peak of a step above the memory of the process without the contender; weights and optimizer count.
 open_clip's model is ours exported, with its own ClipLoss and, for micro-batches, its way to accumulate.
 """
 
@@ -59,7 +59,7 @@ PROGRESS = Progress(step=0, total_steps=1000, samples=100_000, global_batch=100)
 
 @dataclass(frozen=True)
 class Contender:
-    """A training step, and what it costs.
+    """A training step and its cost.
 
     step: of the benchmark's batch; clipzoo's take another one as their argument.
     flops: floating-point operations of a step, recomputation not counted; the first call counts them.
@@ -91,7 +91,7 @@ def main(options: argparse.Namespace) -> None:
         torch.set_float32_matmul_precision(MATMUL_PRECISIONS[options.head_products])
     memory = {}
     build = {name: partial(_step, name, options, device) for name in options.heads}
-    build[options.heads[0]]()()  # what is loaded once and for all is nobody's memory
+    build[options.heads[0]]()()  # memory of what is loaded once belongs to no contender
     for name in options.heads:
         memory[name] = whole_mib(build[name], device)
         print(f"{name}: {memory[name]:.0f} MiB", file=sys.stderr, flush=True)

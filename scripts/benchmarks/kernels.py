@@ -1,4 +1,4 @@
-"""Proof of Triton's kernels on the device: values and gradients beside float64 sums.
+"""Proof of Triton's kernels on the device: values and gradients compared with float64 sums.
 
 "exact" inputs have few enough digits that bf16 and TF32 hold them without rounding: what remains is the kernels' own
 error. With "fp32" inputs the error is that of a training with these products.
@@ -26,7 +26,7 @@ PRODUCTS = {"fp32": "highest", "tf32": "high", "bf16": "medium"}
 DIGITS = {"fp32": 2**-20, "tf32": 2**-11, "bf16": 2**-9}
 """Largest relative error of a number that is rounded for a product."""
 ONE_SIDED = 72
-"""Width of the vectors at which the kernels of one side alone are proved too."""
+"""Width of the vectors at which the kernels of a single side are proved too."""
 Function = Callable[..., tuple[Tensor, ...]]
 
 
@@ -333,8 +333,8 @@ def _without_gradients(device: torch.device) -> bool:
     """the loss is the same whether gradients are computed with it or not."""
     left, right = vectors(37, 74, 20, "fp32", device)
     scale, bias = (torch.tensor(number, device=device) for number in (10.0, -10.0))
-    alone = sigmoid_loss(left, right, scale, bias, 37, 8)
-    return bool(alone == sigmoid_loss(left.requires_grad_(), right, scale, bias, 37, 8))
+    value = sigmoid_loss(left, right, scale, bias, 37, 8)
+    return bool(value == sigmoid_loss(left.requires_grad_(), right, scale, bias, 37, 8))
 
 
 def _kme_results(sets: Sequence[Tensor]) -> list[Tensor]:

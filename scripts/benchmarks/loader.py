@@ -1,4 +1,4 @@
-"""Throughput of the loader alone, compared with open_clip: same shards, crops and workers; interleaved medians.
+"""Throughput of only the loader, compared with open_clip: same shards, crops and workers; interleaved medians.
 
     python scripts/benchmark.py loader --output docs/benchmarks/readings/loader.json
 
@@ -58,7 +58,7 @@ def add_options(parser: Parser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     result = {
-        "what": "loader alone, samples/s; crop scale 0.5 to 1, bicubic, CLIP's tokenizer",
+        "what": "only the loader, samples/s; crop scale 0.5 to 1, bicubic, CLIP's tokenizer",
         "batch": options.batch,
         "rounds": options.rounds,
         "cases": [

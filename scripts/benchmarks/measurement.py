@@ -148,7 +148,7 @@ def _shown(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in numbers.items() if not isinstance(value, list))
 
 
-# A part in a process of its own, with a time limit.
+# A part in a separate process, with a time limit.
 
 LINES = 15
 """Lines of a failed part's output that the report shows."""

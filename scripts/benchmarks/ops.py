@@ -1,4 +1,4 @@
-"""Time and memory of the score kernels beside their naive forms, a compiled naive form and open_clip's loss.
+"""Time and memory of the score kernels compared with naive forms, a compiled naive form and open_clip's loss.
 
     python scripts/benchmark.py ops --cases kme-128 vectors-8192 --repeats 7 --output docs/benchmarks/readings/ops.json
 
@@ -99,7 +99,7 @@ def kme_contenders(
 def kme_points(samples: int, image_points: int, width: int, kept: int, valid: int = 77) -> dict[str, Contender]:
     """KME of captions with 77 points, `valid` of them real; images exact and merged to `kept` points (`head.merge`).
 
-    With all points kept: captions of 12 tokens, whose 65 other positions are one point, beside 65 different ones.
+    With all points kept: captions of 12 tokens, whose 65 other positions are one point, compared with 65 different ones.
     """
     from clipzoo.heads.kme import merged
     from clipzoo.ops.kme import kme_score
@@ -198,7 +198,7 @@ def vector_contenders(samples: int, width: int, rank: int = 0, ranks: int = 1) -
 
 
 def siglip_contenders(samples: int, width: int) -> dict[str, Contender]:
-    """SigLIP's loss of unit vectors with a learnable scale and bias, beside open_clip's."""
+    """SigLIP's loss of unit vectors with a learnable scale and bias, compared with open_clip's."""
     from open_clip.loss import SigLipLoss
 
     from clipzoo.heads.scores import tiled_scores
@@ -215,7 +215,7 @@ def siglip_contenders(samples: int, width: int) -> dict[str, Contender]:
 
 
 def objective_contenders(name: str, samples: int, width: int) -> dict[str, Contender]:
-    """An objective of cosines in tiles, beside the same objective on the matrix."""
+    """An objective of cosines in tiles, compared with the same objective on the matrix."""
     from clipzoo import Batch, Progress, Similarity
     from clipzoo.build import build_objective
     from clipzoo.config.compose import compose

@@ -2,7 +2,7 @@
 
     python scripts/benchmark.py options --output docs/benchmarks/readings/options.json
 
-Writes the table options.md beside it. Every reading is a fresh process, with and without the option in turn: the CPU
+Writes the table options.md next to it. Every reading is a fresh process, with and without the option in turn: the CPU
 seconds of one thread in a step (the median over steps; other jobs disturb it little), and by how much the process's
 peak memory grows in its steps.
 """
@@ -190,7 +190,7 @@ def _checkpointed(on: bool) -> Step:
 
 
 OPTIONS: dict[str, tuple[Callable[[bool], Step], str, str]] = {
-    # name: what makes a step, the key or "always", what it is measured on
+    # name: function that returns a step, the key or "always", the measured part
     "activation checkpointing": (_checkpointed, "`encoder.*_tower.checkpoint`, off", "whole step"),
     "micro-batches of a quarter": (
         lambda on: _training_step(micro_batch=BATCH // 4 if on else None), "`trainer.micro_batch`, off", "whole step",
@@ -205,7 +205,7 @@ OPTIONS: dict[str, tuple[Callable[[bool], Step], str, str]] = {
         lambda on: _caption_step(grouped=on), "`trainer.group_captions`, on where exact",
         "whole step, captions of CC3M's lengths, against trimming to the longest",
     ),
-    "last block at the pooled position alone": (
+    "last block at only the pooled position": (
         lambda on: _caption_step(whole_last_block=not on), "always, for heads without tokens",
         "whole step, captions of CC3M's lengths",
     ),

@@ -1,10 +1,10 @@
-"""The linear probe's search for C beside scikit-learn's solver: objective, accuracy and time, C by C.
+"""The linear probe's search for C compared with scikit-learn's solver: objective, accuracy and time, C by C.
 
     python scripts/benchmark.py probe --samples 50000 --width 512 --classes 100 --every 3 --budget 400
 
 Our search runs whole. On every --every-th value that it tries, in its order, scikit-learn's L-BFGS takes a turn, on the
 same features and with as many threads. It gets float64, the tolerance with which it comes within a millionth of the
-optimum (with its default it stops earlier), and at most --iterations; after --budget seconds of its own it is asked no
+optimum (with its default it stops earlier), and at most --iterations; after --budget seconds of its time it solves no
 more. The ratio is that of the times on the values that both solved. Ours are those of the search, warm starts and the
 preparation of the features included, the latter in full.
 """
@@ -36,7 +36,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--samples", type=number_in(Count), default=50_000)
     parser.add_argument("--width", type=number_in(Count), default=512)
     parser.add_argument("--classes", type=number_in(Count), default=100)
-    parser.add_argument("--noise", type=number_in(Positive), default=2.5, help="beside a class's own spread of 1")
+    parser.add_argument(
+        "--noise", type=number_in(Positive), default=2.5, help="relative to the spread of 1 between classes"
+    )
     parser.add_argument("--tolerance", type=number_in(Positive), default=1e-7, help="scikit-learn's tol")
     parser.add_argument("--iterations", type=number_in(Count), default=1000, help="scikit-learn's max_iter")
     parser.add_argument("--every", type=number_in(Count), default=3, help="scikit-learn solves every so many-th value")

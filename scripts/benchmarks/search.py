@@ -1,9 +1,9 @@
-"""A pruned search beside the whole grid: search=wpse on generated scenes, the best result and the cost of both.
+"""A pruned search compared with the whole grid: search=wpse on generated scenes, best result and cost of both.
 
     clipzoo world --captions several --image-size 32 --train 6000 --root data/several
     python scripts/benchmark.py search --output docs/benchmarks/readings/search.json
 
-Both searches train into folders of their own, so that neither finds runs of the other. Costs: steps of training, the
+The searches train into separate folders, so that neither reuses runs of the other. Costs: steps of training, the
 minutes that the runs report for them, and CPU minutes of the whole command with evaluations and starts.
 """
 

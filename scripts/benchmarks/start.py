@@ -2,7 +2,7 @@
 
     python scripts/benchmark.py start --rounds 5
 
-Start another checkout in turn, to compare with it:  --beside ../earlier
+Start another checkout in turn, to compare with it:  --earlier ../earlier
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SHARED = {"rounds": 5}
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("--data", type=Path, default=Path("data/demo"), help="folder of the demo's dataset")
-    parser.add_argument("--beside", type=Path, help="another checkout")
+    parser.add_argument("--earlier", type=Path, help="another checkout")
 
 
 def main(options: argparse.Namespace) -> None:
-    checkouts = [ROOT, *([options.beside.resolve()] if options.beside else [])]
+    checkouts = [ROOT, *([options.earlier.resolve()] if options.earlier else [])]
     readings: dict[Path, list[tuple[float, float]]] = {checkout: [] for checkout in checkouts}
     for _ in range(options.rounds):
         for checkout in checkouts:

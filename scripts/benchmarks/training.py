@@ -1,4 +1,4 @@
-"""Training speed beside open_clip's own training program: same weights, shards, batch, precision, machine.
+"""Training speed compared with open_clip's own training program: same weights, shards, batch, precision, machine.
 
     python scripts/benchmark.py training --shards 'data/demo/train/{00000..00003}.tar' --rounds 3
 

@@ -1,4 +1,4 @@
-"""CPU seconds of a training step by what trains, beside open_clip's own program with --lock-image.
+"""CPU seconds of a training step by trained parts, compared with open_clip's own program with --lock-image.
 
     python scripts/benchmark.py tuning --shards 'data/demo/train/{00000..00003}.tar' --rounds 3
 
