@@ -61,15 +61,8 @@ def subject_parser(name: str) -> Parser:
         f"benchmark.py {name}", description=subject.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for option, default in getattr(subject, "SHARED", {}).items():
-        if option == "encoder":
-            parser.add_argument(
-                "--encoder", default=default, help="an option of the group encoder; default: %(default)s"
-            )
-        else:
-            kind, text = SHARED[option]
-            parser.add_argument(
-                f"--{option}", type=number_in(kind), default=default, help=f"{text}; default: {default}"
-            )
+        kind, text = SHARED[option]
+        parser.add_argument(f"--{option}", type=kind, default=default, help=f"{text}; default: %(default)s")
     if hasattr(subject, "add_options"):
         subject.add_options(parser)
     parser.add_argument("--output", type=Path, help="JSON file for the result; of gpu, the folder of the report")

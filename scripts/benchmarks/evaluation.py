@@ -206,7 +206,7 @@ def _clip_benchmark(model: Any, folder: Path, transform: Any, tokenizer: Any, op
 
 
 def _open_clip(model: Any, data: Any, transform: Any, tokenizer: Any, options: argparse.Namespace) -> Numbers:
-    """open_clip's evaluators cannot read such datasets: they get our reader, and the five captions of an image in turn."""
+    """open_clip's evaluators, with our reader of the dataset and the five captions of an image in turn."""
     import open_clip
     import torch
     from open_clip_train.train import get_clip_metrics

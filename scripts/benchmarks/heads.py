@@ -5,7 +5,7 @@
 
 A step is what training does with a batch: encoders, head, loss, gradient, AdamW. All contenders have the same towers,
 batch and precision. They take their steps in turn, and the medians are compared; memory is measured before, one
-contender at a time: the peak of a step above the memory of the process without the contender; weights and optimizer count.
+contender at a time: the peak of a step above the memory of the process without this contender's model and optimizer.
 open_clip's model is ours exported, with its own ClipLoss and, for micro-batches, its way to accumulate.
 """
 

@@ -99,7 +99,7 @@ def kme_contenders(
 def kme_points(samples: int, image_points: int, width: int, kept: int, valid: int = 77) -> dict[str, Contender]:
     """KME of captions with 77 points, `valid` of them real; images exact and merged to `kept` points (`head.merge`).
 
-    With all points kept: captions of 12 tokens, whose 65 other positions are one point, compared with 65 different ones.
+    With all points kept: captions of 12 tokens, whose 65 other positions are one point or 65.
     """
     from clipzoo.heads.kme import merged
     from clipzoo.ops.kme import kme_score

@@ -36,9 +36,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--samples", type=number_in(Count), default=50_000)
     parser.add_argument("--width", type=number_in(Count), default=512)
     parser.add_argument("--classes", type=number_in(Count), default=100)
-    parser.add_argument(
-        "--noise", type=number_in(Positive), default=2.5, help="relative to the spread of 1 between classes"
-    )
+    parser.add_argument("--noise", type=number_in(Positive), default=2.5, help="for a spread of 1 between classes")
     parser.add_argument("--tolerance", type=number_in(Positive), default=1e-7, help="scikit-learn's tol")
     parser.add_argument("--iterations", type=number_in(Count), default=1000, help="scikit-learn's max_iter")
     parser.add_argument("--every", type=number_in(Count), default=3, help="scikit-learn solves every so many-th value")
