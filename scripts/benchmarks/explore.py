@@ -2,8 +2,7 @@
 
     python scripts/benchmark.py explore --output docs/benchmarks/readings/explore.json
 
-The model is the demo's, untrained; the pictures' embeddings, in an index on disk, are those of 1,000 random features,
-repeated. A query
+The model is the demo's, untrained; the index on disk repeats the embeddings of one block of random features. A query
 embeds the caption and ranks the pictures as `clipzoo explore` does for each model; for CLOOB it also takes the weights
 of the memory of all pictures. Times and CPU times of all threads are medians over 9 captions, after the first one.
 """
@@ -24,7 +23,6 @@ from clipzoo.config.vocabulary import Count
 
 HEADS = ("clip", "cloob", "wpse", "kme")
 CAPTIONS = [f"a {colour} circle above a {other} square" for colour in ("red", "green", "blue") for other in "abc"]
-ROWS = 1000
 
 
 SHARED = {"threads": 2}
@@ -70,7 +68,7 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     """Write and open an index of embeddings of random features."""
     import torch
 
-    from clipzoo.api.search.index import FILE, NAMES, SearchIndex, _tensors
+    from clipzoo.api.search.index import BLOCK, FILE, NAMES, SearchIndex, _tensors
     from clipzoo.build import build_model
     from clipzoo.config.compose import compose
     from clipzoo.evaluation.suite import model_key
@@ -83,11 +81,11 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     model = LoadedModel(build_model(config), config).eval()
     encoder = config["encoder"]
     count = (encoder["image_size"] // 16) ** 2
-    tokens = torch.randn(ROWS, count, encoder["image_width"])
+    tokens = torch.randn(BLOCK, count, encoder["image_width"])
     embedding = model.head.embed_image(Features(tokens.amax(dim=1), tokens))
-    for number, first in enumerate(range(0, pictures, ROWS)):
+    for number, first in enumerate(range(0, pictures, BLOCK)):
         save_weights(_tensors(embedding[: pictures - first]), folder / "blocks" / f"{number:05d}.safetensors")
     (folder / NAMES).write_text(json.dumps([str(row) for row in range(pictures)]))
-    facts = {"model": head, "images": "random", "count": pictures, "block": ROWS, "names": ""}
+    facts = {"model": head, "images": "random", "count": pictures, "block": BLOCK, "names": ""}
     (folder / FILE).write_text(json.dumps({**facts, "key": model_key(model, ())}))
     return SearchIndex(folder, model)

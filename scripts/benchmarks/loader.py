@@ -13,7 +13,6 @@ import argparse
 import io
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks import PEER, ROOT, publish
+from benchmarks import PEER, ROOT, memory_mib, publish
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count, Workers
 from clipzoo.data.plan import Plan
@@ -198,7 +197,7 @@ def plan_cost() -> list[dict]:
 
 def _plan(shards: int, samples: int) -> dict:
     """Return the seconds for the first step, for a step in the third epoch after a resume, and for a whole epoch."""
-    before = _peak_megabytes()
+    before = memory_mib("VmHWM")
     started = time.perf_counter()
     plan = Plan([[samples] * shards], [1.0], 0, 64, 2048)
     plan.rows(0)
@@ -217,14 +216,9 @@ def _plan(shards: int, samples: int) -> dict:
         "resumed_seconds": resumed,
         "steps": steps,
         "all_steps_seconds": time.perf_counter() - started,
-        "megabytes": _peak_megabytes() - before,
-        "process_peak_megabytes": _peak_megabytes(),
+        "megabytes": memory_mib("VmHWM") - before,
+        "process_peak_megabytes": memory_mib("VmHWM"),
     }
-
-
-def _peak_megabytes() -> float:
-    # ru_maxrss would include the memory of the parent at the fork.
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024
 
 
 def photographs(folder: Path, width: int, height: int, samples: int) -> str:
@@ -237,7 +231,7 @@ def photographs(folder: Path, width: int, height: int, samples: int) -> str:
 
     sources = [Image.fromarray(image) for image in load_sample_images().images]
     random = np.random.default_rng(0)
-    words = (
+    words = [
         "a",
         "photo",
         "of",
@@ -252,7 +246,7 @@ def photographs(folder: Path, width: int, height: int, samples: int) -> str:
         "flowers",
         "and",
         "people",
-    )
+    ]
     part = folder.with_name(folder.name + ".part")
     part.mkdir(parents=True, exist_ok=True)
     for shard in range(SHARDS):

@@ -21,6 +21,8 @@ from typing import IO, Any, Literal
 
 import torch
 
+from benchmarks import memory_mib
+
 Run = Callable[[], object]
 
 
@@ -62,7 +64,7 @@ def _held_mib(device: torch.device) -> float:
         torch.cuda.empty_cache()
         return torch.cuda.memory_allocated(device) / 2**20
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return _resident_mib("VmRSS")
+    return memory_mib("VmRSS")
 
 
 def _peak_mib(run: Run, device: torch.device) -> float:
@@ -72,12 +74,7 @@ def _peak_mib(run: Run, device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present size
     run()
-    return _resident_mib("VmHWM")
-
-
-def _resident_mib(field: str) -> float:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 1024
+    return memory_mib("VmHWM")
 
 
 # Rows of a part of the benchmark of a GPU, written one by one: a part that is stopped keeps its rows.

@@ -32,7 +32,9 @@ Contender = Callable[[], object]
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="all by default")
+    parser.add_argument(
+        "--cases", nargs="+", choices=[*CASES, *ON_RANKS], default=[*CASES, *ON_RANKS], help="all by default"
+    )
     parser.add_argument("--contenders", nargs="+", default=None, help="only these")
     parser.add_argument("--repeats", type=number_in(Count), default=5)
     parser.add_argument("--precision", choices=["highest", "high", "medium"], default="highest", help="torch's setting")
@@ -43,7 +45,12 @@ def main(options: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision(options.precision)
     results = []
     for case in options.cases:
-        results.append({"case": case, "precision": options.precision, **CASES[case](options)})
+        if case in ON_RANKS:
+            measured = _on_ranks(options, *ON_RANKS[case])
+        else:
+            make, *arguments = CASES[case]
+            measured = measure(make(*arguments), options)
+        results.append({"case": case, "precision": options.precision, **measured})
         print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     publish(options, {"torch": torch.__version__, "results": results})
 
@@ -273,22 +280,23 @@ def _rank(rank: int, options: argparse.Namespace, ranks: int, samples: int, widt
     torch.distributed.destroy_process_group()
 
 
-CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "kme-128": lambda options: measure(kme_contenders(128, 50, 32, 128, 32, 7.14), options),
-    "kme-128-sharp": lambda options: measure(kme_contenders(128, 50, 32, 128, 32, 50.0), options),
-    "kme-256": lambda options: measure(kme_contenders(256, 50, 32, 128, 32, 7.14), options),
-    "kme-captions": lambda options: measure(kme_contenders(128, 50, 77, 128, 12, 7.14), options),
-    "kme-full": lambda options: measure(kme_contenders(16, 197, 77, 512, 77, 7.14), options),
-    "kme-padding": lambda options: measure(kme_points(128, 50, 128, 50), options),
-    "kme-merged": lambda options: measure(kme_points(64, 197, 512, 50), options),
-    "kme-merged-captions": lambda options: measure(kme_points(128, 197, 512, 50, valid=12), options),
-    "waves-64": lambda options: measure(wave_contenders(64, 197, 512, 1024), options),
-    "vectors-8192": lambda options: measure(vector_contenders(8192, 512), options),
-    "siglip-8192": lambda options: measure(siglip_contenders(8192, 512), options),
-    "dcl-8192": lambda options: measure(objective_contenders("dcl", 8192, 512), options),
-    "cyclip-8192": lambda options: measure(objective_contenders("cyclip", 8192, 512), options),
-    "sogclr-8192": lambda options: measure(objective_contenders("sogclr", 8192, 512), options),
-    "isogclr-8192": lambda options: measure(objective_contenders("isogclr", 8192, 512), options),
-    "nuclr-8192": lambda options: measure(objective_contenders("nuclr", 8192, 512), options),
-    "vectors-8192-ranks": lambda options: _on_ranks(options, 2, 8192, 512),
+CASES: dict[str, tuple[Any, ...]] = {
+    "kme-128": (kme_contenders, 128, 50, 32, 128, 32, 7.14),
+    "kme-128-sharp": (kme_contenders, 128, 50, 32, 128, 32, 50.0),
+    "kme-256": (kme_contenders, 256, 50, 32, 128, 32, 7.14),
+    "kme-captions": (kme_contenders, 128, 50, 77, 128, 12, 7.14),
+    "kme-full": (kme_contenders, 16, 197, 77, 512, 77, 7.14),
+    "kme-padding": (kme_points, 128, 50, 128, 50),
+    "kme-merged": (kme_points, 64, 197, 512, 50),
+    "kme-merged-captions": (kme_points, 128, 197, 512, 50, 12),
+    "waves-64": (wave_contenders, 64, 197, 512, 1024),
+    "vectors-8192": (vector_contenders, 8192, 512),
+    "siglip-8192": (siglip_contenders, 8192, 512),
+    **{
+        f"{name}-8192": (objective_contenders, name, 8192, 512)
+        for name in ("dcl", "cyclip", "sogclr", "isogclr", "nuclr")
+    },
 }
+"""Function that makes the contenders of a case, and its arguments."""
+ON_RANKS = {"vectors-8192-ranks": (2, 8192, 512)}
+"""Ranks, samples and width of the cases of `vector_contenders` on several ranks."""

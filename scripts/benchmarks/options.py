@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import publish
+from benchmarks import memory_mib, publish
 
 SHAPE = "bench_vit: six ViT layers of width 192 on 96 px, four text layers, batch 128"
 BATCH = 128
@@ -69,18 +67,14 @@ def _measure(name: str, on: bool, steps: int) -> tuple[float, float]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     step = OPTIONS[name][0](on)
-    before = _peak_megabytes()
+    before = memory_mib("VmHWM")
     step()
     seconds = []
     for _ in range(steps):
         started = time.process_time()
         step()
         seconds.append(time.process_time() - started)
-    return statistics.median(seconds), _peak_megabytes() - before
-
-
-def _peak_megabytes() -> float:
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024
+    return statistics.median(seconds), memory_mib("VmHWM") - before
 
 
 def _training_step(

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from benchmarks import ROOT, publish
+from benchmarks import ROOT, cpu_seconds, publish
 from clipzoo.cli.arguments import Parser
 
 SHARED = {"rounds": 5}
@@ -60,14 +60,7 @@ def time_to_first_step(checkout: Path, data: Path) -> tuple[float, float]:
             last.append(line)
         else:
             raise SystemExit(f"the training of {checkout} ended before its first step:\n{''.join(last)}")
-        result = time.perf_counter() - started, _cpu_seconds(process.pid)
+        result = time.perf_counter() - started, cpu_seconds(process.pid)
         process.terminate()
         process.wait()
         return result
-
-
-def _cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and of its children, those that have ended included."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(_cpu_seconds(int(child)) for child in children)

@@ -18,12 +18,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import PEER, ROOT, publish
+from benchmarks import PEER, ROOT, cpu_seconds, publish
 from benchmarks.training import open_clip_command, our_overrides, write_initial_weights
 from clipzoo.cli.arguments import Parser, number_in
 from clipzoo.config.vocabulary import Count
 
-TICK = os.sysconf("SC_CLK_TCK")
 EVERY = 5
 """Steps between two log lines."""
 OURS = {
@@ -86,16 +85,9 @@ def _cpu_seconds(command: list[str], pattern: str, options: argparse.Namespace, 
             lines.append(line)
             if match := re.search(pattern, line):
                 step = int(match[1]) // (options.batch if "open_clip_train.main" in command else 1)
-                points.append((step, _tree_seconds(process.pid)))
+                points.append((step, cpu_seconds(process.pid)))
     chosen = [point for point in points if options.warmup <= point[0] <= options.steps]
     if process.returncode or len(chosen) < 2:
         raise SystemExit(f"{' '.join(command)} failed or printed too few steps:\n{''.join(lines)[-3000:]}")
     (first, before), (last, after) = chosen[0], chosen[-1]
     return (after - before) / (last - first)
-
-
-def _tree_seconds(pid: int) -> float:
-    """User and system time of a process and its children, in seconds."""
-    children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / TICK + sum(_tree_seconds(int(child)) for child in children)
