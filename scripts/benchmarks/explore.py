@@ -68,7 +68,7 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     """Write and open an index of embeddings of random features."""
     import torch
 
-    from clipzoo.api.search.index import BLOCK, FILE, NAMES, SearchIndex, _tensors
+    from clipzoo.api.search.index import BLOCK, FILE, NAMES, SearchIndex, _digest, _tensors
     from clipzoo.build import build_model
     from clipzoo.config.compose import compose
     from clipzoo.evaluation.suite import model_key
@@ -85,7 +85,8 @@ def _index(head: str, pictures: int, folder: Path) -> Any:
     embedding = model.head.embed_image(Features(tokens.amax(dim=1), tokens))
     for number, first in enumerate(range(0, pictures, BLOCK)):
         save_weights(_tensors(embedding[: pictures - first]), folder / "blocks" / f"{number:05d}.safetensors")
-    (folder / NAMES).write_text(json.dumps([str(row) for row in range(pictures)]))
-    facts = {"model": head, "images": "random", "count": pictures, "block": BLOCK, "names": ""}
+    names = [str(row) for row in range(pictures)]
+    (folder / NAMES).write_text(json.dumps(names))
+    facts = {"model": head, "images": "random", "count": pictures, "block": BLOCK, "names": _digest(names)}
     (folder / FILE).write_text(json.dumps({**facts, "key": model_key(model, ())}))
     return SearchIndex(folder, model)

@@ -231,22 +231,9 @@ def photographs(folder: Path, width: int, height: int, samples: int) -> str:
 
     sources = [Image.fromarray(image) for image in load_sample_images().images]
     random = np.random.default_rng(0)
-    words = [
-        "a",
-        "photo",
-        "of",
-        "the",
-        "old",
-        "red",
-        "temple",
-        "under",
-        "grey",
-        "sky",
-        "with",
-        "flowers",
-        "and",
-        "people",
-    ]
+    words = (
+        "a", "photo", "of", "the", "old", "red", "temple", "under", "grey", "sky", "with", "flowers", "and", "people",
+    )  # fmt: skip
     part = folder.with_name(folder.name + ".part")
     part.mkdir(parents=True, exist_ok=True)
     for shard in range(SHARDS):
