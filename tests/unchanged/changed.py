@@ -12,7 +12,10 @@ The cases, the stored runs and the reference's listings use the new name where t
 """
 CLASSES: dict[str, str] = {}
 """Old class name -> new one, both without their modules, which are not compared."""
-OUTPUTS: dict[str, str] = {}
+OUTPUTS: dict[str, str] = {
+    r"bench_vit|demo/recipe_": "the encoder and recipes of the benchmarks are in scripts/benchmarks/conf",
+    r"Any row (in minutes|on one GPU)|at the paper's size, unchanged": "a scale says that it is a budget",
+}
 """Regular expression searched in the line of a difference -> reason why the output changed. Such lines are notes."""
 
 
