@@ -23,7 +23,7 @@ from tests.support.paths import ROOT
 from tests.support.shards import picture
 
 OWN_TESTS = {ROOT / "docs" / "how_to" / "add_a_head.md", ROOT / "docs" / "how_to" / "your_own.md"}
-"""Pages whose blocks tests/heads/test_add_a_head.py and tests/test_your_own.py run."""
+"""Pages whose blocks tests/heads/test_add_a_head.py and tests/test_pages.py run."""
 PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - OWN_TESTS)]
 SOURCES = [
     path
