@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import publish
+from benchmarks import cpu_seconds, publish
 from clipzoo.cli.arguments import Parser
 from clipzoo.cli.trials import search_of
 from clipzoo.report.trials import Trials
@@ -67,7 +67,7 @@ def _data(folder: Path) -> list[str]:
 
 def measure(overrides: list[str]) -> dict[str, Any]:
     """Run a search to its end; return its best result and its cost."""
-    before, start = _cpu_seconds(), time.monotonic()
+    before, start = cpu_seconds(os.getpid()), time.monotonic()
     subprocess.run([sys.executable, "-m", "clipzoo.cli", "train", "-m", *overrides], check=True)
     chosen = search_of(overrides)
     assert chosen is not None
@@ -80,7 +80,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
         "trials": len(shown.trials),
         "steps of training": sum(_steps(trial) for trial in shown.trials),
         "minutes of training": round(sum(shown.minutes.values()), 3),
-        "CPU minutes": round((_cpu_seconds() - before) / 60, 3),
+        "CPU minutes": round((cpu_seconds(os.getpid()) - before) / 60, 3),
         "minutes": round((time.monotonic() - start) / 60, 3),
         "results": {str(trial.number): [*trial.rungs.values(), *trial.results] for trial in shown.trials},
     }
@@ -90,9 +90,3 @@ def _steps(trial: Trial) -> int:
     """Number of the last step of a trial's run that is in its log."""
     lines = (trial.folder / "metrics.jsonl").read_text().splitlines()
     return max(int(json.loads(line).get("step", 0)) for line in lines)
-
-
-def _cpu_seconds() -> float:
-    """CPU seconds of the child processes that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime

@@ -81,7 +81,7 @@ def test_a_row_that_fails_or_comes_too_late_leaves_the_others_alone(tmp_path):
     def large() -> dict[str, Any]:
         raise torch.OutOfMemoryError
 
-    recorder = bench("measurement").Recorder(settings(tmp_path))
+    recorder = bench("measurement").Recorder(settings(tmp_path, seconds=300))
     for name, function in (("a", broken), ("b", large), ("c", lambda: {"seconds": 1.0})):
         recorder.measure("table", name, function)
     bench("measurement").Recorder(settings(tmp_path, seconds=0)).measure("table", "d", broken)
