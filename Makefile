@@ -47,7 +47,7 @@ install: $(STAMP)  ## create the environment .venv
 
 # nproc obeys OMP_NUM_THREADS, which is 1 above.
 demo: $(STAMP)  ## generate shards, train, evaluate and report in one go
-	@$(PY) scripts/make_world.py
+	@$(PY) -m clipzoo.cli world
 	@OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=demo/clip
 
 # A finished run says so and is left as it is.
@@ -56,10 +56,10 @@ emoji: $(STAMP)  ## fetch emoji of two vendors with npm, train CLIP, WPSE and KM
 	@for head in clip wpse kme; do \
 	    OMP_NUM_THREADS=$$(env -u OMP_NUM_THREADS nproc) $(PY) train.py experiment=emoji/$$head || exit 1; \
 	done
-	@$(PY) scripts/report.py runs/emoji/clip runs/emoji/wpse runs/emoji/kme
+	@$(PY) -m clipzoo.cli report runs/emoji/clip runs/emoji/wpse runs/emoji/kme
 
 reproduce-demo: $(STAMP)  ## train one row of every paper at demo size (under 45 minutes on two cores)
-	@$(PY) scripts/make_world.py
+	@$(PY) -m clipzoo.cli world
 	@$(PY) -m clipzoo.lab.reproduce
 
 test: $(STAMP)  ## the test suite (seven to eight minutes on two cores)
@@ -96,7 +96,7 @@ bench: $(STAMP)  ## benchmarks against peers, interleaved
 	@$(PY) scripts/benchmark.py
 
 bench-gpu: $(STAMP)  ## prove the Triton kernels and measure on one GPU, without a network, in at most 9 minutes
-	@$(PY) scripts/benchmark_gpu.py
+	@$(PY) scripts/benchmark.py gpu
 
 studies: $(STAMP)  ## run the papers' small experiments (under forty minutes on two cores)
 	@$(PY) -m clipzoo.cli studies

@@ -1,54 +1,77 @@
-"""Every benchmark, side by side with peers: `make bench`, or `python scripts/benchmark.py training heads`.
+"""Benchmarks compared with peers: `make bench`, or one subject with its options.
 
-Each writes docs/benchmarks/readings/<name>.json. They are ratios of interleaved medians: a busy machine slows both
-sides.
+    python scripts/benchmark.py                          # the subjects of `make bench`
+    python scripts/benchmark.py training loader          # some of them
+    python scripts/benchmark.py heads --encoder bench_vit --batch 64 --output heads.json
+
+The first two prepare the demo's shards and the peers' packages, and write docs/benchmarks/readings/SUBJECT.json. Ratios
+are those of interleaved medians: a busy machine slows both sides.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
-from clipzoo import ConfigError
-from clipzoo.cli.arguments import run_main
+from benchmarks import PEER, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-PEER = ROOT / ".peer"
+from clipzoo.cli.arguments import Parser, number_in, run_main
+from clipzoo.config.groups import VARIABLE
+from clipzoo.config.vocabulary import Count, Workers
+
 PEER_PACKAGES = ("webdataset==0.2.86", "pandas")
-BENCHMARKS = {
-    "training": "benchmark_training.py",
-    "loader": "benchmark_loader.py",
-    "ops": "benchmark_ops.py",
-    "heads": "benchmark_heads.py",
-    "options": "benchmark_options.py",
-    "epochs": "compare_epochs.py",
-    "evaluation": "benchmark_evaluation.py",
-    "probe": "benchmark_probe.py",
-}
+BENCH = ("training", "loader", "ops", "heads", "options", "epochs", "evaluation", "probe")
+"""Subjects of `make bench`."""
+SUBJECTS = (*BENCH, "captions", "export", "explore", "search", "start", "tuning", "gpu")
 TRAINED = ROOT / "runs" / "demo" / "results.json"
 """`evaluation` judges the demo's model: without it, it is left out."""
+SHARED = {
+    "rounds": (number_in(Count), "turns of all contenders"), "batch": (number_in(Count), "samples of a step"),
+    "steps": (number_in(Count), "steps of a training"), "threads": (number_in(Count), "threads of a process"),
+    "workers": (number_in(Workers), "loader processes"), "encoder": (str, "an option of the group encoder"),
+}  # fmt: skip
 
 
-def main() -> None:
-    if {"-h", "--help"} & set(sys.argv):
-        print(f"{__doc__}\nThere are {', '.join(BENCHMARKS)}.")
-        return
-    names = sys.argv[1:] or [name for name in BENCHMARKS if name != "evaluation" or TRAINED.exists()]
-    unknown = [name for name in names if name not in BENCHMARKS]
-    if unknown:
-        raise ConfigError(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
-    _prepare()
-    for name in names:
-        print(f"== {name}", file=sys.stderr, flush=True)
-        output = ROOT / "docs" / "benchmarks" / "readings" / f"{name}.json"
-        script = ROOT / "scripts" / BENCHMARKS[name]
-        subprocess.run([sys.executable, str(script), "--output", str(output)], cwd=ROOT, check=True)
+def main() -> int | None:
+    # The encoder and the recipes that only the benchmarks use.
+    os.environ.setdefault(VARIABLE, str(Path(__file__).parent / "benchmarks" / "conf"))
+    words = sys.argv[1:]
+    if set(words) <= set(BENCH):
+        prepare()
+        for name in words or [name for name in BENCH if name != "evaluation" or TRAINED.exists()]:
+            print(f"== {name}", file=sys.stderr, flush=True)
+            output = ROOT / "docs" / "benchmarks" / "readings" / f"{name}.json"
+            subprocess.run([sys.executable, __file__, name, "--output", str(output)], cwd=ROOT, check=True)
+        return None
+    if words[0] in ("-h", "--help") or words[0] not in SUBJECTS:
+        parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("subject", choices=SUBJECTS)
+        parser.parse_args(words[:1])
+    return import_module(f"benchmarks.{words[0]}").main(subject_parser(words[0]).parse_intermixed_args(words[1:]))
 
 
-def _prepare() -> None:
-    """The demo's shards, and the packages that open_clip's own training program needs, apart from the environment."""
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "make_world.py")], cwd=ROOT, check=True)
+def subject_parser(name: str) -> Parser:
+    """Return the parser of a subject's options: its own, --output, and those that it shares with others."""
+    subject = import_module(f"benchmarks.{name}")
+    parser = Parser(
+        f"benchmark.py {name}", description=subject.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for option, default in getattr(subject, "SHARED", {}).items():
+        kind, text = SHARED[option]
+        parser.add_argument(f"--{option}", type=kind, default=default, help=f"{text}; default: %(default)s")
+    if hasattr(subject, "add_options"):
+        subject.add_options(parser)
+    parser.add_argument("--output", type=Path, help="JSON file for the result; of gpu, the folder of the report")
+    return parser
+
+
+def prepare() -> None:
+    """Write the demo's shards, and install the packages that open_clip's own training program needs."""
+    subprocess.run([sys.executable, "-m", "clipzoo.cli", "world"], cwd=ROOT, check=True)
     if not PEER.exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         subprocess.run([*pip, "--target", str(PEER), *PEER_PACKAGES], check=True)

@@ -23,7 +23,7 @@ from tests.support.paths import ROOT
 from tests.support.shards import picture
 
 OWN_TESTS = {ROOT / "docs" / "how_to" / "add_a_head.md", ROOT / "docs" / "how_to" / "your_own.md"}
-"""Pages whose blocks tests/heads/test_add_a_head.py and tests/test_your_own.py run."""
+"""Pages whose blocks tests/heads/test_add_a_head.py and tests/test_pages.py run."""
 PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - OWN_TESTS)]
 SOURCES = [
     path
@@ -37,13 +37,8 @@ PROGRAM = r"(?:python (?:train\.py|scripts/\w+\.py)|torchrun(?= --)|sbatch|clipz
 COMMAND = re.compile(rf"^{PROGRAM}[^#\n]*", re.M)
 CELL = re.compile(rf"(?<=\| `){PROGRAM}[^`]*=[^`]*(?=`)")
 """A command with settings in a table."""
-SUBCOMMANDS = {
-    "evaluate": ["evaluate"], "report": ["report"], "launch": ["launch"], "make_world": ["world"],
-    "make_shards": ["shards", "make"], "index_shards": ["shards", "index"], "inspect_shards": ["shards", "inspect"],
-    "convert_set": ["datasets", "convert"], "make_set": ["datasets", "make"],
-    "train": ["train"], "eval": ["evaluate"], "sweep": ["launch"], "search": ["launch"], "plan": ["plan"],
-}  # fmt: skip
-"""Subcommand of each script and SLURM file."""
+SUBCOMMANDS = {"train": "train", "eval": "evaluate", "sweep": "launch", "search": "launch"}
+"""Subcommand of train.py and of each SLURM file."""
 
 
 def documented() -> list[str]:
@@ -72,7 +67,7 @@ def subcommand(command: str) -> list[str]:
     place, script = next((place, Path(word)) for place, word in enumerate(words) if word.endswith((".py", ".sbatch")))
     if script.stem not in SUBCOMMANDS:
         return []
-    return [*SUBCOMMANDS[script.stem], *words[place + 1 :]]
+    return [SUBCOMMANDS[script.stem], *words[place + 1 :]]
 
 
 @pytest.mark.medium

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from clipzoo.errors import ConfigError, PartError
+from tests.support.hostile_files import memory
 from tests.support.hostile_models import FAMILIES, canary
 
 SECONDS, BYTES = 60, 10**9
@@ -39,17 +40,11 @@ def bounded(name: str) -> Iterator[None]:
     assert memory("VmHWM") - before < BYTES, name
 
 
-def memory(field: str) -> int:
-    """Return a field of this process's memory in bytes."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[field].split()[0]) * 1024
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hostile_files_execute_nothing_and_stay_within_bounds(family, tmp_path, monkeypatch):
-    # Whoever is asked agrees.
+    # A question is answered with yes.
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 1000))
     monkeypatch.setattr(builtins, "input", lambda *prompt: "y")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -81,7 +76,7 @@ REMOTE = {"from_pretrained", "from_config", "get_tokenizer"}
 
 
 def test_every_call_that_could_import_code_of_the_hub_refuses_it():
-    """Whoever adds a call to transformers or open_clip passes trust_remote_code=False."""
+    """Calls of transformers and open_clip that may import code pass trust_remote_code=False."""
     calls, faults = 0, []
     for path in Path("clipzoo").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -26,7 +26,8 @@ from clipzoo.report.pages import write_report
 from clipzoo.runs.directory import check_configuration
 from clipzoo.training import checkpoint_files
 from clipzoo.types import Part
-from tests.support.evaluation_sets import config_of, model_of
+from tests.support.evaluation_sets import config_of
+from tests.support.hostile_models import Call, written_run
 from tests.support.processes import run_script
 
 Config = dict[str, Any]
@@ -34,29 +35,20 @@ WIDTHS = {"image_width": 32, "text_width": 32}
 OWN_HEAD = "tests.support.own_parts.OwnHead"
 
 
-class Payload:
-    """Creates the canary when it is unpickled."""
-
-    def __init__(self, canary: Path) -> None:
-        self._canary = canary
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
-        return open, (str(self._canary), "w")
-
-
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
     return tmp_path / "canary"
 
 
+def opening(canary: Path) -> Call:
+    """Return a value that creates the canary when it is unpickled."""
+    return Call(open, str(canary), "w")
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run directory with one checkpoint."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    write_config(folder, config_of("clip"))
-    checkpoint_files.save(folder / "checkpoints", 1, {"model": model_of("clip").float().state_dict()}, {"step": 1}, 1)
-    return folder
+    return written_run(tmp_path / "run").parents[1]
 
 
 def write_config(folder: Path, config: Config) -> None:
@@ -117,7 +109,7 @@ NODES: dict[str, Callable[[Path], Config]] = {
 @pytest.mark.parametrize("name", NODES)
 def test_a_run_that_names_what_is_no_part_is_refused(name, run, canary, monkeypatch):
     node = NODES[name](canary)
-    canary.with_name("pickle").write_bytes(pickle.dumps(Payload(canary)))
+    canary.with_name("pickle").write_bytes(pickle.dumps(opening(canary)))
     canary.with_name("payload.py").write_text(f"open({str(canary)!r}, 'w')\nclass Payload: pass\n")
     monkeypatch.chdir(canary.parent)
     monkeypatch.syspath_prepend(str(canary.parent))
@@ -146,7 +138,7 @@ def test_evaluate_refuses_a_hostile_run_with_a_message_and_code_2(part_name, run
     node = touch(canary)
     plain.update({"head": node} if part_name == "head" else {"encoder": {**plain["encoder"], "tokenizer": node}})
     write_config(run, plain)
-    process = run_script("scripts/evaluate.py", f"run={run}", "device=cpu", log=tmp_path / "log", code=2)
+    process = run_script("clipzoo", "evaluate", f"run={run}", "device=cpu", log=tmp_path / "log", code=2)
     place = "head" if part_name == "head" else "encoder.tokenizer"
     assert (
         f"{place}._target_=subprocess.Popen is not a class of clipzoo: add trust=subprocess if you trust the package "
@@ -203,14 +195,14 @@ def test_parts_that_loading_does_not_need_are_never_built(run, canary):
 
 def test_a_checkpoint_with_a_pickle_is_refused(run, canary):
     (path,) = (run / "checkpoints").glob("*.pt")
-    for content in ({"model": {"weight": Payload(canary)}}, Payload(canary)):
+    for content in ({"model": {"weight": opening(canary)}}, opening(canary)):
         checkpoint_files.save(
             run / "checkpoints", 1, content if isinstance(content, dict) else {"model": content}, {}, 1
         )
         for place in (run, path):
             with pytest.raises(ConfigError, match=r"step_00000001\.pt is no checkpoint of weights"):
                 clipzoo.load(place)
-    path.write_bytes(pickle.dumps(Payload(canary), protocol=2))
+    path.write_bytes(pickle.dumps(opening(canary), protocol=2))
     with pytest.raises(ConfigError, match=r"step_00000001\.pt is no checkpoint of weights"):
         clipzoo.load(path)
     assert not canary.exists()

@@ -311,9 +311,12 @@ def experiments() -> Mapping[str, Experiment]:
         content = yaml.safe_load(path.read_text())
         if "row" in content:
             about, name = content["about"], f"{path.parent.name}/{path.stem}"
-            cost = about["cost"]
+            cost, sweep = about["cost"], about.get("sweep", "")
+            command = f"clipzoo train -m experiment={name} {sweep}" if sweep else f"clipzoo train experiment={name}"
+            # The number of points of a search is given; that of seeds is counted.
+            runs = cost.get("runs", sweep.count(",") + 1)
             by_row[content["row"]] = Experiment(
-                name, content["row"], about["title"], about["command"], cost["hours"], cost["device"], cost["runs"]
+                name, content["row"], about["title"], command, cost["hours"], cost["device"], runs
             )
     return by_row
 

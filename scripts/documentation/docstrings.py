@@ -1,4 +1,4 @@
-"""Extension of griffe: arguments of a docstring, `name: meaning` in lines of their own, become a list."""
+"""Extension of griffe: arguments of a docstring, `name: meaning` on separate lines, become a list."""
 
 from __future__ import annotations
 

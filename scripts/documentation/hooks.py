@@ -87,7 +87,7 @@ def _commands() -> str:
     lines = [
         "# Commands", "",
         "`clipzoo COMMAND --help` prints the same on the terminal. Commands that take `KEY=VALUE` accept every key of",
-        "the [configuration](../configuration.md). Files in `scripts/` with a command's name call that command.", "",
+        "the [configuration](../configuration.md). From a checkout: `python -m clipzoo.cli COMMAND`.", "",
     ]  # fmt: skip
     lines += ["| command | purpose |", "| --- | --- |"]
     parser = commands._parser()

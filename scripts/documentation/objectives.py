@@ -1,4 +1,4 @@
-"""Gradients of the objectives: what one step would do to every cosine of a batch, and to a positive of any size."""
+"""Gradients of the objectives by every cosine of a batch, and by a positive of any size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw() -> None:
 
 
 def built(name: str) -> Objective:
-    """Return the objective of conf/objective, at TEMPERATURE if it has one of its own."""
+    """Return the objective of conf/objective, at TEMPERATURE if it has a temperature."""
     config = yaml.safe_load((CONF / "objective" / f"{name}.yaml").read_text())
     for key in ("temperature", "scale"):
         if name in OWN and key in config:
@@ -46,7 +46,7 @@ def built(name: str) -> Objective:
 
 
 OWN = ("dcl", "cyclip", "sogclr", "isogclr", "nuclr")
-"""Objectives that divide cosines by a temperature of their own; the others receive cosines / TEMPERATURE."""
+"""Objectives that divide cosines by their own temperature; the others receive cosines / TEMPERATURE."""
 
 
 def gradient(name: str, cosines: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""scripts/evaluate.py on a run, a checkpoint, and models of open_clip."""
+"""`clipzoo evaluate` on a run, a checkpoint, and models of open_clip."""
 
 from __future__ import annotations
 
@@ -136,6 +136,6 @@ def test_an_image_that_cannot_be_decoded_ends_the_command_with_its_name_and_with
         file.seek(image.offset_data)
         file.write(bytes(image.size))
     changes = [f"eval.root={tmp_path / 'sets'}", "eval.workers=2"]
-    process = start_script("scripts/evaluate.py", f"run={run}", *settings, *changes, log=tmp_path / "log")
+    process = start_script("clipzoo", "evaluate", f"run={run}", *settings, *changes, log=tmp_path / "log")
     assert process.wait(60) == 2, process.stderr
     assert "cannot be decoded" in process.stderr and "Traceback" not in process.stderr

@@ -22,12 +22,12 @@ from tests.support.shards import picture, shard_data, write_numbered
 
 
 @pytest.fixture
-def script(tmp_path_factory):
-    """`script("NAME.py", ...)` runs a script and returns what it wrote to the terminal."""
-    log = tmp_path_factory.mktemp("script") / "log"
+def command(tmp_path_factory):
+    """`command("shards make", ...)` runs a command and returns its terminal output."""
+    log = tmp_path_factory.mktemp("command") / "log"
 
-    def output(name, *arguments, code=0):
-        process = run_script(f"scripts/{name}", *arguments, log=log, code=code)
+    def output(words, *arguments, code=0):
+        process = run_script("clipzoo", *words.split(), *arguments, log=log, code=code)
         return process.stdout + process.stderr
 
     return output
@@ -58,14 +58,14 @@ def captions_of(shards, **changes):
 
 
 @pytest.mark.medium
-def test_a_folder_is_packed_indexed_and_inspected(script, tmp_path):
+def test_a_folder_is_packed_indexed_and_inspected(command, tmp_path):
     pictures(tmp_path / "in" / "album", 7)
     (tmp_path / "in" / "lonely.jpg").write_bytes(picture(1, file_format="JPEG"))
     (tmp_path / "in" / "broken.jpg").write_bytes(b"no image")
     (tmp_path / "in" / "broken.txt").write_text("a caption")
     for name in ("drawing.svg", "drawing.txt", "README"):
         (tmp_path / "in" / name).write_text("a caption")
-    output = script("make_shards.py", tmp_path / "in", tmp_path / "out", "--samples-a-shard", 3)
+    output = command("shards make", tmp_path / "in", tmp_path / "out", "--samples-a-shard", 3)
     assert "7 samples in 3 shards" in output
     assert "left out: 1 undecodable image, 1 missing caption" in output
     assert "other files, which are not read: 1 without extension, 1 .svg, 1 .txt" in output
@@ -75,20 +75,20 @@ def test_a_folder_is_packed_indexed_and_inspected(script, tmp_path):
         **dict.fromkeys(["drawing.svg", "drawing.txt", "README"], "no_image_file"),
     }  # fmt: skip
     assert captions_of(tmp_path / "out") == list(range(7))
-    assert "7 samples in 3 shards" in script("index_shards.py", tmp_path / "out")
-    output = script("inspect_shards.py", tmp_path / "out", "--sheet", tmp_path / "sheet.png")
+    assert "7 samples in 3 shards" in command("shards index", tmp_path / "out")
+    output = command("shards inspect", tmp_path / "out", "--sheet", tmp_path / "sheet.png")
     assert "7 samples in 3 shards" in output and "median 300" in output and "cannot be used: none" in output
     assert Image.open(tmp_path / "sheet.png").size[0] > 1000
 
 
 @pytest.mark.medium
-def test_scripts_report_invalid_arguments(script, tmp_path):
+def test_commands_report_invalid_arguments(command, tmp_path):
     write_numbered(tmp_path / "s", [4, 4])
     (tmp_path / "s" / "00001.tar").write_bytes((tmp_path / "s" / "00001.tar").read_bytes()[:5000])
-    assert "00001.tar: 2 samples, truncated" in script("index_shards.py", tmp_path / "s")
-    assert "damaged shards     1: 00001.tar" in script("inspect_shards.py", tmp_path / "s")
-    assert "holds no *.tar" in script("index_shards.py", tmp_path, code=2)
-    assert "the shards hold no sample" in script("index_shards.py", tmp_path / "nowhere.tar", code=2)
+    assert "00001.tar: 2 samples, truncated" in command("shards index", tmp_path / "s")
+    assert "damaged shards     1: 00001.tar" in command("shards inspect", tmp_path / "s")
+    assert "holds no *.tar" in command("shards index", tmp_path, code=2)
+    assert "the shards hold no sample" in command("shards index", tmp_path / "nowhere.tar", code=2)
 
 
 def test_no_caption_is_held_out_and_trained_on(tmp_path):
@@ -223,10 +223,10 @@ def test_karpathys_splits_keep_all_captions(tmp_path):
         pairs_from_karpathy(tmp_path / "split.json", tmp_path / "coco", ["rest"])
 
 
-def test_the_paths_of_a_table_that_are_all_wrong_are_an_error_which_names_them(script, tmp_path):
+def test_the_paths_of_a_table_that_are_all_wrong_are_an_error_which_names_them(command, tmp_path):
     table = tmp_path / "pairs.csv"
     table.write_text("filepath,title\nmissing.png,a dog\n.,a cat\n")
-    output = script("make_shards.py", table, tmp_path / "out", code=2)
+    output = command("shards make", table, tmp_path / "out", code=2)
     assert "none of 2 images can be used (1 missing file, 1 unreadable file). First: " in output
     assert f"missing.png: there is no such file. Paths are relative to {tmp_path}/." in output
     assert len((tmp_path / "out" / "left_out.tsv").read_text().splitlines()) == 3

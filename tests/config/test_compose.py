@@ -119,16 +119,16 @@ def test_an_option_of_another_program_is_answered_with_our_key():
 
 
 @pytest.mark.parametrize(
-    ("script", "override", "expected"),
+    ("command", "override", "expected"),
     [
-        ("train.py", "head=klip", "clipzoo: there is no head=klip; did you mean clip?"),
-        ("scripts/evaluate.py", "run=nowhere", "clipzoo: run=nowhere is not a run"),
+        ("train", "head=klip", "clipzoo: there is no head=klip; did you mean clip?"),
+        ("evaluate", "run=nowhere", "clipzoo: run=nowhere is not a run"),
     ],
 )
-def test_a_mistake_leaves_with_code_2_before_torch_is_imported(script, override, expected):
+def test_a_mistake_leaves_with_code_2_before_torch_is_imported(command, override, expected):
     code = (
-        f"import sys, runpy; sys.argv = ['{script}', '{override}']\n"
-        f"try: runpy.run_path('{script}', run_name='__main__')\n"
+        f"import sys, runpy; sys.argv = ['clipzoo', '{command}', '{override}']\n"
+        f"try: runpy.run_module('clipzoo.cli', run_name='__main__')\n"
         "except SystemExit as error: print(error.code, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

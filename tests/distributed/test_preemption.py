@@ -90,17 +90,14 @@ def test_a_second_keyboard_interrupt_ends_the_process_at_once():
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("command", "requests"),
-    [
-        ("train.py", [(signal.SIGTERM, 0), (signal.SIGINT, 6)]),
-        ("scripts/evaluate.py", [(signal.SIGUSR1, 3)]),
-    ],
+    [("train", [(signal.SIGTERM, 0), (signal.SIGINT, 6)]), ("evaluate", [(signal.SIGUSR1, 3)])],
 )
 def test_a_request_during_the_imports_exits_with_75(command, requests, tmp_path):
     # runs: the demo in this checkout may be finished, and the command at its end before it imports torch.
-    arguments = ["experiment=demo/clip", f"runs={tmp_path}"] if command == "train.py" else ["model=ViT-B-32"]
+    arguments = ["experiment=demo/clip", f"runs={tmp_path}"] if command == "train" else ["model=ViT-B-32"]
     for number, modules in requests:
         process = subprocess.Popen(
-            [sys.executable, "-v", command, *arguments],
+            [sys.executable, "-v", "-m", "clipzoo.cli", command, *arguments],
             cwd=ROOT, stderr=subprocess.PIPE, text=True,
             # A shell starts its background jobs, this test perhaps among them, with SIGINT ignored.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

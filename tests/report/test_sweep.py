@@ -84,10 +84,10 @@ def test_a_plot_is_drawn_for_numbers_words_and_a_single_point(tmp_path, override
 def test_the_script_lists_points_and_writes_their_table(points, tmp_path):
     overrides = list(points[0].overrides)
     overrides[-2:] = ["head.kernel.width=0.5,0.75", "seed=0,1"]
-    points = run_script("scripts/launch.py", *overrides, log=tmp_path / "points").stdout.splitlines()
+    points = run_script("clipzoo", "launch", *overrides, log=tmp_path / "points").stdout.splitlines()
     assert [line.endswith("finished") for line in points] == [True, True, True, False], points
     options = ["--table", METRIC, "--output", tmp_path / "out"]
-    table = run_script("scripts/launch.py", *options, *overrides, log=tmp_path / "table").stdout
+    table = run_script("clipzoo", "launch", *options, *overrides, log=tmp_path / "table").stdout
     assert "| **0.75** | **43** | **1 of 2** |" in table
     assert (tmp_path / "out" / "sweep.png").exists() and "sweep.png" in (tmp_path / "out" / "sweep.md").read_text()
 

@@ -56,5 +56,5 @@ def test_a_points_run_is_where_train_puts_it():
 
 @pytest.mark.medium
 def test_a_point_that_does_not_exist_is_refused(tmp_path):
-    launch = run_script("scripts/launch.py", "--point", "2", SHARDS, "seed=0,1", log=tmp_path / "launch", code=2)
+    launch = run_script("clipzoo", "launch", "--point", "2", SHARDS, "seed=0,1", log=tmp_path / "launch", code=2)
     assert launch.stderr == "clipzoo: --point 2: the sweep has points 0 to 1\n"

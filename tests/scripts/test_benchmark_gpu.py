@@ -15,47 +15,47 @@ import pytest
 import torch
 
 from clipzoo import ConfigError
+from clipzoo.config.groups import VARIABLE
 from tests.support.paths import ROOT
 from tests.support.processes import run_script, wait_until_gone
-
-KERNELS = ROOT / "clipzoo" / "ops"
 
 
 @pytest.fixture(autouse=True)
 def _folder_of_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.setenv(VARIABLE, str(ROOT / "scripts" / "benchmarks" / "conf"))
 
 
 def bench(module: str) -> Any:
-    return import_module(f"bench.{module}")
+    return import_module(f"benchmarks.{module}")
 
 
 def outcome(*rows: dict[str, Any], status: str = "done", lines: tuple[str, ...] = (), reason: str = "") -> Any:
-    return bench("children").Outcome(status, 1.0, list(rows), list(lines), reason)
+    return bench("measurement").Outcome(status, 1.0, list(rows), list(lines), reason)
 
 
 def settings(folder: Path, seconds: float = 5.0) -> Any:
-    return bench("recording").Settings("cpu", True, seconds, str(folder / "rows"))
+    return bench("measurement").Settings("cpu", True, seconds, str(folder / "rows"))
 
 
 def run(program: str, folder: Path, seconds: float = 5.0) -> Any:
     """The outcome of a Python program as a part, which gets its settings as sys.argv[1]."""
     command = [sys.executable, "-c", program]
-    return bench("children").run_part(command, settings(folder, seconds), {}, io.StringIO(), lambda line: None)
+    return bench("measurement").run_part(command, settings(folder, seconds), {}, io.StringIO(), lambda line: None)
 
 
 def test_every_operation_with_triton_kernels_is_proved():
-    operations = {
-        name.removesuffix("_forward")
-        for path in KERNELS.glob("triton_*.py")
-        for name in (getattr(node, "name", "") for node in ast.parse(path.read_text()).body)
-        if name.endswith("_forward")
+    names = {
+        getattr(node, "name", "")
+        for path in (ROOT / "clipzoo" / "ops").glob("triton_*.py")
+        for node in ast.parse(path.read_text()).body
     }
-    assert operations == set(bench("parts").OPERATIONS) == set(bench("kernels").CASES) == set(bench("kernels").CHECKS)
+    operations = {name.removesuffix("_forward") for name in names if name.endswith("_forward")}
+    assert operations == set(bench("gpu").OPERATIONS) == set(bench("kernels").CASES) == set(bench("kernels").CHECKS)
 
 
 def test_the_parts_are_expected_to_end_within_nine_minutes():
-    parts = bench("parts").PARTS.values()
+    parts = bench("gpu").PARTS.values()
     assert sum(part.expected for part in parts) <= 0.95 * 9 * 60
     assert all(part.expected < part.limit for part in parts)
 
@@ -69,7 +69,7 @@ def test_a_kernel_with_an_error_above_its_bound_is_not_proved(error, tmp_path):
             ours: Callable[..., Any] = lambda leaf, added=added: ((leaf + added).square(),)  # noqa: E731
             yield kernels.Case([torch.ones(5)], ours, lambda leaf: (leaf.square(),), 1e-4, 1e-4)
 
-    recorder = bench("recording").Recorder(settings(tmp_path))
+    recorder = bench("measurement").Recorder(settings(tmp_path))
     row = kernels.worst(cases, recorder, "fp32", "exact")
     assert row["cases"] == 2 and row["proved"] == (error == 0)
 
@@ -81,11 +81,11 @@ def test_a_row_that_fails_or_comes_too_late_leaves_the_others_alone(tmp_path):
     def large() -> dict[str, Any]:
         raise torch.OutOfMemoryError
 
-    recorder = bench("recording").Recorder(settings(tmp_path))
+    recorder = bench("measurement").Recorder(settings(tmp_path, seconds=300))
     for name, function in (("a", broken), ("b", large), ("c", lambda: {"seconds": 1.0})):
         recorder.measure("table", name, function)
-    bench("recording").Recorder(settings(tmp_path, seconds=0)).measure("table", "d", broken)
-    rows = list(bench("recording").read_rows(tmp_path / "rows"))
+    bench("measurement").Recorder(settings(tmp_path, seconds=0)).measure("table", "d", broken)
+    rows = list(bench("measurement").read_rows(tmp_path / "rows"))
     assert [row["name"] for row in rows] == ["a", "b", "c", "d"]
     assert rows[0]["failed"] == "ValueError: no such size" and rows[1]["out_of_memory"] and rows[2]["seconds"] == 1.0
     assert "left_out" in rows[3]
@@ -104,14 +104,14 @@ def test_the_report_names_failed_parts_missing_memory_and_unmeasured_values(tmp_
     outcomes = {"heads": outcome(*rows), "probe": outcome(status="stopped", lines=("last line",), reason="after 9 s")}
     parts = ["heads", "probe", "loader"]
     facts = {"date": "2026-01-01", "device": "cpu", "small": True, "parts": parts, "seconds": 3.0}
-    bench("report").write_report(tmp_path, facts, outcomes)
+    bench("gpu_report").write_report(tmp_path, facts, outcomes)
     text = (tmp_path / "report.md").read_text()
     assert "| clip | 100.0 | 0.50 | not measured | 0.1 | 2 | 8 |" in text
     assert "| kme | out of memory |" in text and "- x: KeyError" in text
     assert "stopped after 9 s" in text and "last line" in text and "| loader | not yet run |" in text
     assert (tmp_path / "heads.png").stat().st_size > 1000
     assert json.loads((tmp_path / "results.json").read_text())["results"]["probe"]["succeeded"] is False
-    assert {path.name for path in tmp_path.iterdir()} <= set(bench("report").FILES)
+    assert {path.name for path in tmp_path.iterdir()} <= set(bench("gpu_report").FILES)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_the_report_names_failed_parts_missing_memory_and_unmeasured_values(tmp_
 )
 def test_results_are_not_overwritten_and_a_cpu_is_only_for_a_rehearsal(arguments, message, tmp_path, monkeypatch):
     (tmp_path / "report.md").write_text("mine")
-    monkeypatch.setattr(sys, "argv", ["benchmark_gpu.py", *arguments, "--output", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "gpu", *arguments, "--output", str(tmp_path)])
     with pytest.raises(ConfigError, match=message):
-        import_module("benchmark_gpu").main()
+        import_module("benchmark").main()
     assert (tmp_path / "report.md").read_text() == "mine"
 
 
@@ -144,13 +144,15 @@ def test_a_part_that_fails_shows_its_last_lines_and_keeps_its_rows(tmp_path):
 
 def test_a_part_of_several_processes_fails_with_one_of_them():
     row = {"table": "a", "name": "b"}
-    both = bench("children").merged([outcome(row), outcome(row, status="stopped", lines=("last",), reason="after 9 s")])
+    both = bench("measurement").merged(
+        [outcome(row), outcome(row, status="stopped", lines=("last",), reason="after 9 s")]
+    )
     assert (both.status, both.reason, both.lines, both.rows) == ("stopped", "after 9 s", ["last"], [row, row])
 
 
 @pytest.mark.slow
 def test_a_part_that_hangs_is_stopped_with_the_processes_that_it_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench("children"), "GRACE", 0.0)
+    monkeypatch.setattr(bench("measurement"), "GRACE", 0.0)
     program = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '100']); print(p.pid, flush=True); p.wait()"
     stopped = run(program, tmp_path, seconds=3.0)
     assert stopped.status == "stopped" and stopped.seconds < 20
@@ -162,11 +164,11 @@ def test_a_part_that_hangs_is_stopped_with_the_processes_that_it_started(tmp_pat
 def test_every_part_runs_at_small_sizes_on_a_cpu(tmp_path):
     folder = tmp_path / "report"
     arguments = ("--device", "cpu", "--small", "--minutes", "30", "--output", folder)
-    run_script("scripts/benchmark_gpu.py", *arguments, log=tmp_path / "log", seconds=1700)
+    run_script("scripts/benchmark.py", "gpu", *arguments, log=tmp_path / "log", seconds=1700)
     results = json.loads((folder / "results.json").read_text())["results"]
-    assert list(results) == list(bench("parts").PARTS)
+    assert list(results) == list(bench("gpu").PARTS)
     assert all(part["status"] == "done" and part["rows"] for part in results.values())
     text = (folder / "report.md").read_text()
-    assert all(f"## {heading}" in text for heading, _, _ in bench("report").TABLES.values())
-    assert all((folder / name).exists() for name in bench("report").FILES)
+    assert all(f"## {heading}" in text for heading, _, _ in bench("gpu_report").TABLES.values())
+    assert all((folder / name).exists() for name in bench("gpu_report").FILES)
     assert "does not hold" not in text and "failed" not in text and "not measured" in text

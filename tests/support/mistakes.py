@@ -161,12 +161,12 @@ def _structure(draw: random.Random, files: Mapping[str, Path]) -> Line:
 def _launch(draw: random.Random, files: Mapping[str, Path]) -> Line:
     if draw.random() < 0.5:
         line = _wrong_train(draw, files)
-        return Line("scripts/launch.py", line.arguments, True)
+        return Line(COMMAND, ("launch", *line.arguments), True)
     base = (*_short_training(draw, files), "seed=0,1")
     wrong = (["--point", "5"], ["--point", "-1"], ["--point", "x"], ["--point"], ["--at-once", "-5"], ["--nosuch"],
              ["--submit", "--sbatch", "'x"], ["--point", "0", "--submit"], ["--table", "nosuch"],
              ["head=a,b"], ["name=x"], ["seed=range(3,1)"])  # fmt: skip
-    return Line("scripts/launch.py", (*base, *draw.choice(wrong)), True)
+    return Line(COMMAND, ("launch", *base, *draw.choice(wrong)), True)
 
 
 def _evaluate(draw: random.Random, files: Mapping[str, Path]) -> Line:
@@ -177,7 +177,7 @@ def _evaluate(draw: random.Random, files: Mapping[str, Path]) -> Line:
              ["model=ViT-B-32", "device=tpu"], ["model=ViT-B-32", "timeout=abc"], ["--nosuch"],
              ["model=ViT-B-32", "eval.workers=-1"], ["run=/dev/null"], ["run=x/checkpoints/y.pt"], ["eval=nosuch"],
              ["model=a,b"])  # fmt: skip
-    return Line("scripts/evaluate.py", (*option, *draw.choice(wrong)), True)
+    return Line(COMMAND, ("evaluate", *option, *draw.choice(wrong)), True)
 
 
 def _study(draw: random.Random, files: Mapping[str, Path]) -> Line:
@@ -263,19 +263,18 @@ def _file(draw: random.Random, files: Mapping[str, Path]) -> Line:
     """A damaged or missing file among the arguments."""
     output = str(files["runs"].parent / "made")
     tables = [path for name, path in files.items() if "." in name]
-    wrong = [["scripts/make_shards.py", str(path), output] for path in tables]
-    wrong += [["scripts/make_shards.py", "/nosuch", output], ["scripts/make_shards.py", str(tables[0])],
-              ["scripts/make_shards.py", str(tables[0].parent), str(tables[0])],
-              ["scripts/index_shards.py", "/nosuch/x.tar"], ["scripts/index_shards.py", "/nosuch/{0..tar"],
-              ["scripts/inspect_shards.py", str(tables[0])], ["scripts/report.py", "/nosuch"], ["scripts/report.py"],
-              ["scripts/report.py", str(files["runs"].parent), "--table", "nosuch"],
-              ["scripts/convert_set.py"], ["scripts/convert_set.py", "nosuch", "--source", "/nosuch"],
-              ["scripts/convert_set.py", "food101", "--source", "/nosuch"],
-              ["scripts/make_set.py", str(tables[0]), output], ["scripts/make_set.py", str(tables[0].parent)],
-              ["scripts/make_set.py", str(tables[0]), output, "--label", "nosuch"],
-              ["scripts/make_world.py", "--root", str(tables[0]), "--train", "8"]]  # fmt: skip
-    script, *arguments = draw.choice(wrong)
-    return Line(script, tuple(arguments), True)
+    wrong = [["shards", "make", str(path), output] for path in tables]
+    wrong += [["shards", "make", "/nosuch", output], ["shards", "make", str(tables[0])],
+              ["shards", "make", str(tables[0].parent), str(tables[0])],
+              ["shards", "index", "/nosuch/x.tar"], ["shards", "index", "/nosuch/{0..tar"],
+              ["shards", "inspect", str(tables[0])], ["report", "/nosuch"], ["report"],
+              ["report", str(files["runs"].parent), "--table", "nosuch"],
+              ["datasets", "convert"], ["datasets", "convert", "nosuch", "--source", "/nosuch"],
+              ["datasets", "convert", "food101", "--source", "/nosuch"],
+              ["datasets", "make", str(tables[0]), output], ["datasets", "make", str(tables[0].parent)],
+              ["datasets", "make", str(tables[0]), output, "--label", "nosuch"],
+              ["world", "--root", str(tables[0]), "--train", "8"]]  # fmt: skip
+    return Line(COMMAND, tuple(draw.choice(wrong)), True)
 
 
 @cache
@@ -389,14 +388,14 @@ def _programs() -> list[Program]:
     programs = [
         Program(COMMAND, tuple(name.split()), parser, BASES[name], name not in LONG) for name, parser in leaves.items()
     ]
-    thin = {
-        "make_shards", "index_shards", "inspect_shards", "make_world", "report", "convert_set", "make_set", "evaluate",
-        "launch", "plan", "benchmark", "loader_process",
-    }  # fmt: skip
-    for path in sorted((ROOT / "scripts").glob("*.py")):
-        if path.stem not in thin:
-            base = ("heads",) if path.stem == "demo_tables" else ()
-            programs.append(Program(f"scripts/{path.name}", (), _parser_of(_module(path)), base, is_short=False))
+    benchmark = _module(ROOT / "scripts" / "benchmark.py")
+    programs += [
+        Program("scripts/benchmark.py", (name,), benchmark.subject_parser(name), (), is_short=False)
+        for name in benchmark.SUBJECTS
+    ]
+    for path in sorted({*(ROOT / "scripts").glob("*.py")} - {ROOT / "scripts" / "benchmark.py"}):
+        base = ("heads",) if path.stem == "demo_tables" else ()
+        programs.append(Program(f"scripts/{path.name}", (), _parser_of(_module(path)), base, is_short=False))
     return programs
 
 

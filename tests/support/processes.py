@@ -90,7 +90,7 @@ class Process:
 
 
 def start_script(script: str, *arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> Process:
-    """Start a script of the checkout, named relative to its root, as `python SCRIPT ARGUMENTS` would."""
+    """Start a script of the checkout, named relative to its root, as `python SCRIPT ARGUMENTS` would; or "clipzoo"."""
     return Process(_run_script, script, arguments, log=log, environment=environment)
 
 
@@ -151,5 +151,7 @@ def _call(
 def _run_script(script: str, arguments: tuple[str, ...]) -> None:
     os.chdir(ROOT)
     sys.argv = [script, *arguments]
+    if script == "clipzoo":
+        runpy.run_module("clipzoo.cli", run_name="__main__")
     sys.path.insert(0, str((ROOT / script).parent))
     runpy.run_path(str(ROOT / script), run_name="__main__")

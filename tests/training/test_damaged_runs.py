@@ -34,7 +34,7 @@ def check_commands(shards: str, folder: Path) -> list[str]:
     said = []
     for number, (script, arguments) in enumerate(
         (
-            ("scripts/report.py", [str(folder / "run")]),
+            ("clipzoo", ["report", str(folder / "run")]),
             ("train.py", runs.overrides(shards, folder, "name=run")),
         )
     ):

@@ -164,13 +164,13 @@ def test_commands_work_on_a_run_in_the_store(server, tiny_shards, tmp_path, monk
     assert_equal(clipzoo.load(f"{URL}/run").state_dict(), local.state_dict())
     write_sets(tmp_path / "sets")
     sets = (f"eval.root={tmp_path / 'sets'}", "eval.zero_shot=[colours]", "eval.batch_size=16", "eval.workers=0")
-    run_script("scripts/evaluate.py", f"run={URL}/run", "eval=none", *sets, log=tmp_path / "evaluate")
+    run_script("clipzoo", "evaluate", f"run={URL}/run", "eval=none", *sets, log=tmp_path / "evaluate")
     before = stored(server, "runs/run")
     assert "zero_shot/colours/top1" in before["results.json"].decode()
-    run_script("scripts/report.py", f"{URL}/run", log=tmp_path / "report")
+    run_script("clipzoo", "report", f"{URL}/run", log=tmp_path / "report")
     assert {"report.md", "report/training.png"} <= set(stored(server, "runs/run"))
     assert stored(server, "runs/run")["results.json"] == before["results.json"]
-    run_script("scripts/report.py", URL, log=tmp_path / "comparison")
+    run_script("clipzoo", "report", URL, log=tmp_path / "comparison")
     assert "index.html" in stored(server, "runs/report")
 
 

@@ -27,6 +27,8 @@ NODES: dict[str, str] = {
 """Node that the reference's configurations lack -> name of its class."""
 OUTPUTS: dict[str, str] = {
     r"trainer\.(checkpoints|spikes|slow_ranks)\._target_: \(absent\)": "settings of the trainer have groups",
+    r"bench_vit|demo/recipe_": "the encoder and recipes of the benchmarks are in scripts/benchmarks/conf",
+    r"Any row (in minutes|on one GPU)|at the paper's size, unchanged": "a scale says that it is a budget",
 }
 """Regular expression searched in the line of a difference -> reason why the output changed. Such lines are notes."""
 

@@ -102,9 +102,10 @@ class Checkout:
     def demo(self) -> dict[str, Any]:
         """The demo's results on two threads, by the commands of `make demo`."""
         environment = {**os.environ, "PYTHONPATH": str(self.path), "OMP_NUM_THREADS": "2"}
-        for program, *arguments in (["scripts/make_world.py"], ["train.py", "experiment=demo/clip"]):
-            command = [sys.executable, str(self.path / program), *arguments]
-            subprocess.run(command, cwd=self.work, env=environment, check=True)
+        for arguments in (["world"], ["train", "experiment=demo/clip"]):
+            subprocess.run(
+                [sys.executable, "-m", "clipzoo.cli", *arguments], cwd=self.work, env=environment, check=True
+            )
         return results.read(self.work / "runs" / "demo")
 
     def runs(self, case: Case) -> list[Path]:

@@ -118,10 +118,7 @@ def write_lines(stored: str) -> None:
         files = mistakes.write_files(root / "files" / "files", str(root / "files" / "shards" / "{00000..00002}.tar"))
         drawn = [*mistakes.preparations(files), *mistakes.right_lines(files), *mistakes.right_commands(files)]
         drawn += mistakes.lines(LINES, 34, files)
-        words = {
-            "train.py": ("train",), "scripts/launch.py": ("launch",), "scripts/evaluate.py": ("evaluate",),
-            "clipzoo/studies/__main__.py": ("studies",), mistakes.COMMAND: (),
-        }  # fmt: skip
+        words = {"train.py": ("train",), mistakes.COMMAND: ()}
         commands = [[*words[line.script], *line.arguments] for line in drawn if line.script in words]
         commands += [[name, "--help"] for name in ("report", "config", "compare", "export", "lab", "plan", "launch")]
         commands += [[], ["--help"], ["--version"], ["nosuch"], ["config", "nosuchword"], ["report", "--list"]]

@@ -1,1 +1,0 @@
-"""Measurements that several benchmarks use, and the parts of the benchmark of a GPU."""

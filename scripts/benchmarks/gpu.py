@@ -1,0 +1,194 @@
+"""Prove and measure clipzoo on one GPU, within nine minutes and without a network: `make bench-gpu`.
+
+    python scripts/benchmark.py gpu                            # all parts, into docs/benchmarks/gpu
+    python scripts/benchmark.py gpu --parts kernels probe --output runs/gpu_probe
+    python scripts/benchmark.py gpu --device cpu --small       # a rehearsal: every part at small sizes
+
+Every part runs in a separate process with a time limit; after each, the folder holds report.md, results.json and
+plots of the parts so far. The exit code is 1 if a part failed, was stopped or left out, or a kernel's error is above
+its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks import ROOT
+from benchmarks.gpu_report import FILES, write_report
+from benchmarks.measurement import GRACE, Outcome, Recorder, Settings, end_with_parent, merged, run_part
+from clipzoo import ConfigError
+from clipzoo.cli.arguments import Parser, number_in, own_errors
+from clipzoo.config.vocabulary import Positive
+
+OUTPUT = ROOT / "docs" / "benchmarks" / "gpu"
+REHEARSAL = ROOT / "runs" / "gpu_rehearsal"
+REPORTING = 5.0
+"""Seconds that are kept for the report."""
+SHORTEST = 10.0
+"""A part is left out if fewer seconds are left."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """title: of the part, for the log. function: its name in `module`. limit: seconds after which it is ended.
+
+    expected: seconds on an H100. runs: arguments of the function after the recorder, for each of the part's processes,
+    which run at the same time. on_cpu: environment variables where the device is a CPU.
+    """
+
+    title: str
+    function: str
+    limit: float
+    expected: float
+    module: str = "benchmarks.gpu_parts"
+    runs: tuple[tuple[str, ...], ...] = ((),)
+    on_cpu: tuple[tuple[str, str], ...] = ()
+
+
+OPERATIONS = ("kme", "log_sum_exps", "negative_sums", "sigmoid_loss")
+"""Operations with Triton kernels. Each is proved in separate processes: a fault on a GPU ends the process."""
+PRODUCTS = ("fp32", "tf32", "bf16")
+PARTS: dict[str, Part] = {
+    "machine": Part("the machine and its rates", "machine", 60, 15),
+    "kernels": Part(
+        "Triton's kernels compared with float64", "measure", 150, 80, "benchmarks.kernels",
+        tuple((operation, products) for operation in OPERATIONS for products in PRODUCTS), (("TRITON_INTERPRET", "1"),),
+    ),
+    "heads": Part("training steps of every head", "heads", 200, 120),
+    "scores": Part("only objectives and scores", "scores", 75, 40),
+    "probe": Part("the linear probe's search", "probe", 110, 70),
+    "loader": Part("loading during training", "loader", 70, 40),
+    "compile": Part("training steps with torch.compile", "compiled", 240, 90),
+}  # fmt: skip
+"""The parts in order of their importance: an early end leaves out the last ones."""
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="all by default")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu is for a rehearsal")
+    parser.add_argument("--small", action="store_true", help="small sizes, which any machine computes")
+    parser.add_argument("--minutes", type=number_in(Positive), default=9.0, help="for all parts together")
+    parser.add_argument("--overwrite", action="store_true", help="replace the results in the folder")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+
+
+def main(options: argparse.Namespace) -> int:
+    options.output = options.output or (REHEARSAL if options.small else OUTPUT)
+    if options.child:
+        return _run_child(*options.child)
+    with own_errors(options):
+        _check(options)
+        options.output.mkdir(parents=True, exist_ok=True)
+        for file in _results(options.output):
+            file.unlink()
+    # The process then ends at once, and the kernel ends its children.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    outcomes = _run_all(options)
+    failed = [name for name, outcome in outcomes.items() if not outcome.succeeded]
+    _say(f"{options.output / 'report.md'}: {len(outcomes) - len(failed)} of {len(outcomes)} parts succeeded")
+    if failed:
+        _say(f"not succeeded: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+def _run_all(options: argparse.Namespace) -> dict[str, Outcome]:
+    """Run the parts in turn and write the report after each."""
+    begin = time.monotonic()
+    end = begin + 60 * options.minutes - REPORTING
+    outcomes: dict[str, Outcome] = {}
+    with (options.output / "log.txt").open("w", buffering=1) as log, tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(options.parts):
+            part = PARTS[name]
+            left = end - time.monotonic()
+            expected = sum(PARTS[other].expected for other in options.parts[number:])
+            rest = f"about {min(expected, left):.0f} s" if options.device == "cuda" else f"at most {left:.0f} s"
+            _say(f"== {name}, {number + 1} of {len(options.parts)}: {part.title} ({rest} for the rest)")
+            log.write(f"== {name}\n")
+            seconds = min(part.limit * (1 if options.device == "cuda" else 10), left) - GRACE
+            if seconds < SHORTEST:
+                outcomes[name] = Outcome("left out", 0.0, [], [], f"the {options.minutes:g} minutes were used up")
+            else:
+                outcomes[name] = _run(name, options, seconds, Path(folder), log)
+            outcome = outcomes[name]
+            _say(f"== {name}: {outcome.status} after {outcome.seconds:.0f} s {outcome.reason}".rstrip())
+            write_report(options.output, _facts(options, time.monotonic() - begin), outcomes)
+    return outcomes
+
+
+def _run(name: str, options: argparse.Namespace, seconds: float, folder: Path, log: IO[str]) -> Outcome:
+    """Run the processes of a part, as many at a time as there are cores."""
+    part, cores = PARTS[name], len(os.sched_getaffinity(0))
+    together = min(cores, len(part.runs))
+    # Models are initialised on the host; `make` gives one thread.
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // together))}
+    if options.device == "cpu":
+        environment = {"CUDA_VISIBLE_DEVICES": "", **dict(part.on_cpu)}
+    end = time.monotonic() + seconds
+
+    def run(number: int) -> Outcome:
+        left = max(SHORTEST, end - time.monotonic())
+        settings = Settings(options.device, options.small, left, str(folder / f"{name}{number}"))
+        command = [
+            sys.executable,
+            str(ROOT / "scripts" / "benchmark.py"),
+            "gpu",
+            "--child",
+            str(os.getpid()),
+            name,
+            str(number),
+        ]
+        return run_part(command, settings, environment, log, _say)
+
+    with ThreadPoolExecutor(together) as pool:
+        return merged(list(pool.map(run, range(len(part.runs)))))
+
+
+def _run_child(parent: str, name: str, number: str, settings: str) -> int:
+    end_with_parent(int(parent))
+    part = PARTS[name]
+    measure = getattr(import_module(part.module), part.function)
+    measure(Recorder(Settings(**json.loads(settings))), *part.runs[int(number)])
+    return 0
+
+
+def _facts(options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    return {
+        "date": datetime.date.today().isoformat(), "device": options.device, "small": options.small,
+        "parts": list(options.parts), "seconds": round(seconds, 1), "minutes": options.minutes,
+    }  # fmt: skip
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ConfigError if there is no such device, or results would be overwritten."""
+    if options.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("torch sees no CUDA device: give --device cpu --small for a rehearsal")
+    elif not options.small:
+        raise ConfigError("--device cpu is for a rehearsal: add --small")
+    if options.output.exists() and not options.output.is_dir():
+        raise ConfigError(f"--output {options.output} is a file: give a folder")
+    if _results(options.output) and not options.overwrite:
+        raise ConfigError(f"{options.output} holds results: give --output FOLDER, or --overwrite to replace them")
+
+
+def _results(folder: Path) -> list[Path]:
+    """Files of an earlier benchmark."""
+    return [folder / name for name in FILES if (folder / name).exists()]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,408 @@
+"""Parts of the benchmark of a GPU: the machine, training steps, scores, the linear probe and the loader."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Generator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import ops
+from benchmarks.heads import HEADS, Contender, contender
+from benchmarks.loader import photographs
+from benchmarks.loader_process import our_data
+from benchmarks.measurement import Recorder, Run, extra_mib, seconds, wait_for, whole_mib
+from benchmarks.probe import features as probe_features
+from clipzoo import Batch, World
+from clipzoo.config.compose import compose
+from clipzoo.data.tokenizer import ClipTokenizer
+from clipzoo.distributed.launch import loader_workers
+from clipzoo.evaluation.logistic import LogisticRegression, Solution
+from clipzoo.evaluation.probe import LabelledFeatures, accuracies, search as probe_search
+from clipzoo.evaluation.scoring import exact_products
+from clipzoo.training.settings import MATMUL_PRECISIONS
+
+REPEATS = 5
+PACKAGES = ("torch", "triton", "open_clip_torch", "timm", "numpy")
+
+
+def machine(recorder: Recorder) -> None:
+    """The device, its software, and the rates that bound every other number."""
+    recorder.add("machine", "device", _facts(recorder.device))
+    size = 256 if recorder.small else 8192
+    for name, dtype, precision in (
+        ("bf16", torch.bfloat16, "highest"), ("TF32", torch.float32, "high"), ("fp32", torch.float32, "highest"),
+    ):  # fmt: skip
+        recorder.measure(
+            "rates", f"matrix product {size} x {size} x {size}, {name}",
+            partial(_product, recorder.device, size, dtype, precision),
+        )  # fmt: skip
+    mib = 8 if recorder.small else 2048
+    recorder.measure("rates", f"copy of {mib} MiB on the device", partial(_copy, recorder.device, mib))
+    if recorder.device.type == "cuda":
+        recorder.measure("rates", f"copy of {mib} MiB from pinned memory", partial(_copy, recorder.device, mib, True))
+
+
+def _facts(device: torch.device) -> dict[str, Any]:
+    on_gpu = device.type == "cuda"
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES if _is_installed(name)}
+    facts = {"device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"}
+    if on_gpu:
+        properties = torch.cuda.get_device_properties(device)
+        facts["memory"] = f"{properties.total_memory / 2**30:.0f} GiB"
+        facts["compute capability"] = f"{properties.major}.{properties.minor}"
+        facts["CUDA"] = str(torch.version.cuda)
+    cores = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    return {**facts, "host": cores, "Python": platform.python_version(), **versions}
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _product(device: torch.device, size: int, dtype: torch.dtype, precision: str) -> dict[str, float]:
+    torch.set_float32_matmul_precision(precision)
+    # Random numbers: zeros take less power, and so are faster.
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    shortest = min(seconds(lambda: left @ right, device) for _ in range(REPEATS + 1))
+    return {"tflops": 2 * size**3 / max(shortest, 1e-9) / 1e12}
+
+
+def _copy(device: torch.device, mib: int, from_host: bool = False) -> dict[str, float]:
+    """A copy on the device counts bytes read and bytes written."""
+    target = torch.empty(mib << 20, dtype=torch.uint8, device=device)
+    source = torch.empty(mib << 20, dtype=torch.uint8, pin_memory=True) if from_host else torch.ones_like(target)
+    shortest = min(seconds(lambda: target.copy_(source), device) for _ in range(REPEATS + 1))
+    return {"gigabytes_per_second": (1 if from_host else 2) * (mib << 20) / max(shortest, 1e-9) / 1e9}
+
+
+WITHOUT_PADDING = ("clip", "kme-captions", "open_clip")
+"""Contenders whose captions of 12 tokens are compared; of those, clipzoo's leave out the padding."""
+
+
+def heads(recorder: Recorder) -> None:
+    """The steps of all heads, micro-batches on a GPU; open_clip's first, to which the others are compared."""
+    batch, micro_batch = (8, None) if recorder.small else (2048, 256)
+    for table, names, tokens in (("heads", sorted(HEADS, key=_order), None), ("captions", WITHOUT_PADDING, 12)):
+        for name in names:
+            options = step_options(recorder, batch=batch, micro_batch=micro_batch, caption_tokens=tokens)
+            recorder.measure(table, name, partial(_step_row, name, options, recorder))
+
+
+def compiled(recorder: Recorder) -> None:
+    """The steps of CLIP's head and of open_clip, each with and without torch.compile."""
+    for compile in (False, True):
+        for name in ("clip", "open_clip"):
+            options = step_options(recorder, batch=8 if recorder.small else 256, compile=compile)
+            title = f"{name}, {'compiled' if compile else 'eager'}"
+            recorder.measure("compile", title, partial(_step_row, name, options, recorder))
+
+
+def _order(name: str) -> int:
+    return {"open_clip": 0, "clip": 1}.get(name, 2)
+
+
+def step_options(recorder: Recorder, **changes: Any) -> Namespace:
+    """Options of `benchmark_heads.contender`."""
+    on_gpu = recorder.device.type == "cuda"
+    options = {
+        "encoder": "tiny" if recorder.small else "clip_vit_b16", "micro_batch": None, "caption_tokens": None,
+        "precision": "bf16" if on_gpu else "float32", "compile": False,
+    }  # fmt: skip
+    return Namespace(**{**options, **changes})
+
+
+def _step_row(name: str, options: Namespace, recorder: Recorder) -> dict[str, Any]:
+    """Median, range and peak memory of a few steps after two that warm up, the first of which compiles."""
+    torch.set_float32_matmul_precision(MATMUL_PRECISIONS["bf16"])
+    built: list[Contender] = []
+    first: list[float] = []
+
+    def build() -> Any:
+        built.append(contender(name, options, recorder.device))
+        return first_step
+
+    def first_step() -> None:
+        begin = time.perf_counter()
+        built[0].step()
+        wait_for(recorder.device)
+        first.append(time.perf_counter() - begin)
+
+    if recorder.device.type == "cuda":
+        mib = whole_mib(build, recorder.device)
+    else:
+        mib = None
+        build()()
+    readings = [seconds(built[0].step, recorder.device) for _ in range(2 if recorder.small else REPEATS)]
+    taken, tflop = statistics.median(readings), built[0].flops() / 1e12
+    return {
+        "batch": options.batch, "micro_batch": options.micro_batch, "caption_tokens": options.caption_tokens,
+        "encoder": options.encoder, "precision": options.precision, "seconds": taken, "readings": readings,
+        "first_seconds": first[0], "peak_mib": mib, "tflop": tflop, "tflops": tflop / taken,
+    }  # fmt: skip
+
+
+PRODUCTS = {"tf32": "high", "bf16": "medium"}
+"""Precision of products -> its name in torch.set_float32_matmul_precision."""
+WIDTH = 512
+
+
+def scores(recorder: Recorder) -> None:
+    """Only objectives and scores: tiles compared with the matrix and with open_clip's losses."""
+    torch.set_default_device(recorder.device)
+    samples = 96 if recorder.small else 32_768
+    flop = 3 * 2 * samples**2 * WIDTH
+    for products, setting in PRODUCTS.items():
+        torch.set_float32_matmul_precision(setting)
+        for title, build in _objective_cases(samples).items():
+            _contenders(recorder, "objectives", f"{title}, N = {samples}", build, products, flop)
+        for title, build, flop_of_case in _score_cases(recorder.small):
+            _contenders(recorder, "scores", title, build, products, flop_of_case)
+
+
+def _objective_cases(samples: int) -> dict[str, Callable[[], dict[str, Run]]]:
+    def infonce() -> dict[str, Run]:
+        vectors = ops.vector_contenders(samples, WIDTH)
+        del vectors["clipzoo infoloob"]
+        return {**vectors, "matrix": ops.objective_contenders("infonce", samples, WIDTH)["matrix"]}
+
+    return {
+        "InfoNCE": infonce,
+        "SigLIP": lambda: {**ops.siglip_contenders(samples, WIDTH),
+                           "matrix": ops.objective_contenders("siglip", samples, WIDTH)["matrix"]},
+        "NUCLR": lambda: ops.objective_contenders("nuclr", samples, WIDTH),
+    }  # fmt: skip
+
+
+def _score_cases(small: bool) -> list[tuple[str, Callable[[], dict[str, Run]], float]]:
+    """Point sets: title, contenders, and the operations of a product of the scores and two of their gradient."""
+    # Samples, image points, text points, of which valid, width; the naive form only fits where there are few samples.
+    cases = [(6, 5, 4, 3, 16, True)] if small else [
+        (64, 197, 77, 77, WIDTH, True), (2048, 197, 77, 12, WIDTH, False), (2048, 197, 77, 77, WIDTH, False),
+    ]  # fmt: skip
+    rows: list[tuple[str, Callable[[], dict[str, Run]], float]] = []
+    for samples, points, others, valid, width, naive in cases:
+        build = partial(ops.kme_contenders, samples, points, others, width, valid, 7.14)
+        title = f"KME, N = {samples}, {points} x {valid} points"
+        flop = 3 * 2.0 * samples**2 * points * valid * width
+        rows.append((title, partial(_kept, build, naive), flop))
+    samples, points, width, count = (4, 5, 16, 32) if small else (2048, 197, WIDTH, 1024)
+    waves = partial(ops.wave_contenders, samples, points, width, count)
+    title = f"WPSE's features, {samples} x {points} points, D = {count}"
+    # A product for the angles, again in the gradient, and one of the gradient.
+    rows.append((title, partial(_kept, waves, True), 2 * 2.0 * samples * points * width * count))
+    return rows
+
+
+def _contenders(
+    recorder: Recorder, table: str, title: str, build: Callable[[], dict[str, Run]], products: str, flop: float
+) -> None:
+    """Add a row for each contender; the others are measured if one runs out of memory."""
+    try:
+        contenders = build()
+    except Exception:
+        recorder.measure(table, f"{title}, {products} products", build)  # fails again, and is a row
+        return
+    for name, run in contenders.items():
+        autocast = name == "open_clip" and products == "bf16"
+        recorder.measure(
+            table, f"{title}, {products} products, {name}",
+            partial(_times, recorder, run, autocast, flop, {"case": title, "products": products, "contender": name}),
+        )  # fmt: skip
+
+
+def _times(recorder: Recorder, run: Run, autocast: bool, flop: float, facts: dict[str, str]) -> dict[str, Any]:
+    """Median of a few runs, forward and backward, and the peak memory without the inputs."""
+    device = recorder.device
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            run()
+
+    mib = extra_mib(step, device) if device.type == "cuda" else None
+    step()
+    readings = [seconds(step, device) for _ in range(2 if recorder.small else REPEATS)]
+    taken = statistics.median(readings)
+    return {
+        **facts, "seconds": taken, "readings": readings, "extra_mib": mib, "tflops": flop / max(taken, 1e-9) / 1e12,
+    }  # fmt: skip
+
+
+def _kept(build: Callable[[], dict[str, Run]], naive: bool) -> dict[str, Run]:
+    """Compiled forms take long to compile, and are left out."""
+    return {key: run for key, run in build().items() if key == "clipzoo" or (naive and key == "naive")}
+
+
+class _TimeIsUp(Exception):  # noqa: N818
+    pass
+
+
+class _Timed(LogisticRegression):
+    """Adds a row for each value of C that is solved. Raises _TimeIsUp when the part's time is used up."""
+
+    recorder: Recorder
+    seconds = 0.0
+    values = 0
+
+    def solve(self, c: float, tolerance: float = 1e-9, limit: int = 1000) -> Solution:
+        if self.recorder.seconds_left <= 0:
+            raise _TimeIsUp
+        solution, taken = _timed(self.recorder, lambda: super(_Timed, self).solve(c, tolerance, limit))
+        self.seconds, self.values = self.seconds + taken, self.values + 1
+        values = {"C": c, "seconds": taken, "iterations": solution.iterations, "converged": solution.converged}
+        self.recorder.add("probe_values", f"C = {c:.3g}", values)
+        return solution
+
+
+def probe(recorder: Recorder) -> None:
+    """The linear probe's search for C at the size of ImageNet, on features made on the device."""
+    samples, width, classes = (600, 16, 5) if recorder.small else (1_281_167, 512, 1000)
+    options = Namespace(samples=samples, width=width, classes=classes, noise=2.5, device=recorder.device)
+    with exact_products():
+        recorder.measure("probe", f"{samples} x {width}, {classes} classes", lambda: _search(recorder, options))
+
+
+def _search(recorder: Recorder, options: Namespace) -> dict[str, Any]:
+    train, made = _timed(recorder, lambda: probe_features(options, seed=1))
+    validation = probe_features(options, seed=2, samples=options.samples // 25)
+    if recorder.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    model, prepared = _timed(recorder, lambda: _Timed(train.features, train.labels, options.classes))
+    model.recorder = recorder
+    try:
+        scores = probe_search(model, validation, options.classes, "top1", "probe")
+    except _TimeIsUp:
+        return {"left_out": f"the time was used up after {model.values} values of C ({model.seconds:.0f} s)"}
+    best = min(scores, key=lambda c: (-scores[c], c))
+    peak = torch.cuda.max_memory_allocated() / 2**20 if recorder.device.type == "cuda" else None
+    solution = LogisticRegression.solve(model, best)
+    top1 = accuracies(solution.logits(validation.features), validation.labels)["top1"]
+    return {
+        "values_of_C": model.values, "chosen": best, "making_features_seconds": made, "preparation_seconds": prepared,
+        "search_seconds": model.seconds, "top1": top1,
+        "converged": solution.converged, "remaining_gradient": _remaining_gradient(solution, train, best),
+        "peak_mib": peak,
+    }  # fmt: skip
+
+
+def _remaining_gradient(solution: Solution, train: LabelledFeatures, c: float) -> float:
+    """Norm of the gradient of scikit-learn's objective in float64, relative to its norm at zero weights."""
+    solved, at_zero = (
+        _gradient(weight, bias, train, c)
+        for weight, bias in (
+            (solution.weight, solution.bias),
+            (torch.zeros_like(solution.weight), torch.zeros_like(solution.bias)),
+        )
+    )
+    return float(solved.norm() / at_zero.norm())
+
+
+def _gradient(weight: Tensor, bias: Tensor, train: LabelledFeatures, c: float) -> Tensor:
+    """[d + 1, k], the bias last."""
+    total = torch.cat([weight, torch.zeros_like(bias)[None]])
+    for rows, labels in zip(train.features.split(1 << 16), train.labels.split(1 << 16), strict=True):
+        rows = rows.double()
+        residual = torch.addmm(bias, rows, weight).softmax(dim=1)
+        residual[torch.arange(len(labels), device=labels.device), labels] -= 1
+        total += c * torch.cat([rows.mT @ residual, residual.sum(dim=0)[None]])
+    return total
+
+
+def _timed(recorder: Recorder, function: Any) -> tuple[Any, float]:
+    wait_for(recorder.device)
+    begin = time.perf_counter()
+    result = function()
+    wait_for(recorder.device)
+    return result, time.perf_counter() - begin
+
+
+MANY = 10**9
+
+
+def loader(recorder: Recorder) -> None:
+    """How much of the loading a training hides: photographs of 400 x 300, random resized crops, CLIP's step."""
+    device, small = recorder.device, recorder.small
+    size, steps, samples = (8, 4, 32) if small else (256, 48, 1024)
+    workers = 1 if small else loader_workers(device.type == "cuda")
+    options = step_options(recorder, batch=size)
+    encoder = compose([f"encoder={options.encoder}", "head=clip", "data.shards=none"])["encoder"]
+    torch.set_float32_matmul_precision("medium")
+    step = contender("clip", options, device).step
+    with tempfile.TemporaryDirectory() as folder:
+        shards = photographs(Path(folder), 400, 300, samples)
+        batches = _batches(shards, encoder, size, workers)
+        resident = next(batches).to(device)
+        ahead = 2 * workers  # batches that the workers prepare while something else is measured
+        parts: dict[str, tuple[Callable[[], object], int]] = {
+            "step, batch on the device": (lambda: step(resident), 2),
+            "loader alone": (lambda: next(batches), ahead),
+            "loader and step": (lambda: step(next(batches).to(device)), ahead),
+        }
+        times: dict[str, float] = {}
+        for name, (run, warm_up) in parts.items():
+            recorder.measure("loader", name, partial(_loading_row, recorder, name, run, warm_up, steps, size, times))
+        if device.type == "cuda":
+            recorder.measure(
+                "loader", "copy of a pinned batch to the device", partial(_pinned_copy, resident, device, steps)
+            )
+        batches.close()
+    if len(times) == len(parts):
+        alone, loading, both = times.values()
+        hidden = (alone + loading - both) / min(alone, loading)
+        facts = {"workers": workers, "hidden": max(0.0, min(1.0, hidden)), "batch": size, "encoder": options.encoder}
+        recorder.add("overlap", "hidden share of the shorter of the two", facts)
+
+
+def _batches(shards: str, encoder: dict, batch: int, workers: int) -> Generator[Batch, None, None]:
+    options = SimpleNamespace(
+        shards=shards, image_size=encoder["image_size"], crop_scale=[0.5, 1.0], decode="exact", workers=workers
+    )
+    data = our_data(options, ClipTokenizer(encoder["context_length"]))
+    yield from data.batches(seed=0, global_batch=batch, world=World(), start_step=0, stop_step=MANY, trim_text=True)
+
+
+def _loading_row(
+    recorder: Recorder,
+    name: str,
+    run: Callable[[], object],
+    warm_up: int,
+    steps: int,
+    batch: int,
+    times: dict[str, float],
+) -> dict[str, float]:
+    for _ in range(warm_up):
+        run()
+    wait_for(recorder.device)
+    begin = time.perf_counter()
+    for _ in range(steps):
+        run()
+    wait_for(recorder.device)
+    times[name] = (time.perf_counter() - begin) / steps
+    return {"seconds": times[name], "samples_per_second": batch / times[name]}
+
+
+def _pinned_copy(batch: Batch, device: torch.device, steps: int) -> dict[str, float]:
+    pinned = batch.map(lambda tensor: tensor.cpu()).pin_memory()
+    pinned.to(device)
+    wait_for(device)
+    begin = time.perf_counter()
+    for _ in range(steps):
+        pinned.to(device)
+    wait_for(device)
+    taken = (time.perf_counter() - begin) / steps
+    return {"seconds": taken, "samples_per_second": len(batch) / taken}
