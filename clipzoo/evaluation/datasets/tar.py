@@ -113,11 +113,12 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
     """
     with io.readable(path, io.ANY_SIZE, remedy) as file:
         descriptor = file.fileno()
-        contents = list_members(lambda size, offset: os.pread(descriptor, size, offset), os.fstat(descriptor).st_size)
-    if contents.flaw is not None and not (unterminated and contents.flaw == UNTERMINATED):
-        raise ConfigError(f"{path}: {contents.flaw}; {remedy}")
+        size = os.fstat(descriptor).st_size
+        members, flaw = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
+    if flaw is not None and not (unterminated and flaw == UNTERMINATED):
+        raise ConfigError(f"{path}: {flaw}; {remedy}")
     samples: dict[str, dict[str, Member]] = {}
-    for member in contents.members:
+    for member in members:
         parent, slash, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")
         samples.setdefault(parent + slash + stem, {})[extension.lower()] = member
