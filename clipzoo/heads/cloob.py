@@ -45,10 +45,7 @@ class CloobHead(UnitVectorHead):
         self._beta = beta
         self._hopfield_start = hopfield_start
         self._step = 0
-
-    @property
-    def score_range(self) -> tuple[float, float]:
-        return -self._inverse_temperature, self._inverse_temperature
+        self.score_range = -inverse_temperature, inverse_temperature
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self._inverse_temperature * image, text

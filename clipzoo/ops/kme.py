@@ -8,6 +8,7 @@ skipped. The reference implementation is `kme_score_reference`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,15 +38,12 @@ def kme_score_reference(
     columns = max(1, min(len(points2), BLOCK_ELEMENTS // pairs))
     rows = max(1, BLOCK_ELEMENTS // (pairs * columns))
     right_blocks = list(zip(points2.split(columns), log_weights2.split(columns), strict=True))
+    recomputed = partial(checkpoint, score_block, use_reentrant=False, preserve_rng_state=False)
     scores = [
-        torch.cat([_recomputed(*left, *right, gamma) for right in right_blocks], dim=1)
+        torch.cat([recomputed(*left, *right, gamma) for right in right_blocks], dim=1)
         for left in zip(points.split(rows), log_weights.split(rows), strict=True)
     ]
     return torch.cat(scores)
-
-
-def _recomputed(*arguments: Tensor) -> Tensor:
-    return checkpoint(score_block, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def score_block(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:

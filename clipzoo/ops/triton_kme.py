@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from clipzoo.ops.packing import Layout, relative_logs
-from clipzoo.ops.triton_tiles import ABSENT, current_tiles, library_product, products, tile_of_program
+from clipzoo.ops.triton_tiles import ABSENT, current_tiles, library_product, tile_scores
 
 
 @triton.jit
@@ -33,14 +33,9 @@ def partial_sums_kernel(
     tile + image is the index of a piece, the points of one image in one tile. SHIFTED subtracts the largest exponent of
     each sum; without it all exponents must be in the range of fp32.
     """
-    row_tile, column_tile = tile_of_program(captions_points, images_points, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    exponents = products(
+    row_tile, column_tile, row, column, exponents = tile_scores(
         y_ptr,
         x_ptr,
-        row,
-        column,
         captions_points,
         images_points,
         WIDTH,
@@ -49,6 +44,7 @@ def partial_sums_kernel(
         BLOCK_ROWS,
         BLOCK_COLUMNS,
         BLOCK_D,
+        GROUP,
     )
     logs = tl.load(x_logs_ptr + column, mask=column < images_points, other=ABSENT)
     exponents = alpha * exponents + logs[None, :]
@@ -112,14 +108,9 @@ def shares_kernel(
     rows and columns, in fp32 before P is rounded. A tile of fp32 fills half the registers: it is updated in place,
     because a second copy would spill.
     """
-    row_tile, column_tile = tile_of_program(captions_points, images_points, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    tile = products(
+    row_tile, column_tile, row, column, tile = tile_scores(
         y_ptr,
         x_ptr,
-        row,
-        column,
         captions_points,
         images_points,
         WIDTH,
@@ -128,6 +119,7 @@ def shares_kernel(
         BLOCK_ROWS,
         BLOCK_COLUMNS,
         BLOCK_D,
+        GROUP,
     )
     x_logs = tl.load(x_logs_ptr + column, mask=column < images_points, other=ABSENT)
     y_logs = tl.load(y_logs_ptr + row, mask=row < captions_points, other=ABSENT)

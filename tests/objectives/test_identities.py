@@ -15,7 +15,7 @@ from clipzoo.objectives.dcl import DCL
 from clipzoo.objectives.infoloob import InfoLOOB
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.objectives.joint import Joint
-from clipzoo.objectives.mmd_conditional import MMDConditional
+from clipzoo.objectives.mmd import MMDConditional
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.objectives.sogclr import SogCLR

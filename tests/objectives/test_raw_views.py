@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clipzoo.heads.wpse import GaussianKernel, InverseMultiquadricKernel
-from clipzoo.objectives.base import kernel_matrix
+from clipzoo.objectives.mmd import kernel_matrix
 
 
 def drawn(*shape: int) -> torch.Tensor:
