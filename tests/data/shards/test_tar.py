@@ -49,19 +49,15 @@ def test_links_and_folders_are_ignored_and_outside_paths_are_only_labels(tmp_pat
     assert (scan.records["txt_size"] == 4).all() and (scan.records["image_offset"] == 0).all()
 
 
-def test_archives_joined_end_to_end_are_read_to_the_last(tmp_path):
+def test_archives_of_gnu_tar_and_archives_joined_end_to_end_are_read(tmp_path):
     one, two = write_shard(tmp_path / "1.tar", numbered(0, 3)), write_shard(tmp_path / "2.tar", numbered(3, 2))
     (tmp_path / "both.tar").write_bytes(one.read_bytes() + two.read_bytes())
     assert scan_shard(str(tmp_path / "both.tar")).keys == [f"{i:06d}" for i in range(5)]
-
-
-def test_gnu_tar_archives_are_read(tmp_path):
     for name in ("a.jpg", "a.txt", "b.jpg"):
         (tmp_path / name).write_bytes(b"x" * 1000)
     subprocess.run(["tar", "cf", "s.tar", "./a.jpg", "./b.jpg", "./a.txt"], cwd=tmp_path, check=True)
     scan = scan_shard(str(tmp_path / "s.tar"))
-    assert scan.keys == ["./a", "./b"] and scan.flaw is None
-    assert scan.records["txt_size"].tolist() == [1000, 0]
+    assert scan.keys == ["./a", "./b"] and scan.flaw is None and scan.records["txt_size"].tolist() == [1000, 0]
 
 
 def test_members_join_by_key_anywhere_in_the_shard_and_repeated_keys_are_separate_samples(tmp_path):
