@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from clipzoo.encoders.image import TimmTower, gives_tokens
+from clipzoo.encoders.image import TimmTower
 from clipzoo.errors import ConfigError
 
 QUICK = ("resnet18", "vit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050")
@@ -38,7 +38,7 @@ def test_pooled_features_are_those_of_timm(family):
     # Relative too: with random weights, Inception's features are of the order of 1e9.
     torch.testing.assert_close(features.pooled, expected, rtol=1e-10, atol=1e-10)
     assert features.pooled.shape == (1, tower.width)
-    assert (features.tokens is None) == (family in WITHOUT_TOKENS) != gives_tokens(tower)
+    assert (features.tokens is None) == (family in WITHOUT_TOKENS) != tower.gives_tokens()
     assert features.tokens is None or features.tokens.shape[-1] == tower.width
     assert tower.layers()
 
