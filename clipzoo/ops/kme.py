@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from clipzoo.ops.packing import Layout, pack
+from clipzoo.ops.packing import Layout, Packed, pack
 from clipzoo.ops.tiles import backend, is_exporting
 
 BLOCK_ELEMENTS = 1 << 24
@@ -68,9 +68,9 @@ def kme_score(
     )
     if is_exporting():
         return score_block(image_points, image_log_weights, text_points, text_log_weights, gamma)
-    left, left_weights, left_layout = pack(image_points, image_log_weights)
-    right, right_weights, right_layout = pack(text_points, text_log_weights)
-    return _Score.apply(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
+    left, right = pack(image_points, image_log_weights), pack(text_points, text_log_weights)
+    tensors = left.points, left.log_weights, right.points, right.log_weights, gamma
+    return _Score.apply(*tensors, left.layout, right.layout)
 
 
 class _Score(torch.autograd.Function):
@@ -86,7 +86,8 @@ class _Score(torch.autograd.Function):
         right_layout: Layout,
     ) -> Tensor:
         kernels = backend("kme", left.device.type, left.dtype)
-        score, *known = kernels.kme_forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
+        sides = Packed(left, left_weights, left_layout), Packed(right, right_weights, right_layout)
+        score, *known = kernels.kme_forward(*sides, gamma)
         context.save_for_backward(left, left_weights, right, right_weights, gamma, *known)
         context.kernels, context.layouts = kernels, (left_layout, right_layout)
         return score
@@ -94,5 +95,7 @@ class _Score(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, (normaliser, *tile) = context.saved_tensors[:5], context.saved_tensors[5:]
-        return *context.kernels.kme_backward(*inputs, *context.layouts, normaliser, gradient, *tile), None, None
+        left, left_weights, right, right_weights, gamma, normaliser, *tile = context.saved_tensors
+        layouts = context.layouts
+        sides = Packed(left, left_weights, layouts[0]), Packed(right, right_weights, layouts[1])
+        return *context.kernels.kme_backward(*sides, gamma, normaliser, gradient, *tile), None, None

@@ -38,8 +38,8 @@ PAIRS = [
 KME_WAITS = {
     "ops/packing.py pack",
     "ops/packing.py _without_duplicates",
-    "ops/kme_cpu.py forward",
-    "ops/kme_cpu.py backward",
+    "ops/kme_cpu.py kme_forward",
+    "ops/kme_cpu.py kme_backward",
 }
 # Wrong or repeated sample ids must not reach the state.
 STATE_WAITS = {"objectives/per_sample.py rows"}
