@@ -204,7 +204,13 @@ class Scores(ABC):
 
     The positive of an anchor is the other view of the same sample. All results are differentiable, in the head's
     precision.
+
+    first_positive: column of row 0's positive; row i has its positive in column `first_positive + i`.
+    columns: number of columns, N.
     """
+
+    first_positive: int
+    columns: int
 
     @abstractmethod
     def positives(self) -> Tensor:
@@ -237,16 +243,6 @@ class Scores(ABC):
     @abstractmethod
     def dense(self) -> Tensor:
         """Return all scores, [b, N]. Only for formulas of single scores: the other methods need less memory."""
-
-    @property
-    @abstractmethod
-    def first_positive(self) -> int:
-        """Column of row 0's positive; row i has its positive in column `first_positive + i`."""
-
-    @property
-    @abstractmethod
-    def columns(self) -> int:
-        """Number of columns, N."""
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,7 @@ def test_no_file_imports_from_the_package_that_holds_it():
     assert found == FROM_THEIR_PACKAGE.keys()
 
 
-IMPORTERS_OF_LEAVES: dict[str, str] = {
-    "cli/models.py": "arguments of commands whose work is in clipzoo.explore, imported when it runs"
-}
+IMPORTERS_OF_LEAVES: dict[str, str] = {"cli/models.py": "arguments of commands; their work is imported when it runs"}
 """Files that import a leaf, and why they may."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -100,9 +100,25 @@ class ShardDataset(Part):
         Raises ConfigError if damaged shards lack too many samples or the ranks see different shards. Collective.
         """
         self._run = cache
-        indexes, faults = world.run_on_first(self._load_and_check)
+
+        def load() -> list[ShardIndex]:
+            return [
+                load_or_build(
+                    source.shards,
+                    self._cache,
+                    index_folders(source.shards, self._index_folder, cache),
+                    caption_key=self._caption_key,
+                )
+                for source in self._sources
+            ]
+
+        def load_and_check() -> tuple[list[ShardIndex], list[Fault]]:
+            indexes = load()
+            return indexes, check_shards(indexes, self._max_bad_fraction)
+
+        indexes, faults = world.run_on_first(load_and_check)
         # A node with its own copies of shards and index has to build its own index.
-        self._indexes = indexes if all(index.data.is_file() for index in indexes) else self._load()
+        self._indexes = indexes if all(index.data.is_file() for index in indexes) else load()
         if len(set(world.gather_object(self.fingerprint))) > 1:
             raise ConfigError("data.shards: the ranks see different shards; give all nodes the same files")
         self.samples = sum(index.samples for index in self._indexes)
@@ -195,17 +211,6 @@ class ShardDataset(Part):
         if self._run is not None:
             self._faults.write_to(self._run / f"bad_samples.rank{world.rank}.jsonl")
 
-    def _load_and_check(self) -> tuple[list[ShardIndex], list[Fault]]:
-        indexes = self._load()
-        return indexes, check_shards(indexes, self._max_bad_fraction)
-
-    def _load(self) -> list[ShardIndex]:
-        indexes = []
-        for source in self._sources:
-            folders = index_folders(source.shards, self._index_folder, self._run)
-            indexes.append(load_or_build(source.shards, self._cache, folders, caption_key=self._caption_key))
-        return indexes
-
 
 def rank_rows(global_batch: int, world: World) -> slice:
     """Return this rank's rows of a global batch. Raises ConfigError if it cannot be divided evenly among the ranks."""
@@ -217,15 +222,8 @@ def rank_rows(global_batch: int, world: World) -> slice:
     return slice(world.rank * size, (world.rank + 1) * size)
 
 
-class LoadedBatch(NamedTuple):
-    """A batch and its faults."""
-
-    batch: Batch
-    faults: list[Fault]
-
-
-class RankBatches(Dataset[LoadedBatch]):
-    """Map-style dataset: item k is this rank's share of step k, the rows `rows` of the global batch.
+class RankBatches(Dataset[tuple[Batch, list[Fault]]]):
+    """Map-style dataset: item k is this rank's share of step k, the rows `rows` of the global batch, and its faults.
 
     An image whose digest is among `stored_keys` is not decoded: it is black. A batch without decoded images takes no
     memory for them. stored_keys: None decodes all images and computes no digests.
@@ -243,11 +241,11 @@ class RankBatches(Dataset[LoadedBatch]):
         self._plan, self._reader, self._tokenizer, self._rows, self._trim = plan, reader, tokenizer, rows, trim_text
         self._stored_keys = stored_keys
 
-    def __getitem__(self, step: int) -> LoadedBatch:
+    def __getitem__(self, step: int) -> tuple[Batch, list[Fault]]:
         rows = self._plan.rows(step)
         ids, epochs = torch.from_numpy(rows.sample_id[self._rows].copy()), rows.epoch[self._rows].tolist()
         stored = [None] * len(ids) if self._stored_keys is None else self._stored_keys(ids).tolist()
-        size = self._reader.image_size
+        size = self._reader.transform.image_size
         images = torch.zeros(1, dtype=torch.uint8).expand(len(ids), 3, size, size)
         captions: list[str] = []
         keys: list[int] = []
@@ -267,7 +265,7 @@ class RankBatches(Dataset[LoadedBatch]):
             lengths = caption_lengths(text, self._tokenizer.end_token)
             text = trim_padding(text, self._tokenizer.end_token)
         image_keys = None if self._stored_keys is None else torch.tensor(keys)
-        return LoadedBatch(Batch(images, text, ids, image_keys, lengths), faults)
+        return Batch(images, text, ids, image_keys, lengths), faults
 
 
 @dataclass(frozen=True)
@@ -294,13 +292,9 @@ class SampleReader:
         caption_key: str | None,
         seed: int,
     ) -> None:
-        self._indexes, self._transform, self._seed = indexes, transform, seed
+        self._indexes, self.transform, self._seed = indexes, transform, seed
         self._first_ids = np.concatenate([[0], np.cumsum([index.samples for index in indexes])])
         self._shards = ShardReader(cache, caption_key)
-
-    @property
-    def image_size(self) -> int:
-        return self._transform.image_size
 
     def read(self, sample_id: int, epoch: int, stored_key: int | None = None) -> Sample:
         """Return the sample, or the next usable one after it in its shard (cyclically), then in the next shards.
@@ -316,9 +310,9 @@ class SampleReader:
             random = generator("augment", self._seed, epoch, sample_id)
             try:
                 captions = self._shards.captions(index, shard, position)
-                crop = self._transform.choose(self._shards.image(index, shard, position), random)
+                crop = self.transform.choose(self._shards.image(index, shard, position), random)
                 key = 0 if stored_key is None else crop.digest()
-                image = None if key and key == stored_key else self._transform.decode_crop(crop, random)
+                image = None if key and key == stored_key else self.transform.decode_crop(crop, random)
             except BadSampleError as error:
                 failure = failure or error
                 continue

@@ -13,11 +13,12 @@ import io
 import math
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,7 +172,6 @@ def apply_operation(image: Tensor, operation: str, level: float, sign: float) ->
     """Apply one of OPERATIONS to an image, uint8 [3, S, S]. level: strength from 0 to 1. sign: direction, 1 or -1."""
     from torchvision.transforms.v2 import InterpolationMode, functional
 
-    slope, pixels, angle = math.degrees(math.atan(sign * 0.3 * level)), sign * 10 * level, sign * 30 * level
     shear, shift, turn = [0.0, 0.0], [0.0, 0.0], 0.0
     match operation:
         case "identity":
@@ -185,11 +185,11 @@ def apply_operation(image: Tensor, operation: str, level: float, sign: float) ->
         case "sharpness":
             return functional.adjust_sharpness(image, 0.1 + 1.8 * level)
         case "shear x" | "shear y":
-            shear["xy".index(operation[-1])] = slope
+            shear["xy".index(operation[-1])] = math.degrees(math.atan(sign * 0.3 * level))
         case "shift x" | "shift y":
-            shift["xy".index(operation[-1])] = pixels
+            shift["xy".index(operation[-1])] = sign * 10 * level
         case "rotate":
-            turn = angle
+            turn = sign * 30 * level
     bilinear = InterpolationMode.BILINEAR
     return functional.affine(image, turn, shift, 1.0, shear, interpolation=bilinear, fill=_MID_GREY)
 
@@ -260,7 +260,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-class EncodedImage(Protocol):
+class EncodedImage(ABC):
     """An image of which only the header has been read.
 
     extension: of a file in its format. scalable: True if it can be decoded at 1/2, 1/4 or 1/8 of its size. conversions:
@@ -274,14 +274,16 @@ class EncodedImage(Protocol):
     scalable: bool
     conversions: list[str]
 
+    @abstractmethod
     def decode(self, reduction: int) -> Pixels:
         """Return pixels [ceil(height / reduction), ceil(width / reduction), 3], once. Raises BadSampleError."""
 
     def decode_for_pil(self) -> Image.Image:
         """Return the pixels of `decode(1)` as a PIL image of mode RGB, once. Raises BadSampleError."""
+        return Image.fromarray(self.decode(1))
 
 
-class _SimpleJpegImage:
+class _SimpleJpegImage(EncodedImage):
     scalable = True
     extension = "jpg"
 
@@ -296,11 +298,8 @@ class _SimpleJpegImage:
         except ValueError:
             return _PilImage(self._encoded).decode(reduction)
 
-    def decode_for_pil(self) -> Image.Image:
-        return Image.fromarray(self.decode(1))
 
-
-class _PilImage:
+class _PilImage(EncodedImage):
     def __init__(self, encoded: bytes) -> None:
         with _pil_errors():
             self._image = Image.open(io.BytesIO(encoded), formats=list(FORMATS))
@@ -337,7 +336,7 @@ class _PilImage:
 
     def decode_for_pil(self) -> Image.Image:
         if self._image.mode != "RGB" or self._image.has_transparency_data:
-            return Image.fromarray(self.decode(1))
+            return super().decode_for_pil()
         with _pil_errors():
             self._image.load()
             return self._image

@@ -80,7 +80,9 @@ class ShardIndex:
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
         self.samples = int(self.starts[-1])
         self._records: np.ndarray | None = None
-        self.keys: Callable[[int], list[str]] = lru_cache(_CACHED_SHARDS)(self._read_keys)
+        self.keys: Callable[[int], list[str]] = lru_cache(_CACHED_SHARDS)(
+            lambda shard: split_keys(self.key_bytes(shard), self.shards[shard].count)
+        )
 
     @property
     def records(self) -> np.ndarray:
@@ -99,9 +101,6 @@ class ShardIndex:
         with io.readable(self.data, io.ANY_SIZE, REMEDY) as file:
             file.seek(self.samples * RECORD.itemsize + self.shards[shard].key_start)
             return file.read(self.shards[shard].key_bytes)
-
-    def _read_keys(self, shard: int) -> list[str]:
-        return split_keys(self.key_bytes(shard), self.shards[shard].count)
 
     def locate(self, sample: int) -> tuple[int, int]:
         """Return (shard, position in the shard) of sample 0 .. n - 1 of the source."""
@@ -144,6 +143,8 @@ def load_or_build(
     ]
     if known and not any(stale):
         return known
+
+    # Read new and changed shards, and copy the rows of all others.
     stale_locations = [location for location, read in zip(locations, stale, strict=True) if read]
     scan_one: Callable[[str], Scan] = partial(_scan, cache, caption_key)
     count = min(processes or os.cpu_count() or 1, len(stale_locations) // _SHARDS_PER_PROCESS)
@@ -431,13 +432,13 @@ def _stated_count(location: str, usual: int) -> int:
     if is_remote(location):
         return usual
     stats = Path(location).with_name(f"{Path(location).stem}_stats.json")
-    return io.DamageLog().read(partial(_successes, stats), usual) if stats.is_file() else usual
 
+    def successes() -> int:
+        content = io.read_json(stats, io.MB, STATS_REMEDY)
+        io.require_fields(stats, content, {"successes": int}, STATS_REMEDY)
+        return content["successes"]
 
-def _successes(stats: Path) -> int:
-    content = io.read_json(stats, io.MB, STATS_REMEDY)
-    io.require_fields(stats, content, {"successes": int}, STATS_REMEDY)
-    return content["successes"]
+    return io.DamageLog().read(successes, usual) if stats.is_file() else usual
 
 
 # Fingerprints of datasets: digests of their content, independent of their folder.

@@ -247,9 +247,15 @@ class ShardCache:
             copy = self._folder / f"{hashlib.sha256(location.encode()).hexdigest()[:16]}-{name}"
             lock = open(self._folder / f".{copy.name}.lock", "w")  # noqa: SIM115 - closed by `_held`
         with _held(lock):
-            descriptor = None if size is None else _open_copy(copy, size)
-            if descriptor is not None:
-                return descriptor
+            if size is not None:
+                # A copy of that many bytes is opened and marked as used.
+                with suppress(FileNotFoundError):
+                    descriptor = os.open(copy, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                    if os.fstat(descriptor).st_size == size:
+                        with suppress(PermissionError):  # a copy of another user
+                            os.utime(descriptor)
+                        return descriptor
+                    os.close(descriptor)
             part = copy.with_name(f".{copy.name}.part")
             try:
                 with self._explained():
@@ -296,20 +302,6 @@ class ShardCache:
                 f"the cache of remote shards {self._folder} cannot be written: {cause}; free some space, or set "
                 "data.cache_folder to another folder or data.cache_gigabytes to less"
             ) from error
-
-
-def _open_copy(copy: Path, size: int) -> int | None:
-    """Open a copy of that many bytes and mark it as used; None if there is none."""
-    try:
-        descriptor = os.open(copy, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    if os.fstat(descriptor).st_size == size:
-        with suppress(PermissionError):  # a copy of another user
-            os.utime(descriptor)
-        return descriptor
-    os.close(descriptor)
-    return None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -78,52 +78,41 @@ def scan_descriptor(descriptor: int, caption_key: str | None = None) -> Scan:
     """List the samples of an open shard; see `scan_shard`."""
     try:
         size = os.fstat(descriptor).st_size
-        contents = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
+        members, flaw = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
     except OSError as error:
         return Scan.unreadable(f"unreadable: {error.strerror}")
-    samples, duplicates = _group_by_key(contents.members)
-    records = np.zeros(len(samples), RECORD)
-    for role in ROLES:
-        members = [sample.members.get(role) for sample in samples]
-        records[f"{role}_offset"] = [member.offset if member else 0 for member in members]
-        records[f"{role}_size"] = [min(member.size, 2**32 - 1) if member else 0 for member in members]
-    for record in records:
-        try:
-            record["caption"] = digest(read_captions(descriptor, record, caption_key)[0])
-        except BadSampleError:
-            record["caption"] = NO_CAPTION
-    keys = "\0".join(sample.key for sample in samples).encode()
-    return Scan(records, keys, size, duplicates, contents.flaw)
 
-
-@dataclass
-class _Sample:
-    key: str
-    members: dict[str, Member] = field(default_factory=dict)
-    extensions: set[str] = field(default_factory=set)
-
-
-def _group_by_key(members: list[Member]) -> tuple[list[_Sample], int]:
-    """Return the samples in the order of the archive, and how many of them repeat a key."""
-    by_key: dict[str, list[_Sample]] = {}
-    samples: list[_Sample] = []
+    # Samples in the order of the archive: the members of each by extension.
+    samples: list[tuple[str, dict[str, Member]]] = []
+    by_key: dict[str, list[dict[str, Member]]] = {}
     for member in members:
         folder, _, name = member.name.rpartition("/")
         stem, _, extension = name.partition(".")
         extension = extension.lower()
-        role = "image" if extension in IMAGE_EXTENSIONS else extension
-        if not stem or role not in ROLES:
+        if not stem or extension not in (*IMAGE_EXTENSIONS, *ROLES):
             continue
         key = f"{folder}/{stem}" if folder else stem
         same_key = by_key.setdefault(key, [])
-        sample = next((sample for sample in same_key if extension not in sample.extensions), None)
+        sample = next((sample for sample in same_key if extension not in sample), None)
         if sample is None:
-            sample = _Sample(key)
+            sample = {}
             same_key.append(sample)
-            samples.append(sample)
-        sample.extensions.add(extension)
-        sample.members.setdefault(role, member)
-    return samples, len(samples) - len(by_key)
+            samples.append((key, sample))
+        sample[extension] = member
+
+    records = np.zeros(len(samples), RECORD)
+    for record, (_, sample) in zip(records, samples, strict=True):
+        for extension, member in sample.items():
+            role = extension if extension in ROLES else "image"
+            # Of several images the first one.
+            if not record[f"{role}_offset"]:
+                record[f"{role}_offset"], record[f"{role}_size"] = member.offset, min(member.size, 2**32 - 1)
+        try:
+            record["caption"] = digest(read_captions(descriptor, record, caption_key)[0])
+        except BadSampleError:
+            record["caption"] = NO_CAPTION
+    keys = "\0".join(key for key, _ in samples).encode()
+    return Scan(records, keys, size, len(samples) - len(by_key), flaw)
 
 
 @dataclass(frozen=True)
@@ -135,24 +124,15 @@ class Member:
     size: int
 
 
-@dataclass
-class Contents:
-    """All complete members of an archive. flaw: why there may be more; None for an intact archive."""
-
-    members: list[Member] = field(default_factory=list)
-    flaw: str | None = None
-
-
-def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
-    """List the members of an archive of `size` bytes.
+def list_members(read: Callable[[int, int], bytes], size: int) -> tuple[list[Member], str | None]:
+    """Return all complete members of an archive of `size` bytes, and why there may be more; None if it is intact.
 
     read(length, offset) returns bytes of the archive, fewer only at its end. Archives joined end to end are read to
-    the last one. Damage raises nothing: it ends the list and is described by `flaw`.
+    the last one. Damage raises nothing: it ends the list.
     """
-    contents = Contents()
+    members: list[Member] = []
     if 0 < size < _BLOCK:
-        contents.flaw = "not a tar archive" + _compression(read(_BLOCK, 0))
-        return contents
+        return members, "not a tar archive" + _compression(read(_BLOCK, 0))
     position = buffer_start = 0
     buffer = b""
     long_name: bytes | None = None
@@ -173,9 +153,9 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
         except ValueError:
             length = -1
         kind = header[156:157]
-        contents.flaw = _header_flaw(header, position, length, kind, size)
-        if contents.flaw is not None:
-            return contents
+        flaw = _header_flaw(header, position, length, kind, size)
+        if flaw is not None:
+            return members, flaw
         start = position + _BLOCK
         position = start + -(-length // _BLOCK) * _BLOCK
         if kind == b"L":
@@ -189,12 +169,12 @@ def list_members(read: Callable[[int, int], bytes], size: int) -> Contents:
                 if header[257:263] == b"ustar\0" and prefix:
                     name = prefix + b"/" + name
                 label = pax.get("path") or _text(name if long_name is None else long_name)
-                contents.members.append(Member(label, start, length))
+                members.append(Member(label, start, length))
             long_name, pax = None, {}
-    if not ended:
-        cut = f"truncated: {size} bytes end inside a member"
-        contents.flaw = "empty file" if size == 0 else UNTERMINATED if position == size else cut
-    return contents
+    if ended:
+        return members, None
+    cut = f"truncated: {size} bytes end inside a member"
+    return members, "empty file" if size == 0 else UNTERMINATED if position == size else cut
 
 
 def _header_flaw(header: bytes, position: int, length: int, kind: bytes, size: int) -> str | None:

@@ -127,6 +127,16 @@ class ImageTower(Tower):
     interpolation: str = "bicubic"
     resize_mode: str = "shortest"
 
+    @torch.no_grad()
+    def gives_tokens(self) -> bool:
+        """Run the tower on one black image."""
+        was_training, some = self.training, next(self.parameters())
+        image = torch.zeros(1, 3, self.input_size, self.input_size, dtype=some.dtype, device=some.device)
+        try:
+            return self.eval()(image).tokens is not None
+        finally:
+            self.train(was_training)
+
 
 class TextTower(Tower):
     """Base class of text towers: token ids [b, L] -> Features.

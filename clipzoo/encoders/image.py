@@ -67,16 +67,16 @@ class TimmTower(ImageTower):
         super().__init__()
         self.trunk = timm_trunk(name, image_size, pretrained, options)
         patch = getattr(getattr(self.trunk, "patch_embed", None), "patch_size", (1, 1))
-        own_size = self.trunk.pretrained_cfg["input_size"][-1]
+        settings = self.trunk.pretrained_cfg
+        own_size = settings["input_size"][-1]
         if image_size not in (None, own_size) and any(image_size % side for side in patch):
             raise ConfigError(
                 f"encoder.image_size={image_size} must be a multiple of the patches of {name}, {patch[0]}"
             )
         if checkpoint:
             self.trunk.set_grad_checkpointing()
-        settings = self.trunk.pretrained_cfg
         self.width = getattr(self.trunk, "head_hidden_size", None) or self.trunk.num_features
-        self.input_size = image_size or settings["input_size"][-1]
+        self.input_size = image_size or own_size
         self.mean, self.std = settings["mean"], settings["std"]
         self._layout = memory_layout(self.trunk)
         self.trunk.to(memory_format=self._layout)
@@ -94,9 +94,6 @@ class TimmTower(ImageTower):
         if not self._pools_first:
             return self(image).pooled
         return self.trunk.forward_head(timm_vit_at_first(self.trunk, image), pre_logits=True)
-
-    def gives_tokens(self) -> bool:
-        return gives_tokens(self)
 
     def layers(self) -> list[nn.Module]:
         return timm_blocks(self.trunk)
@@ -259,18 +256,6 @@ def tokens_of(trunk: Any, features: Any, width: int) -> Tensor | None:
     return features if features.shape[-1] == width else None
 
 
-@torch.no_grad()
-def gives_tokens(tower: ImageTower) -> bool:
-    """Run the tower on one black image and return True if it gives tokens."""
-    was_training = tower.training
-    some = next(tower.parameters())
-    image = torch.zeros(1, 3, tower.input_size, tower.input_size, dtype=some.dtype, device=some.device)
-    try:
-        return tower.eval()(image).tokens is not None
-    finally:
-        tower.train(was_training)
-
-
 def timm_blocks(trunk: nn.Module) -> list[nn.Module]:
     """Return the blocks of a trunk in order; the stages where these hold no list of blocks."""
     stages = [module for name, module in trunk.named_children() if NUMBERED.fullmatch(name)]
@@ -303,10 +288,6 @@ def open_clip_block_at(block: Any, states: Tensor, state: Tensor, visible: Tenso
     return state + block.ls_2(block.mlp(block.ln_2(state)))
 
 
-def _open_clip_block_at_first(block: Any, states: Tensor) -> Tensor:
-    return open_clip_block_at(block, states, states[:, 0], None)
-
-
 def _timm_block_at_first(block: Any, states: Tensor) -> Tensor:
     """Return timm's block at the first position, [b, 1, w]. states: [b, L, w]."""
     attention, state = block.attn, states[:, :1]
@@ -330,7 +311,11 @@ def open_clip_vit_at_first(trunk: Any, image: Tensor) -> Tensor:
     states = trunk._embeds(image)
     for block in blocks:
         states = checkpoint(block, states, use_reentrant=False) if recompute else block(states)
-    return call_as_forward(last, _open_clip_block_at_first, states, recompute=recompute)
+
+    def at_first(block: Any, states: Tensor) -> Tensor:
+        return open_clip_block_at(block, states, states[:, 0], None)
+
+    return call_as_forward(last, at_first, states, recompute=recompute)
 
 
 def pools_first_of_open_clip(trunk: Any) -> bool:

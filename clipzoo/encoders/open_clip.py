@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from clipzoo.encoders.base import ImageTower, TextTower, longest_list
 from clipzoo.encoders.huggingface import require_transformers
 from clipzoo.encoders.image import (
-    gives_tokens,
     memory_layout,
     open_clip_vit_at_first,
     pools_first_of_open_clip,
@@ -130,9 +129,6 @@ class OpenClipImage(ImageTower):
         if self.is_timm:
             return self.head(self.trunk.forward_head(timm_vit_at_first(self.trunk, image)))
         return self.trunk.ln_post(open_clip_vit_at_first(self.trunk, image))
-
-    def gives_tokens(self) -> bool:
-        return gives_tokens(self)
 
     def layers(self) -> list[nn.Module]:
         if self.is_resnet:

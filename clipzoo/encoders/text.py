@@ -110,7 +110,11 @@ def causal_state(trunk: Any, text: Tensor, offset: Tensor, recompute: bool) -> T
     """
     *blocks, last = trunk.transformer.resblocks
     states = _states_after(trunk, blocks, text, recompute)
-    return call_as_forward(last, _causal_block_at, states, offset, recompute=recompute)
+
+    def at_offset(block: Any, states: Tensor, offset: Tensor) -> Tensor:
+        return open_clip_block_at(block, states, _at(states, offset == 0), offset <= 0)
+
+    return call_as_forward(last, at_offset, states, offset, recompute=recompute)
 
 
 def _states_after(trunk: Any, blocks: Iterable[nn.Module], text: Tensor, recompute: bool) -> Tensor:
@@ -129,11 +133,6 @@ def _causal_block(block: Any, states: Tensor) -> Tensor:
     attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     states = states + attention.out_proj(attended.transpose(1, 2).flatten(2))
     return states + block.mlp(block.ln_2(states))
-
-
-def _causal_block_at(block: Any, states: Tensor, offset: Tensor) -> Tensor:
-    """`_causal_block` at the position of each row where `offset` is 0. [b, L, w], [b, L] -> [b, w]."""
-    return open_clip_block_at(block, states, _at(states, offset == 0), offset <= 0)
 
 
 def _at(states: Tensor, chosen: Tensor) -> Tensor:

@@ -122,7 +122,13 @@ def write_features(
     """
     world = encoder.world
     key_file, paths = io.below(folder, f"{split}.key"), _paths(folder, split)
-    if world.run_on_first(lambda: _is_written(folder, split, key, len(images))):
+
+    def is_written() -> bool:
+        matches = io.read_text(key_file, io.MB, REMEDY) == key
+        return matches and all(len(_load(path)) == len(images) for path in paths)
+
+    # Damaged files are named in the log.
+    if world.run_on_first(lambda: key_file.exists() and io.DamageLog().read(is_written, False)):
         return
 
     def compute(features: Features, labels: Tensor) -> list[Embedding]:
@@ -153,18 +159,6 @@ def read_features(folder: Path, split: str, projection: str) -> LabelledFeatures
     paths = dict(zip((*PROJECTIONS, "labels"), _paths(folder, split), strict=True))
     features, labels = (torch.from_numpy(np.array(_load(paths[part]))) for part in (projection, "labels"))
     return LabelledFeatures(features, labels)
-
-
-def _is_written(folder: Path, split: str, key: str, count: int) -> bool:
-    """Return True if the files of a split are complete and belong to `key`; damaged ones are named in the log."""
-    key_file = io.below(folder, f"{split}.key")
-
-    def is_written() -> bool:
-        return io.read_text(key_file, io.MB, REMEDY) == key and all(
-            len(_load(path)) == count for path in _paths(folder, split)
-        )
-
-    return key_file.exists() and io.DamageLog().read(is_written, False)
 
 
 def _load(path: Path) -> np.ndarray:

@@ -57,10 +57,12 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """Base class of heads: a head computes similarities from the features of both modalities.
 
     It owns projections, point weights and temperature. A subclass defines `embed_image`, `embed_text`, `score`,
-    `ensemble`, `probe` and `score_range`, and sets the attributes below. `Model` runs heads outside autocast, on
-    features in the precision of the head's parameters.
+    `ensemble` and `probe`, and sets the attributes below. `Model` runs heads outside autocast, on features in the
+    precision of the head's parameters.
     """
 
+    score_range: tuple[float, float]
+    """Bounds of `score` over all inputs and all allowed parameter values; +-inf without a bound."""
     needs_tokens: bool = False
     """True if the head reads `Features.tokens`."""
     needs_padding: bool = False
@@ -77,11 +79,6 @@ class Head(nn.Module, Generic[EmbeddingKind]):
     """Names of the objectives (`Objective.name`) with which papers train this head."""
     citations: tuple[Paper, ...] = ()
     """Papers that define the head."""
-
-    @property
-    @abstractmethod
-    def score_range(self) -> tuple[float, float]:
-        """Bounds of `score` over all inputs and all allowed parameter values; +-inf without a bound."""
 
     @abstractmethod
     def embed_image(self, features: Features) -> EmbeddingKind:

@@ -56,6 +56,7 @@ class CloobHead(UnitVectorHead):
         self._beta = beta
         self._hopfield_start = hopfield_start
         self._step = 0
+        self.score_range = -inverse_temperature, inverse_temperature
 
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
@@ -66,10 +67,6 @@ class CloobHead(UnitVectorHead):
         points = 4 * shape.batch * shape.width * FLOAT
         flops = projections(shape) + retrieve + 2 * way.flops
         return Cost(flops, 4 * shape.width, exchanged, way.scores, points)
-
-    @property
-    def score_range(self) -> tuple[float, float]:
-        return -self._inverse_temperature, self._inverse_temperature
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self._inverse_temperature * image, text

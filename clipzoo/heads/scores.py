@@ -21,26 +21,26 @@ class DenseScores(Scores):
 
     def __init__(self, matrix: Tensor, first_positive: int = 0) -> None:
         self._matrix = matrix
-        self._first_positive = first_positive
+        self.first_positive, self.columns = first_positive, matrix.shape[1]
 
     def positives(self) -> Tensor:
-        return self._matrix.diagonal(self._first_positive)
+        return self._matrix.diagonal(self.first_positive)
 
     def log_sum_exp(self, *, exclude_positive: bool = False) -> Tensor:
         matrix = self._matrix
         if exclude_positive:
             # Masked with -inf: a subtraction from the sum would be inexact if the positive dominates it.
             matrix = matrix.clone()
-            matrix.diagonal(self._first_positive).fill_(float("-inf"))
+            matrix.diagonal(self.first_positive).fill_(float("-inf"))
         return matrix.logsumexp(dim=1)
 
     def scaled(self, scaling: Callable[[Tensor], Tensor]) -> Scores:
-        return DenseScores(scaling(self._matrix), self._first_positive)
+        return DenseScores(scaling(self._matrix), self.first_positive)
 
     def binary_cross_entropy(self, scale: Tensor, bias: Tensor) -> Tensor:
         logits = scale * self._matrix + bias
         labels = torch.full_like(logits, -1.0)
-        labels.diagonal(self._first_positive).fill_(1.0)
+        labels.diagonal(self.first_positive).fill_(1.0)
         return -functional.logsigmoid(labels * logits).sum(dim=1).mean()
 
     def squared_distance(self, other: Scores) -> Tensor:
@@ -51,14 +51,6 @@ class DenseScores(Scores):
 
     def dense(self) -> Tensor:
         return self._matrix
-
-    @property
-    def first_positive(self) -> int:
-        return self._first_positive
-
-    @property
-    def columns(self) -> int:
-        return self._matrix.shape[1]
 
 
 class DenseNegatives(Negatives):
@@ -218,6 +210,7 @@ class TiledScores(Scores):
 
     def __init__(self, pairs: Pairs, of_texts: bool) -> None:
         self.pairs, self.of_texts = pairs, of_texts
+        self.first_positive, self.columns = pairs.first_positive, len(pairs.right)
 
     def positives(self) -> Tensor:
         return self.pairs.positives
@@ -249,14 +242,6 @@ class TiledScores(Scores):
         """[b, N]; of the texts, this rank's rows of the transpose of the global matrix."""
         return self.pairs.world.transpose(self.pairs.matrix) if self.of_texts else self.pairs.matrix
 
-    @property
-    def first_positive(self) -> int:
-        return self.pairs.first_positive
-
-    @property
-    def columns(self) -> int:
-        return len(self.pairs.right)
-
     def _factors(self) -> tuple[Tensor, Tensor]:
         """Factors of the local anchors [b, f] and of all ranks' contrasts [N, f]."""
         pairs = self.pairs
@@ -275,6 +260,7 @@ class TiledNegatives(Negatives):
         self._temperatures = torch.as_tensor(temperature, dtype=positives.dtype, device=positives.device).expand(
             scores.columns
         )
+        self._tau = self._temperatures[self._own]  # of the local anchors, [b]
         # Image anchors are rows: this rank's, over all texts. Text anchors are columns: all of them, over this rank's.
         anchors, contrasts = (slice(None), self._own) if self._of_texts else (self._own, slice(None))
         exponents = Exponents(
@@ -313,8 +299,3 @@ class TiledNegatives(Negatives):
             return world.gather(torch.logaddexp(of_negatives, -log_denominator) - offset)
 
         return pulls
-
-    @property
-    def _tau(self) -> Tensor:
-        """Temperatures of the local anchors, [b]."""
-        return self._temperatures[self._own]

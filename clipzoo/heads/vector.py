@@ -19,6 +19,8 @@ from clipzoo.types import Count, Features, Positive, Scale, Scores, Similarity, 
 class VectorHead(Head[Tensor]):
     """Base class of heads with one vector per sample, [b, d]; scores are inner products of the two `factors`."""
 
+    is_inner_product = True
+
     @abstractmethod
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         """[n, d] and [k, d] -> left [n, f] and right [k, f], such that left @ right.mT is the score, scale included.
@@ -26,14 +28,19 @@ class VectorHead(Head[Tensor]):
         A row of a factor depends on the same row of its argument alone, so that rows may be split and gathered.
         """
 
-    is_inner_product = True
-
     def search_factors(self, image: Tensor, text: Tensor, basis: None = None) -> tuple[Tensor, Tensor]:
         return self.factors(image, text)
 
     def score(self, image: Tensor, text: Tensor) -> Tensor:
         left, right = self.factors(image, text)
         return left @ right.mT
+
+    def ensemble(self, prompts: Tensor) -> Tensor:
+        """[p, d] -> [1, d], the mean."""
+        return prompts.mean(dim=0, keepdim=True)
+
+    def probe(self, features: Features, where: str) -> Tensor:
+        return features.pooled if where == "before" else self.embed_image(features)
 
     def similarity(self, image: Tensor, text: Tensor, world: World = World(), tile: int | None = None) -> Similarity:
         if tile is None:
@@ -72,10 +79,7 @@ class UnitVectorHead(VectorHead):
 
     def ensemble(self, prompts: Tensor) -> Tensor:
         """[p, d] unit vectors -> [1, d], their normalised mean."""
-        return functional.normalize(prompts.mean(dim=0, keepdim=True), dim=-1)
-
-    def probe(self, features: Features, where: str) -> Tensor:
-        return features.pooled if where == "before" else self.embed_image(features)
+        return functional.normalize(super().ensemble(prompts), dim=-1)
 
 
 def _projected(pooled: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
@@ -144,10 +148,7 @@ class ClipHead(UnitVectorHead):
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable_temperature)
         self.learnable_temperature = learnable_temperature
         self._max_scale = max_scale if learnable_temperature else 1 / temperature
-
-    @property
-    def score_range(self) -> tuple[float, float]:
-        return -self._max_scale, self._max_scale
+        self.score_range = -self._max_scale, self._max_scale
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self.log_scale.exp() * image, text
@@ -201,20 +202,13 @@ class InnerProductHead(VectorHead):
         self._temperature = temperature
 
     def embed_image(self, features: Features) -> Tensor:
-        return _pooled_projection(features.pooled, self.image_projection)
+        return features.pooled if self.image_projection is None else features.pooled @ self.image_projection
 
     def embed_text(self, features: Features) -> Tensor:
-        return _pooled_projection(features.pooled, self.text_projection)
+        return features.pooled if self.text_projection is None else features.pooled @ self.text_projection
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return image / self._temperature, text
-
-    def ensemble(self, prompts: Tensor) -> Tensor:
-        """[p, d] -> [1, d], the mean."""
-        return prompts.mean(dim=0, keepdim=True)
-
-    def probe(self, features: Features, where: str) -> Tensor:
-        return features.pooled if where == "before" else self.embed_image(features)
 
 
 class DistanceHead(InnerProductHead):
@@ -245,7 +239,3 @@ class DistanceHead(InnerProductHead):
         whole = -vectors.square().sum(dim=1, keepdim=True) / (2 * self._temperature)
         coarse = whole.detach().to(torch.bfloat16).to(whole.dtype)
         return torch.cat([coarse, whole - coarse], dim=1)
-
-
-def _pooled_projection(pooled: Tensor, matrix: Tensor | None) -> Tensor:
-    return pooled if matrix is None else pooled @ matrix

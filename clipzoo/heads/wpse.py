@@ -74,9 +74,6 @@ def _normal(rows: int, columns: int, generator: Generator) -> Tensor:
     return torch.randn(rows, columns, generator=generator, device="cpu", dtype=torch.float32)
 
 
-_ACTIVATIONS = {"signed": torch.tanh, "positive": torch.sigmoid}
-
-
 @checked
 class WpseHead(VectorHead):
     """logits = scale * <e_x, e_y>, e = [sqrt(a1) mean_i w_i v_i, sqrt(a2) mean_i w_i z(v_i)] (eq. 8), not normalised.
@@ -163,13 +160,16 @@ class WpseHead(VectorHead):
         self._alpha = alpha
         self._kernel = kernel
         self._features = {True: features, False: evaluation_features}
-        self._activation = _ACTIVATIONS[weights]
+        self._activation = torch.tanh if weights == "signed" else torch.sigmoid
         self._weight_bound = weight_bound
         # Added to raw weights, in units of the bound: raw weight 0 then gives the initial weight.
         self._weight_shift = (
             0.0 if initial_weight is None else math.log(initial_weight / (weight_bound - initial_weight))
         )
         self._mean = reduction == "mean"
+        # |v| = 1 and |z(v)|^2 <= 2.
+        bound = max_scale * weight_bound**2 * (alpha[0] + 2 * alpha[1]) if self._mean else math.inf
+        self.score_range = -bound, bound
         self._scale_range = min_scale, max_scale
         self._embed_width = embed_width
         self._seed = seed
@@ -177,14 +177,6 @@ class WpseHead(VectorHead):
         self.register_buffer("frequencies", torch.empty(0, embed_width), persistent=False)
         self.register_buffer("phases", torch.empty(0), persistent=False)
         self.resample(0)
-
-    @property
-    def score_range(self) -> tuple[float, float]:
-        if not self._mean:
-            return -math.inf, math.inf
-        # |v| = 1 and |z(v)|^2 <= 2.
-        bound = self._scale_range[1] * self._weight_bound**2 * (self._alpha[0] + 2 * self._alpha[1])
-        return -bound, bound
 
     def embed_image(self, features: Features) -> Tensor:
         return self._embed(self.image, features)
@@ -194,10 +186,6 @@ class WpseHead(VectorHead):
 
     def factors(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         return self.scale * image, text
-
-    def ensemble(self, prompts: Tensor) -> Tensor:
-        """[p, d + D] -> [1, d + D], the mean; embeddings are not normalised."""
-        return prompts.mean(dim=0, keepdim=True)
 
     def probe(self, features: Features, where: str) -> Tensor:
         """Before the projection: the weighted sum of the tokens, without random features."""

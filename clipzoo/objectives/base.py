@@ -11,43 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads.base import Head, Paper
 from clipzoo.heads.cost import Shape
-from clipzoo.heads.wpse import Kernel
 from clipzoo.types import Batch, Loss, Progress, Scores, Similarity, World
 
-# Requirements on heads of objectives that have a temperature of their own.
-
-
-def plain_cosines(head: Head, objective: str) -> list[str]:
-    """Return the reasons why the head's scores are not plain cosines, with the keys to change; empty if they are."""
-    reasons = []
-    if head.learnable_temperature:
-        reasons.append(
-            f"objective {objective} has its own temperature, and head {type(head).__name__} learns another: "
-            "use head=cosine"
-        )
-    low, high = head.score_range
-    if not are_cosines(head.score_range):
-        reasons.append(
-            f"objective {objective} divides cosines in [-1, 1] by its own temperature, and the scores of head "
-            f"{type(head).__name__} lie in [{low:g}, {high:g}]: use head=cosine"
-        )
-    return reasons
-
-
-def are_cosines(score_range: tuple[float, float]) -> bool:
-    """Return True if the range lies within [-1, 1]."""
-    return score_range[0] >= -1 - TOLERANCE and score_range[1] <= 1 + TOLERANCE
-
-
-TOLERANCE = 1e-5
-"""Tolerance of the range: exp(log(1)) in fp32 may differ from 1."""
-
-
+log = logging.getLogger(__name__)
+NAMES = ("image_to_text", "text_to_image")
 StateShare = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """A part of a tensor: the shape of the whole, the first indices of the part, its shape."""
 
@@ -62,7 +33,7 @@ class Objective(nn.Module):
     loss_unit = ""
     """Unit of the loss in curves: "nats" for a negative log-likelihood or a bound of mutual information, else empty."""
     own_temperature: bool = False
-    """True if the objective scales the scores itself, which should then be plain cosines."""
+    """True if the objective scales the scores itself, which must then be plain cosines."""
     needs_negatives: bool = False
     """True if the loss is not defined for a global batch of one sample, which has no negatives."""
     depends_on_length: bool = False
@@ -106,7 +77,7 @@ class Objective(nn.Module):
 
     def check(self, head: Head) -> list[str]:
         """Return the reasons why this objective cannot train this head, with the keys to change; empty if it can."""
-        return []
+        return plain_cosines(head, self.name) if self.own_temperature else []
 
     def warnings(self, head: Head) -> list[str]:
         """Return warnings about a compatible pair of head and objective."""
@@ -172,7 +143,26 @@ class Objective(nn.Module):
 # Compatibility of heads and objectives, decided from the attributes that both declare.
 
 
-log = logging.getLogger(__name__)
+def plain_cosines(head: Head, objective: str) -> list[str]:
+    """Return the reasons why the head's scores are not plain cosines, with the keys to change; empty if they are."""
+    reasons = []
+    if head.learnable_temperature:
+        reasons.append(
+            f"objective {objective} has its own temperature, and head {type(head).__name__} learns another: "
+            "use head=cosine"
+        )
+    low, high = head.score_range
+    if not are_cosines(head.score_range):
+        reasons.append(
+            f"objective {objective} divides cosines in [-1, 1] by its own temperature, and the scores of head "
+            f"{type(head).__name__} lie in [{low:g}, {high:g}]: use head=cosine"
+        )
+    return reasons
+
+
+def are_cosines(score_range: tuple[float, float]) -> bool:
+    """Return True if the range lies within [-1, 1]; exp(log(1)) in fp32 may differ from 1."""
+    return score_range[0] >= -1 - 1e-5 and score_range[1] <= 1 + 1e-5
 
 
 @dataclass(frozen=True)
@@ -214,9 +204,6 @@ def require(head: Head, objective: Objective) -> None:
 # Weighted sums of losses over the two directions of a similarity.
 
 
-NAMES = ("image_to_text", "text_to_image")
-
-
 def weighted_loss(similarity: Similarity, weights: tuple[float, float], *losses: Callable[[Scores], Tensor]) -> Loss:
     """Return the sum over directions of weight * loss(scores), and the loss of each direction in the logs.
 
@@ -249,49 +236,3 @@ class LogitScale(nn.Module):
             # The parameter itself is clamped, as by CLIP after a step: a clamped copy has no gradient beyond the bound.
             self.log_scale.clamp_(max=self._log_maximum)
         return self.log_scale.exp()
-
-
-# Kernels between the raw inputs of the samples of the global batch.
-
-
-def kernel_matrix(
-    view: Tensor, kernel: Kernel, median_unit: bool, dtype: torch.dtype, world: World = World()
-) -> Tensor:
-    """Return the kernel matrix of one view of the global batch: [b, ...], the local samples -> [N, N].
-
-    Floats are compared unchanged, uint8 images as fractions of 255, token ids as bags of words (counts of ids; id 0 is
-    padding). median_unit: distances are divided by the median distance of two different samples of the batch.
-    """
-    entries = _entries(_gathered(view, world), dtype)
-    # Centred: far from the origin distances would be differences of large numbers.
-    entries = entries - entries.mean(dim=0)
-    norms = entries.square().sum(dim=1)
-    sums = norms[:, None] + norms
-    squared = (sums - 2 * entries @ entries.mT).fill_diagonal_(0)
-    # Distances of equal samples are rounding errors; if most samples are equal, these would become the unit.
-    squared = squared.masked_fill(squared <= 16 * torch.finfo(dtype).eps * sums, 0)
-    if median_unit:
-        rows, columns = torch.triu_indices(len(squared), len(squared), offset=1, device=squared.device)
-        squared = squared / squared[rows, columns].median().clamp(min=torch.finfo(dtype).tiny)
-    return kernel.value(squared)
-
-
-def _gathered(view: Tensor, world: World) -> Tensor:
-    """Gather the rows of all ranks. Captions are padded with 0: ranks may have trimmed them to different lengths."""
-    if view.ndim == 2 and view.dtype == torch.int64:
-        longest = int(world.maximum(view.new_full((), view.shape[1])))
-        view = functional.pad(view, (0, longest - view.shape[1]))
-    return world.gather(view)
-
-
-def _entries(view: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, ...] -> [N, e], one vector per sample."""
-    flat = view.flatten(1)
-    if flat.is_floating_point():
-        return flat.to(dtype)
-    if flat.dtype == torch.uint8:
-        return flat.to(dtype) / 255
-    ids, position = flat.unique(return_inverse=True)
-    counts = torch.zeros(len(flat), len(ids), dtype=dtype, device=flat.device)
-    counts.scatter_add_(1, position, (flat != 0).to(dtype))
-    return counts

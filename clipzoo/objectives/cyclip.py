@@ -6,7 +6,7 @@ from torch import Tensor
 
 from clipzoo.heads.base import Head, Paper
 from clipzoo.heads.cost import Shape
-from clipzoo.objectives.base import LogitScale, Objective, plain_cosines
+from clipzoo.objectives.base import LogitScale, Objective
 from clipzoo.objectives.infonce import cross_entropy
 from clipzoo.types import Batch, Loss, Positive, Progress, Scale, Scores, Similarity, Weight, checked
 
@@ -70,7 +70,7 @@ class CyCLIP(Objective):
         return Loss(contrastive + self._cross_modal * cross_modal + self._in_modal * in_modal, logs)
 
     def check(self, head: Head) -> list[str]:
-        reasons = plain_cosines(head, self.name)
+        reasons = super().check(head)
         if not head.compares_within:
             reasons.append(
                 f"objective cyclip compares images with images, which head {type(head).__name__} does not: "

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from clipzoo.heads.base import Head, Paper
-from clipzoo.objectives.base import Objective, plain_cosines, weighted_loss
+from clipzoo.heads.base import Paper
+from clipzoo.objectives.base import Objective, weighted_loss
 from clipzoo.types import Batch, Decay, Loss, Progress, Scale, Scores, Similarity, Weight, checked
 
 
@@ -45,9 +45,6 @@ class DCL(Objective):
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         return weighted_loss(similarity, self._weights, self._debiased)
-
-    def check(self, head: Head) -> list[str]:
-        return plain_cosines(head, self.name)
 
     def _tempered(self, cosines: Tensor) -> Tensor:
         return cosines / self._temperature

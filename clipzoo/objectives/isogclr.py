@@ -22,7 +22,6 @@ from clipzoo.types import (
     Share,
     Similarity,
     Weight,
-    World,
     checked,
 )
 
@@ -90,7 +89,11 @@ class ISogCLR(MovingAverageObjective):
             return scores.negatives(tau[anchor], -math.log(len(samples) - 1))
 
         def direction(anchor: int, rows: slice, terms: Negatives) -> tuple[Tensor, Tensor]:
-            return self._direction(anchor, rows, terms, tau[anchor], samples, similarity.world)
+            log_u = self.track(anchor, samples, terms.log_sum(), similarity.world)[rows]
+            if self.training:
+                gradient = log_u + self._rho - terms.mean_difference(log_u)
+                self._update_tau(anchor, samples, similarity.world.gather(gradient), tau[anchor])
+            return terms.surrogate(log_u), (tau[anchor, rows] * (log_u + self._rho)).mean()
 
         loss = both_anchors(similarity, negatives, direction)
         means = samples.read(self.tau).mean(dim=1)
@@ -100,15 +103,6 @@ class ISogCLR(MovingAverageObjective):
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return the temperatures."""
         return self.only_seen("temperature", self.tau)
-
-    def _direction(
-        self, anchor: int, rows: slice, terms: Negatives, all_tau: Tensor, samples: SampleRows, world: World
-    ) -> tuple[Tensor, Tensor]:
-        log_u = self.track(anchor, samples, terms.log_sum(), world)[rows]
-        if self.training:
-            gradient = log_u + self._rho - terms.mean_difference(log_u)
-            self._update_tau(anchor, samples, world.gather(gradient), all_tau)
-        return terms.surrogate(log_u), (all_tau[rows] * (log_u + self._rho)).mean()
 
     def _update_tau(self, modality: int, samples: SampleRows, gradient: Tensor, tau: Tensor) -> None:
         """Take one step of SGD with momentum. gradient: [N], of the objective by the temperatures."""

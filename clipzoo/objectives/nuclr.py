@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clipzoo.heads.base import Paper
-from clipzoo.objectives.per_sample import IMAGE, NEVER, TEXT, MovingAverageObjective, SampleRows, both_anchors
+from clipzoo.objectives.per_sample import NEVER, MovingAverageObjective, SampleRows, both_anchors
 from clipzoo.types import (
     Batch,
     Loss,
@@ -95,7 +95,10 @@ class NUCLR(MovingAverageObjective):
 
     def forward(self, similarity: Similarity, batch: Batch, progress: Progress) -> Loss:
         samples = self.rows(batch, similarity.world)
-        if self.training and not self._xi_each_step and _begins_epoch(progress):
+        begins_epoch = (
+            progress.step > 0 and progress.completed() > replace(progress, step=progress.step - 1).completed()
+        )
+        if self.training and not self._xi_each_step and begins_epoch:
             self.xi.copy_(self.largest(self.zeta).clamp(min=self._first_xi))
         rate = zeta_rate(progress, self._eta, self._frozen_epochs) if self._learn_zeta else 0.0
         # Before the popularities of either modality change.
@@ -123,7 +126,11 @@ class NUCLR(MovingAverageObjective):
             self._update_zeta(contrast, samples, log_pull(), zeta[contrast], rate * self._eta_factors[contrast])
         if self.training and self._xi_each_step:
             self.xi.copy_(torch.maximum(self.xi, self.largest(self.zeta, magnitude=True)))
-        return Loss(loss.total, {**loss.logs, **self._logs(samples, rate)})
+        logs = {**loss.logs, "zeta_rate": self.zeta.new_full((), rate)}
+        for name, values, xi in zip(("image", "text"), samples.read(self.zeta), self.xi, strict=True):
+            logs |= {f"zeta_{name}_mean": values.mean(), f"zeta_{name}_min": values.min()}
+            logs |= {f"zeta_{name}_max": values.max(), f"xi_{name}": xi.clone()}
+        return Loss(loss.total, logs)
 
     def sample_statistics(self) -> Mapping[str, Tensor]:
         """Return the log popularity, zeta / tau."""
@@ -141,15 +148,6 @@ class NUCLR(MovingAverageObjective):
         samples.write(self.zeta_momentum, modality, step)
         samples.write(self.zeta, modality, zeta - rate * step)
 
-    def _logs(self, samples: SampleRows, rate: float) -> dict[str, Tensor]:
-        logs = {"zeta_rate": self.zeta.new_full((), rate)}
-        values = samples.read(self.zeta)
-        for modality, name in ((IMAGE, "image"), (TEXT, "text")):
-            zeta = values[modality]
-            logs |= {f"zeta_{name}_mean": zeta.mean(), f"zeta_{name}_min": zeta.min(), f"zeta_{name}_max": zeta.max()}
-            logs[f"xi_{name}"] = self.xi[modality].clone()
-        return logs
-
 
 def zeta_rate(progress: Progress, eta: float, frozen_epochs: int) -> float:
     """A cosine from eta to 0 over the epochs after the frozen ones; / 10 from half of training, / 100 from 3/4 of it.
@@ -164,7 +162,3 @@ def zeta_rate(progress: Progress, eta: float, frozen_epochs: int) -> float:
     if epoch >= epochs * 3 // 4:
         return cosine / 100
     return cosine / 10 if epoch >= epochs // 2 else cosine
-
-
-def _begins_epoch(progress: Progress) -> bool:
-    return progress.step > 0 and progress.completed() > replace(progress, step=progress.step - 1).completed()

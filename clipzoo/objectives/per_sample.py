@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from clipzoo.errors import ConfigError, number_of
-from clipzoo.heads.base import Head
 from clipzoo.heads.cost import Shape
-from clipzoo.objectives.base import Objective, StateShare, plain_cosines
+from clipzoo.objectives.base import Objective, StateShare
 from clipzoo.types import Batch, Loss, Negatives, Scores, Share, Similarity, World
 
 # Rows of per-sample state: those of the samples of a global batch.
@@ -52,12 +51,6 @@ class SharedRows(SampleRows):
     rows: Tensor
     columns: Tensor
 
-    @classmethod
-    def of(cls, ids: Tensor, world: World, first: int, end: int) -> SharedRows:
-        """Find the samples of this rank, first .. end - 1, among those of the batch."""
-        rows = ((ids >= first) & (ids < end)).nonzero().flatten()
-        return cls(ids, world, rows, ids[rows] - first)
-
     def read(self, buffer: Tensor) -> Tensor:
         # One rank has the bits of a value, the others zeros: the sum is exact for every value.
         bits = BITS[buffer.element_size()]
@@ -83,13 +76,13 @@ class PerSampleObjective(Objective):
     After `share`, every rank holds the state of consecutive samples, [2, n / ranks], and `rows` exchanges that of the
     batch. Results are the same bit for bit.
 
-    initial: name and initial value of every buffer.
+    initial: name and initial value of every buffer. samples: number of samples n of the state, over all ranks.
     """
 
     def __init__(self, **initial: float) -> None:
         super().__init__()
         self._initial = initial
-        self._samples, self._world = 0, World()
+        self.samples, self._world = 0, World()
         for name in initial:
             self.register_buffer(name, torch.empty(2, 0))
         self.register_load_state_dict_pre_hook(_check_sizes)
@@ -98,7 +91,7 @@ class PerSampleObjective(Objective):
         self._world = world
 
     def allocate(self, samples: int) -> None:
-        self._samples = samples
+        self.samples = samples
         first, end = self._own
         for name, value in self.initial_state(end - first).items():
             setattr(self, name, value)
@@ -110,23 +103,37 @@ class PerSampleObjective(Objective):
         if self._world.size == 1:
             return {}
         first, end = self._own
-        return {name: ((2, self._samples), (0, first), (2, end - first)) for name in self._initial}
-
-    @property
-    def samples(self) -> int:
-        """Number of samples n of the state, over all ranks."""
-        return self._samples
+        return {name: ((2, self.samples), (0, first), (2, end - first)) for name in self._initial}
 
     @property
     def _own(self) -> tuple[int, int]:
         """First sample whose state this rank holds, and the end of these samples."""
-        return self._world.share(self._samples)
+        return self._world.share(self.samples)
 
     def rows(self, batch: Batch, world: World) -> SampleRows:
         """Return the rows of all ranks' samples. Raises ConfigError if a sample id is repeated or out of range."""
-        ids = self._checked_ids(batch, world)
+        ids = world.gather(batch.sample_id)
+        ordered = ids.sort().values
+        repeated = ordered[1:] == ordered[:-1]
+        # All faults are tested in one synchronisation with the device.
+        if repeated.any() | (ordered[0] < 0) | (ordered[-1] >= self.samples):
+            if self.samples == 0:
+                raise ConfigError("this objective has per-sample state: call allocate(samples) before training")
+            if ordered[0] < 0 or ordered[-1] >= self.samples:
+                wrong = int(ordered[0] if ordered[0] < 0 else ordered[-1])
+                raise ConfigError(
+                    f"sample id {wrong} is outside the {number_of(self.samples, 'sample')} of the dataset (data.shards)"
+                )
+            raise ConfigError(
+                f"sample {int(ordered[1:][repeated][0])} is twice in one global batch of {len(ordered)}, and its state "
+                "cannot be updated twice at once: the dataset (data._target_) must not repeat a sample id within a step"
+            )
         # State is whole on one rank, also in `value_of_unseen` of a training that divides it.
-        return SampleRows(ids) if 1 in (self._world.size, world.size) else SharedRows.of(ids, world, *self._own)
+        if 1 in (self._world.size, world.size):
+            return SampleRows(ids)
+        first, end = self._own
+        rows = ((ids >= first) & (ids < end)).nonzero().flatten()
+        return SharedRows(ids, world, rows, ids[rows] - first)
 
     def largest(self, values: Tensor, magnitude: bool = False) -> Tensor:
         """[2, n] -> [2], the maximum over the samples of all ranks. magnitude: of the absolute values."""
@@ -134,42 +141,6 @@ class PerSampleObjective(Objective):
             return self._world.maximum(values.new_full((2,), -math.inf))
         low, high = values.aminmax(dim=1)
         return self._world.maximum(torch.maximum(-low, high) if magnitude else high)
-
-    def global_ids(self, batch: Batch, world: World) -> Tensor:
-        """Return all ranks' sample ids in rank order, [N], with which a buffer that is whole may be addressed.
-
-        Raises:
-            ConfigError: an id is repeated or out of range, or buffers are shared among the ranks.
-        """
-        if self._world.size > 1:
-            raise ConfigError(
-                f"{type(self).__name__} addresses its state by sample id, and not through `rows`: give "
-                "trainer.sample_state=whole"
-            )
-        return self._checked_ids(batch, world)
-
-    def _checked_ids(self, batch: Batch, world: World) -> Tensor:
-        ids = world.gather(batch.sample_id)
-        ordered = ids.sort().values
-        repeated = (ordered[1:] == ordered[:-1]).any()
-        # All faults are tested in one synchronisation with the device.
-        if repeated | (ordered[0] < 0) | (ordered[-1] >= self.samples):
-            self._raise_invalid(ordered)
-        return ids
-
-    def _raise_invalid(self, ordered: Tensor) -> None:
-        if self.samples == 0:
-            raise ConfigError("this objective has per-sample state: call allocate(samples) before training")
-        if ordered[0] < 0 or ordered[-1] >= self.samples:
-            wrong = int(ordered[0] if ordered[0] < 0 else ordered[-1])
-            raise ConfigError(
-                f"sample id {wrong} is outside the {number_of(self.samples, 'sample')} of the dataset (data.shards)"
-            )
-        repeated = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
-        raise ConfigError(
-            f"sample {repeated} is twice in one global batch of {len(ordered)}, and its state cannot be updated twice "
-            "at once: the dataset (data._target_) must not repeat a sample id within a step"
-        )
 
 
 def _check_sizes(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
@@ -209,9 +180,6 @@ class MovingAverageObjective(PerSampleObjective):
         """The sample's id, and the new sums of both modalities."""
         return 16
 
-    def check(self, head: Head) -> list[str]:
-        return plain_cosines(head, self.name)
-
     def track(self, modality: int, samples: SampleRows, log_estimates: Tensor, world: World) -> Tensor:
         """Log batch estimates of local anchors, [b] -> log u of all ranks' anchors, [N], stored in training mode."""
         log_new = world.gather(log_estimates)
@@ -239,7 +207,9 @@ def both_anchors(
         loss and value of the objective.
     """
     terms = [negatives(anchor, scores) for anchor, scores in zip((IMAGE, TEXT), similarity.directions, strict=True)]
-    rows = _local_rows(similarity.image_to_text)
+    # This rank's anchors among those of all ranks.
+    first, own = similarity.image_to_text.first_positive, similarity.image_to_text.positives()
+    rows = slice(first, first + len(own))
     image_loss, image_objective = direction(IMAGE, rows, terms[IMAGE])
     text_loss, text_objective = direction(TEXT, rows, terms[TEXT])
     logs = {
@@ -248,11 +218,6 @@ def both_anchors(
         "objective_text_anchors": text_objective,
     }
     return Loss(image_loss + text_loss, logs)
-
-
-def _local_rows(scores: Scores) -> slice:
-    """Return the rows of this rank's anchors among those of all ranks."""
-    return slice(scores.first_positive, scores.first_positive + len(scores.positives()))
 
 
 def _log_blend(log_old: Tensor, log_new: Tensor, weight: float) -> Tensor:

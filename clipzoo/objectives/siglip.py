@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clipzoo.heads.base import Head, Paper
-from clipzoo.objectives.base import LogitScale, Objective, plain_cosines, weighted_loss
+from clipzoo.objectives.base import LogitScale, Objective, weighted_loss
 from clipzoo.types import Batch, Loss, Progress, Range, Scale, Similarity, Weight, checked
 
 
@@ -64,6 +64,4 @@ class SigLIP(Objective):
         return Loss(loss.total, {**loss.logs, **logs})
 
     def check(self, head: Head) -> list[str]:
-        if self.scale is None:
-            return []
-        return [f"{reason}, or set objective.initial_scale=null" for reason in plain_cosines(head, self.name)]
+        return [f"{reason}, or set objective.initial_scale=null" for reason in super().check(head)]

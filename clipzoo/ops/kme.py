@@ -8,6 +8,7 @@ skipped. The reference implementation is `kme_score_reference`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from clipzoo.ops.packing import Layout, pack
+from clipzoo.ops.packing import Layout, Packed, pack
 from clipzoo.ops.tiles import backend, is_exporting
 
 BLOCK_ELEMENTS = 1 << 24
@@ -37,15 +38,12 @@ def kme_score_reference(
     columns = max(1, min(len(points2), BLOCK_ELEMENTS // pairs))
     rows = max(1, BLOCK_ELEMENTS // (pairs * columns))
     right_blocks = list(zip(points2.split(columns), log_weights2.split(columns), strict=True))
+    recomputed = partial(checkpoint, score_block, use_reentrant=False, preserve_rng_state=False)
     scores = [
-        torch.cat([_recomputed(*left, *right, gamma) for right in right_blocks], dim=1)
+        torch.cat([recomputed(*left, *right, gamma) for right in right_blocks], dim=1)
         for left in zip(points.split(rows), log_weights.split(rows), strict=True)
     ]
     return torch.cat(scores)
-
-
-def _recomputed(*arguments: Tensor) -> Tensor:
-    return checkpoint(score_block, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def score_block(points: Tensor, log_weights: Tensor, points2: Tensor, log_weights2: Tensor, gamma: Tensor) -> Tensor:
@@ -70,9 +68,9 @@ def kme_score(
     )
     if is_exporting():
         return score_block(image_points, image_log_weights, text_points, text_log_weights, gamma)
-    left, left_weights, left_layout = pack(image_points, image_log_weights)
-    right, right_weights, right_layout = pack(text_points, text_log_weights)
-    return _Score.apply(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
+    left, right = pack(image_points, image_log_weights), pack(text_points, text_log_weights)
+    tensors = left.points, left.log_weights, right.points, right.log_weights, gamma
+    return _Score.apply(*tensors, left.layout, right.layout)
 
 
 class _Score(torch.autograd.Function):
@@ -88,7 +86,8 @@ class _Score(torch.autograd.Function):
         right_layout: Layout,
     ) -> Tensor:
         kernels = backend("kme", left.device.type, left.dtype)
-        score, *known = kernels.kme_forward(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
+        sides = Packed(left, left_weights, left_layout), Packed(right, right_weights, right_layout)
+        score, *known = kernels.kme_forward(*sides, gamma)
         context.save_for_backward(left, left_weights, right, right_weights, gamma, *known)
         context.kernels, context.layouts = kernels, (left_layout, right_layout)
         return score
@@ -96,5 +95,7 @@ class _Score(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, (normaliser, *tile) = context.saved_tensors[:5], context.saved_tensors[5:]
-        return *context.kernels.kme_backward(*inputs, *context.layouts, normaliser, gradient, *tile), None, None
+        left, left_weights, right, right_weights, gamma, normaliser, *tile = context.saved_tensors
+        layouts = context.layouts
+        sides = Packed(left, left_weights, layouts[0]), Packed(right, right_weights, layouts[1])
+        return *context.kernels.kme_backward(*sides, gamma, normaliser, gradient, *tile), None, None

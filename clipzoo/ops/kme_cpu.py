@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from clipzoo.ops.packing import Block, Layout, relative_logs
+from clipzoo.ops.packing import Block, Packed
 from clipzoo.ops.tiles import largest_cache, product, tile_side
 
 _TILE = tile_side(largest_cache())
@@ -23,48 +23,35 @@ _PLAIN_LIMIT = 60.0
 _LOG2_E = math.log2(math.e)
 
 
-def kme_forward(
-    left: Tensor,
-    left_weights: Tensor,
-    right: Tensor,
-    right_weights: Tensor,
-    gamma: Tensor,
-    left_layout: Layout,
-    right_layout: Layout,
-) -> tuple[Tensor, ...]:
-    """Packed points [P, d], [Q, d] and log-weights [P], [Q] -> S [n, k], and tensors for `backward`.
+def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, ...]:
+    """n and k samples -> S [n, k], and tensors for `kme_backward`.
 
     These are log2 of the sums relative to the largest weights, in fp64, because it must agree with recomputed tiles to
     more digits than fp32 has for a large exponent; and the first tile of a plain pass, to save its recomputation.
     """
     alpha = 2 * _LOG2_E * float(gamma)
-    left_logs, left_largest = relative_logs(left_weights, left_layout)
-    right_logs, right_largest = relative_logs(right_weights, right_layout)
-    size = len(left_layout), len(right_layout)
-    normaliser = left.new_full(size, float("-inf"), dtype=torch.float64)
+    (left_logs, left_largest), (right_logs, right_largest) = left.relative_logs(), right.relative_logs()
+    size = len(left.layout), len(right.layout)
+    normaliser = left.points.new_full(size, float("-inf"), dtype=torch.float64)
     block_scores = _plain_scores if alpha <= _PLAIN_LIMIT else _shifted_scores
-    column_blocks = list(right_layout.blocks(_TILE))
+    column_blocks = list(right.layout.blocks(_TILE))
     first_tile: tuple[Tensor, ...] = ()
-    for rows in left_layout.blocks(_TILE):
-        scaled = alpha * left[rows.points]
+    for rows in left.layout.blocks(_TILE):
+        scaled = alpha * left.points[rows.points]
         for columns in column_blocks:
-            exponent = product(scaled, right[columns.points])
+            exponent = product(scaled, right.points[columns.points])
             logs = left_logs[rows.points], right_logs[columns.points]
             normaliser[rows.samples, columns.samples] = block_scores(exponent, *logs, rows, columns)
             if alpha <= _PLAIN_LIMIT and not first_tile:
                 first_tile = (exponent,)
     score = (normaliser - alpha) / _LOG2_E + left_largest[:, None] + right_largest
-    return score.to(left.dtype), normaliser, *first_tile
+    return score.to(left.points.dtype), normaliser, *first_tile
 
 
 def kme_backward(
-    left: Tensor,
-    left_weights: Tensor,
-    right: Tensor,
-    right_weights: Tensor,
+    left: Packed,
+    right: Packed,
     gamma: Tensor,
-    left_layout: Layout,
-    right_layout: Layout,
     normaliser: Tensor,
     gradient: Tensor,
     first_tile: Tensor | None = None,
@@ -75,28 +62,27 @@ def kme_backward(
     d gamma = 2 sum_ij pi_ij (x_i . y_j - 1), whose first term is the inner product of x with its own gradient.
     """
     alpha = 2 * _LOG2_E * float(gamma)
-    left_logs, _ = relative_logs(left_weights, left_layout)
-    right_logs, _ = relative_logs(right_weights, right_layout)
+    (left_logs, _), (right_logs, _) = left.relative_logs(), right.relative_logs()
     plain = alpha <= _PLAIN_LIMIT
     # P of plain tiles has no weights: they multiply the narrow factors here and the results below.
     left_outer, right_outer = (logs.exp2() if plain else torch.ones_like(logs) for logs in (left_logs, right_logs))
-    right_factor = right_outer[:, None] * right if plain else right
+    right_factor = right_outer[:, None] * right.points if plain else right.points
     d_left, d_left_weights, d_right_weights = (
-        torch.zeros_like(tensor) for tensor in (left, left_weights, right_weights)
+        torch.zeros_like(tensor) for tensor in (left.points, left.log_weights, right.log_weights)
     )
-    d_right = right.new_zeros(right.shape[::-1])
+    d_right = right.points.new_zeros(right.points.shape[::-1])
     d_gamma = 0.0
-    column_blocks = list(right_layout.blocks(_TILE))
-    row_blocks = list(left_layout.blocks(_TILE))
+    column_blocks = list(right.layout.blocks(_TILE))
+    row_blocks = list(left.layout.blocks(_TILE))
     for rows in row_blocks:
-        block, outer = left[rows.points], left_outer[rows.points]
+        block, outer = left.points[rows.points], left_outer[rows.points]
         d_block, d_weights = d_left[rows.points], d_left_weights[rows.points]
         scaled, factor = alpha * block, (outer[:, None] * block if plain else block).mT.contiguous()
         for columns in column_blocks:
             if first_tile is not None and rows is row_blocks[0] and columns is column_blocks[0]:
                 tile = first_tile.clone()  # backward may be called again
             else:
-                tile = product(scaled, right[columns.points])
+                tile = product(scaled, right.points[columns.points])
                 if plain:
                     tile.exp2_()
             pairs = normaliser[rows.samples, columns.samples], gradient[rows.samples, columns.samples]

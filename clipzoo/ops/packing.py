@@ -54,8 +54,26 @@ class Block:
         ]
 
 
-def pack(points: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor, Layout]:
-    """[n, M, d], [n, M] -> the points with a log-weight above -inf, [P, d] and [P], differentiable, and their layout.
+@dataclass(frozen=True)
+class Packed:
+    """The points of n samples without padding. points: [P, d]. log_weights: [P]. layout: their positions."""
+
+    points: Tensor
+    log_weights: Tensor
+    layout: Layout
+
+    def relative_logs(self) -> tuple[Tensor, Tensor]:
+        """Log2 of the weights relative to each sample's largest [P], and the natural log of that largest [n]."""
+        logs, owner = self.log_weights, self.layout.owner
+        lowest = torch.finfo(logs.dtype).min
+        largest = logs.new_full((len(self.layout),), lowest).scatter_reduce_(0, owner, logs, "amax")
+        relative = (logs - largest.index_select(0, owner)) * math.log2(math.e)
+        # A sample without points scores -inf for any finite value.
+        return relative, largest.masked_fill_(largest == lowest, 0.0)
+
+
+def pack(points: Tensor, log_weights: Tensor) -> Packed:
+    """[n, M, d], [n, M] -> the points with a log-weight above -inf. Differentiable.
 
     Identical points of a sample become one with their total weight. NaN is not padding: it must appear in the score.
     """
@@ -73,7 +91,7 @@ def pack(points: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor, Layout]:
     if sum(lengths) < samples * count:
         index = present.reshape(-1).nonzero().squeeze(1)
         owner, points, log_weights = (tensor.index_select(0, index) for tensor in (owner, points, log_weights))
-    return points, log_weights, Layout(lengths, list(accumulate(lengths, initial=0)), owner)
+    return Packed(points, log_weights, Layout(lengths, list(accumulate(lengths, initial=0)), owner))
 
 
 def _adjacent(points: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,12 +127,3 @@ def _without_duplicates(points: Tensor, log_weights: Tensor, order: Tensor, alik
     shares = (weights / totals.gather(1, leader).clamp(min=torch.finfo(totals.dtype).tiny)).detach()
     place = leader[:, :, None].expand_as(points)
     return torch.zeros_like(points).scatter_add(1, place, shares[:, :, None] * points), joint
-
-
-def relative_logs(log_weights: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Log-weights [P] -> their log2 relative to each sample's largest [P], and the natural log of that largest [n]."""
-    lowest = torch.finfo(log_weights.dtype).min
-    largest = log_weights.new_full((len(layout),), lowest).scatter_reduce_(0, layout.owner, log_weights, "amax")
-    relative = (log_weights - largest.index_select(0, layout.owner)) * math.log2(math.e)
-    # A sample without points scores -inf for any finite value.
-    return relative, largest.masked_fill_(largest == lowest, 0.0)

@@ -44,10 +44,8 @@ class _LogSumExps(torch.autograd.Function):
         left, right, rows, columns = context.saved_tensors
         # If a row has only its positive, -inf minus -inf would be NaN where the gradient is zero. The bound is above
         # -1e30, the exponent of absent entries in Triton's kernels.
-        rows, columns = (sums.clamp(min=-1e29) for sums in (rows, columns))
-        gradients = context.kernels.log_sum_exps_backward(
-            left, right, rows, columns, d_rows, d_columns, *context.arguments
-        )
+        sums = rows.clamp(min=-1e29), columns.clamp(min=-1e29)
+        gradients = context.kernels.log_sum_exps_backward(left, right, sums, (d_rows, d_columns), *context.arguments)
         return *gradients, None, None, None
 
 
@@ -97,10 +95,8 @@ class _NegativeSums(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         left, right, rows, columns = context.saved_tensors
         # As in log_sum_exps: a row that has only its positive.
-        rows, columns = (sums.clamp(min=-1e29) for sums in (rows, columns))
-        gradients = context.kernels.negative_sums_backward(
-            left, right, rows, columns, d_rows, d_columns, *context.arguments
-        )
+        sums = rows.clamp(min=-1e29), columns.clamp(min=-1e29)
+        gradients = context.kernels.negative_sums_backward(left, right, sums, (d_rows, d_columns), *context.arguments)
         return *gradients, None, None, None, None, None, None
 
 

@@ -13,6 +13,10 @@ from torch import Tensor
 from clipzoo.ops.tiles import gradients, log2_sum_exp2, positives, tiles
 
 _LOG2_E = math.log2(math.e)
+Pair = tuple[Tensor, Tensor]
+"""Of the rows [b] and of the columns [N]."""
+Side = tuple[Tensor, Tensor | None]
+"""Scale of the anchors, times log2(e), and bias of the contrasts."""
 
 
 def log_sum_exps_forward(
@@ -29,17 +33,10 @@ def log_sum_exps_forward(
 
 
 def log_sum_exps_backward(
-    left: Tensor,
-    right: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    d_rows: Tensor,
-    d_columns: Tensor,
-    first: int,
-    tile: int,
-    with_columns: bool,
-) -> tuple[Tensor, Tensor]:
+    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, first: int, tile: int, with_columns: bool
+) -> Pair:
     """Return the gradients of left and right from the sums and their gradients."""
+    (rows, columns), (d_rows, d_columns) = sums, d_sums
 
     def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
         positives(scores, part, other, first).fill_(-math.inf)
@@ -76,23 +73,21 @@ def negative_sums_forward(
 def negative_sums_backward(
     left: Tensor,
     right: Tensor,
-    row_sums: Tensor,
-    column_sums: Tensor,
-    d_rows: Tensor,
-    d_columns: Tensor,
+    sums: Pair,
+    d_sums: Pair,
     rows: Side | None,
     columns: Side | None,
     first: int,
     tile: int,
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """Return the gradients of left and right from the sums and their gradients."""
 
     def shares(scores: Tensor, part: slice, other: slice) -> Tensor:
-        result = (
-            torch.zeros_like(scores) if rows is None else _share(scores, rows, part, other, first, row_sums, d_rows)
-        )
+        result = torch.zeros_like(scores)
+        if rows is not None:
+            result += _share(scores, rows, part, other, first, sums[0], d_sums[0])
         if columns is not None:
-            result += _share(scores.mT, columns, other, part, -first, column_sums, d_columns).mT
+            result += _share(scores.mT, columns, other, part, -first, sums[1], d_sums[1]).mT
         return result
 
     return gradients(left, right, tile, shares)

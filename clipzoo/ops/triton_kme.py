@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from clipzoo.ops.packing import Layout, relative_logs
-from clipzoo.ops.triton_tiles import ABSENT, current_tiles, library_product, products, tile_of_program
+from clipzoo.ops.packing import Packed
+from clipzoo.ops.triton_tiles import ABSENT, current_tiles, library_product, tile_scores
 
 
 @triton.jit
@@ -33,14 +33,9 @@ def partial_sums_kernel(
     tile + image is the index of a piece, the points of one image in one tile. SHIFTED subtracts the largest exponent of
     each sum; without it all exponents must be in the range of fp32.
     """
-    row_tile, column_tile = tile_of_program(captions_points, images_points, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    exponents = products(
+    row_tile, column_tile, row, column, exponents = tile_scores(
         y_ptr,
         x_ptr,
-        row,
-        column,
         captions_points,
         images_points,
         WIDTH,
@@ -49,6 +44,7 @@ def partial_sums_kernel(
         BLOCK_ROWS,
         BLOCK_COLUMNS,
         BLOCK_D,
+        GROUP,
     )
     logs = tl.load(x_logs_ptr + column, mask=column < images_points, other=ABSENT)
     exponents = alpha * exponents + logs[None, :]
@@ -112,14 +108,9 @@ def shares_kernel(
     rows and columns, in fp32 before P is rounded. A tile of fp32 fills half the registers: it is updated in place,
     because a second copy would spill.
     """
-    row_tile, column_tile = tile_of_program(captions_points, images_points, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    tile = products(
+    row_tile, column_tile, row, column, tile = tile_scores(
         y_ptr,
         x_ptr,
-        row,
-        column,
         captions_points,
         images_points,
         WIDTH,
@@ -128,6 +119,7 @@ def shares_kernel(
         BLOCK_ROWS,
         BLOCK_COLUMNS,
         BLOCK_D,
+        GROUP,
     )
     x_logs = tl.load(x_logs_ptr + column, mask=column < images_points, other=ABSENT)
     y_logs = tl.load(y_logs_ptr + row, mask=row < captions_points, other=ABSENT)
@@ -174,41 +166,25 @@ ALIGNMENT = 16
 _LOG2_E = math.log2(math.e)
 
 
-def kme_forward(
-    left: Tensor,
-    left_weights: Tensor,
-    right: Tensor,
-    right_weights: Tensor,
-    gamma: Tensor,
-    left_layout: Layout,
-    right_layout: Layout,
-) -> tuple[Tensor, Tensor]:
-    """As `kme_cpu.forward`: packed points and log-weights -> S [n, k] and its normaliser for `backward`."""
-    problem = _Problem(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
-    normaliser = left.new_full((len(left_layout), len(right_layout)), -math.inf)
-    for part in problem.parts(bytes_of_a_point=8 * len(right)):
+def kme_forward(left: Packed, right: Packed, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """As `kme_cpu.kme_forward`: n and k samples -> S [n, k] and its normaliser for `kme_backward`."""
+    problem = _Problem(left, right, gamma)
+    normaliser = left.points.new_full((len(left.layout), len(right.layout)), -math.inf)
+    for part in problem.parts(bytes_of_a_point=8 * len(right.points)):
         part.sums(normaliser[part.samples])
     score = (normaliser - problem.alpha) / _LOG2_E + problem.left_largest[:, None] + problem.right_largest
     return score, normaliser
 
 
 def kme_backward(
-    left: Tensor,
-    left_weights: Tensor,
-    right: Tensor,
-    right_weights: Tensor,
-    gamma: Tensor,
-    left_layout: Layout,
-    right_layout: Layout,
-    normaliser: Tensor,
-    gradient: Tensor,
+    left: Packed, right: Packed, gamma: Tensor, normaliser: Tensor, gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `kme_cpu.backward`. P is written for a bounded run of images at a time, then multiplied by the libraries."""
-    problem = _Problem(left, left_weights, right, right_weights, gamma, left_layout, right_layout)
-    d_left, d_left_weights = torch.zeros_like(left), torch.zeros_like(left_weights)
-    d_right, d_right_weights = torch.zeros_like(right), torch.zeros_like(right_weights)
-    pulls = left.new_zeros((), dtype=torch.float64)
-    for part in problem.parts(bytes_of_a_point=problem.left.element_size() * len(right)):
+    """As `kme_cpu.kme_backward`. P is written for a bounded run of images, then multiplied by the libraries."""
+    problem = _Problem(left, right, gamma)
+    d_left, d_left_weights = torch.zeros_like(left.points), torch.zeros_like(left.log_weights)
+    d_right, d_right_weights = torch.zeros_like(right.points), torch.zeros_like(right.log_weights)
+    pulls = left.points.new_zeros((), dtype=torch.float64)
+    for part in problem.parts(bytes_of_a_point=problem.left.element_size() * len(right.points)):
         shares, left_sums, right_sums = part.shares(normaliser[part.samples], gradient[part.samples])
         block = problem.left[part.points]
         d_block = library_product(shares.mT, problem.right)[: len(block)]
@@ -224,26 +200,17 @@ def kme_backward(
 class _Problem:
     """Points in the precision of the products, log2 weights relative to the largest of their sample, and layouts."""
 
-    def __init__(
-        self,
-        left: Tensor,
-        left_weights: Tensor,
-        right: Tensor,
-        right_weights: Tensor,
-        gamma: Tensor,
-        left_layout: Layout,
-        right_layout: Layout,
-    ) -> None:
+    def __init__(self, left: Packed, right: Packed, gamma: Tensor) -> None:
         self.tiles = current_tiles()
         self.alpha = 2 * _LOG2_E * float(gamma)
         # Padding, which is multiplied by zeros: rows of P end on an aligned boundary.
-        self.left = functional.pad(left.to(self.tiles.dtype), (0, 0, 0, ALIGNMENT))
-        self.right = right.to(self.tiles.dtype).contiguous()
-        self.left_logs, self.left_largest = relative_logs(left_weights, left_layout)
-        self.right_logs, self.right_largest = relative_logs(right_weights, right_layout)
-        self.left_layout, self.right_layout = left_layout, right_layout
-        self.right_owner = right_layout.owner.int()
-        self.right_starts = _on_device(right_layout.starts, right.device)
+        self.left = functional.pad(left.points.to(self.tiles.dtype), (0, 0, 0, ALIGNMENT))
+        self.right = right.points.to(self.tiles.dtype).contiguous()
+        self.left_logs, self.left_largest = left.relative_logs()
+        self.right_logs, self.right_largest = right.relative_logs()
+        self.left_layout, self.right_layout = left.layout, right.layout
+        self.right_owner = right.layout.owner.int()
+        self.right_starts = _on_device(right.layout.starts, right.points.device)
 
     def parts(self, bytes_of_a_point: int) -> Iterator[_Part]:
         """Yield runs of images whose points, at `bytes_of_a_point` each, fit into CHUNK_BYTES."""

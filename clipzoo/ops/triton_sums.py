@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clipzoo.ops.sums_cpu import Side
+from clipzoo.ops.sums_cpu import Pair, Side
 from clipzoo.ops.triton_tiles import ABSENT, current_tiles, gradients, narrow_tiles, negative, store_tile, tile_scores
 
 
@@ -82,19 +82,11 @@ def log_sum_exps_forward(
 
 
 def log_sum_exps_backward(
-    left: Tensor,
-    right: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    d_rows: Tensor,
-    d_columns: Tensor,
-    first: int,
-    tile: int,
-    with_columns: bool,
-) -> tuple[Tensor, Tensor]:
+    left: Tensor, right: Tensor, sums: Pair, d_sums: Pair, first: int, tile: int, with_columns: bool
+) -> Pair:
     """As `sums_cpu.log_sum_exps_backward`."""
-    tiles, (scaled, other) = current_tiles(), _operands(left, right)
-    d_rows, d_columns = d_rows.contiguous(), d_columns.contiguous()
+    tiles, (scaled, other), (rows, columns) = current_tiles(), _operands(left, right), sums
+    d_rows, d_columns = (gradient.contiguous() for gradient in d_sums)
 
     def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
         log_sum_exps_shares_kernel[grid](
@@ -245,15 +237,13 @@ def negative_sums_forward(
 def negative_sums_backward(
     left: Tensor,
     right: Tensor,
-    row_sums: Tensor,
-    column_sums: Tensor,
-    d_rows: Tensor,
-    d_columns: Tensor,
+    sums: Pair,
+    d_sums: Pair,
     rows: Side | None,
     columns: Side | None,
     first: int,
     tile: int,
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """As `sums_cpu.negative_sums_backward`."""
     tiles = narrow_tiles()
     operands = [side.to(tiles.dtype).contiguous() for side in (left, right)]
@@ -262,13 +252,13 @@ def negative_sums_backward(
     # The anchor's scale is a factor of the gradient; exponents are in base 2, and log2(e) is in the scale.
     d_rows, d_columns = (
         (gradient * scale * math.log(2)).contiguous()
-        for gradient, scale in ((d_rows, row_scale), (d_columns, column_scale))
+        for gradient, scale in zip(d_sums, (row_scale, column_scale), strict=True)
     )
 
     def launch(grid: tuple[int], part: slice, shares: Tensor) -> None:
         negative_shares_kernel[grid](
             operands[0][part], operands[1], row_scale[part], row_bias, column_scale, column_bias[part],
-            row_sums[part], column_sums, d_rows[part], d_columns, shares, len(shares), len(right), first + part.start,
+            sums[0][part], sums[1], d_rows[part], d_columns, shares, len(shares), len(right), first + part.start,
             WITH_ROWS=rows is not None, WITH_COLUMNS=columns is not None, **tiles.launch(width=left.shape[1]),
         )  # fmt: skip
 

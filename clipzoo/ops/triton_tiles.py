@@ -67,26 +67,24 @@ def library_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 @triton.jit
-def tile_of_program(rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """Return the tile of this program; GROUP row tiles follow each other, so that operands stay in the cache."""
+def tile_scores(
+    left_ptr, right_ptr, rows, columns, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Return the row tile and column tile of this program, their rows and columns, and the products in the tile.
+
+    left[row] @ right[column].T, [BLOCK_ROWS, BLOCK_COLUMNS] in fp32; zero beyond the ends. GROUP row tiles follow each
+    other, so that operands stay in the cache. UPCAST is for Triton's interpreter, whose bf16 products are wrong.
+    """
     program = tl.program_id(0)
     row_tiles, column_tiles = tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(columns, BLOCK_COLUMNS)
     group = program // (GROUP * column_tiles)
     size = tl.minimum(row_tiles - group * GROUP, GROUP)
     within = program % (GROUP * column_tiles)
-    return group * GROUP + within % size, within // size
+    row_tile, column_tile = group * GROUP + within % size, within // size
+    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
 
-
-@triton.jit
-def products(
-    left_ptr, right_ptr, row, column, rows, columns,
-    WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """left[row] @ right[column].T, [BLOCK_ROWS, BLOCK_COLUMNS] in fp32; zero beyond the ends.
-
-    UPCAST is for Triton's interpreter, whose bf16 products are wrong.
-    """
     depth = tl.arange(0, BLOCK_D)
     left_at = left_ptr + row.to(tl.int64)[:, None] * WIDTH + depth[None, :]
     right_at = right_ptr + column.to(tl.int64)[None, :] * WIDTH + depth[:, None]
@@ -103,22 +101,7 @@ def products(
         if UPCAST:
             left, right = left.to(tl.float32), right.to(tl.float32)
         total = tl.dot(left, right, total, input_precision=PRECISION)
-    return total
-
-
-@triton.jit
-def tile_scores(
-    left_ptr, right_ptr, rows, columns, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """Return the row tile and column tile of this program, their rows and columns, and the products in the tile."""
-    row_tile, column_tile = tile_of_program(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    scores = products(
-        left_ptr, right_ptr, row, column, rows, columns, WIDTH, PRECISION, UPCAST, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_D
-    )
-    return row_tile, column_tile, row, column, scores
+    return row_tile, column_tile, row, column, total
 
 
 @triton.jit

@@ -39,10 +39,7 @@ class AngleHead(Head[Tensor]):
         self.image_projection = projection(image_width, embed_width)
         self.text_projection = projection(text_width, embed_width)
         self._temperature = temperature
-
-    @property
-    def score_range(self) -> tuple[float, float]:
-        return -math.pi / self._temperature, 0.0
+        self.score_range = -math.pi / temperature, 0.0
 
     def embed_image(self, features: Features) -> Tensor:
         return functional.normalize(features.pooled @ self.image_projection, dim=-1)

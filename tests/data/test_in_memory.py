@@ -35,16 +35,10 @@ def test_different_pairs_have_different_fingerprints():
     assert len(fingerprints) == 4
 
 
-def test_pairs_have_no_examples_and_no_unusable_samples():
+def test_pairs_have_no_examples_and_impossible_ones_are_errors():
     dataset = InMemoryDataset(torch.zeros(3, 1), torch.zeros(3, 1))
     assert dataset.examples([0, 1]) == [] and dataset.counters() == {}
-
-
-def test_pairs_of_different_lengths_are_an_error():
+    with pytest.raises(ConfigError, match="trainer.global_batch"):
+        dataset.check(seed=0, global_batch=4)
     with pytest.raises(ConfigError, match="3 images cannot be paired with 4 texts"):
         InMemoryDataset(torch.zeros(3), torch.zeros(4))
-
-
-def test_a_batch_larger_than_the_dataset_is_an_error():
-    with pytest.raises(ConfigError, match="trainer.global_batch"):
-        InMemoryDataset(torch.zeros(3), torch.zeros(3)).check(seed=0, global_batch=4)

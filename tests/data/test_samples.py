@@ -11,7 +11,7 @@ from PIL import Image
 
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
-from tests.support.shards import numbered, picture, shard_data, write_numbered, write_shard
+from tests.support.shards import numbered, opened, picture, write_numbered, write_shard
 
 GOOD = 30
 
@@ -73,8 +73,7 @@ BAD_JSON = {
 
 def epoch(folder, run=None, **changes):
     """Return (dataset, {id: (number in the caption, image)}) of one epoch in batches of 1."""
-    data = shard_data(folder, **changes)
-    data.open(run, World())
+    data = opened(folder, run, **changes)
     samples = {}
     for batch in data.batches(
         seed=0, global_batch=1, world=World(), start_step=0, stop_step=data.samples, trim_text=True
@@ -111,6 +110,8 @@ def test_a_bad_sample_is_replaced_by_the_next_usable_one_and_logged(tmp_path, na
 def test_bad_samples_do_not_change_ids_order_and_pixels_of_other_samples(tmp_path):
     write_shard(tmp_path / "whole" / "0.tar", numbered(0, GOOD))
     whole = epoch(tmp_path / "whole")[1]
+    data, marked = epoch(with_one(tmp_path, {"png": picture(5), "txt": "\ufeffnumber 5".encode()}))
+    assert marked[5][0] == 5 and data.counters() == {}, "a byte order mark is removed"
     damaged = epoch(with_one(tmp_path, *BAD["zero bytes"][:1]), max_bad_fraction=0.05)[1]
     assert list(whole) == list(damaged)
     for i in set(range(GOOD)) - {5}:
@@ -166,8 +167,7 @@ def test_bad_samples_in_the_first_batches_count_relative_to_a_thousand_samples(t
 @pytest.mark.parametrize("damage", ["gone", "shorter", "longer"])
 def test_a_shard_that_changes_during_a_run_is_detected(tmp_path, damage):
     folder = write_numbered(tmp_path / "s", [10, 10])
-    data = shard_data(folder, max_bad_fraction=0.6)
-    data.open(tmp_path / "run", World())
+    data = opened(folder, tmp_path / "run", max_bad_fraction=0.6)
     path = folder / "00001.tar"
     content = path.read_bytes()
     path.unlink()
@@ -184,10 +184,10 @@ def test_a_shard_that_changes_during_a_run_is_detected(tmp_path, damage):
 def test_a_shard_deleted_after_indexing_keeps_its_ids_and_counts_as_bad(tmp_path):
     folder = write_numbered(tmp_path / "s", [10, 10, 10])
     shards = str(folder / "{00000..00002}.tar")
-    shard_data(shards).open(None, World())
+    opened(shards)
     (folder / "00001.tar").unlink()
     with pytest.raises(ConfigError, match="33.33%.*00001.tar"):
-        shard_data(shards).open(None, World())
+        opened(shards)
     data, samples = epoch(shards, tmp_path / "run", max_bad_fraction=0.4)
     assert sorted(samples) == list(range(30)) and samples[10][0] == 20
     assert data.counters() == {"missing_shards": 1, "shard_missing": 10}
@@ -195,7 +195,7 @@ def test_a_shard_deleted_after_indexing_keeps_its_ids_and_counts_as_bad(tmp_path
 
 def test_a_shard_cut_after_indexing_yields_its_remaining_samples(tmp_path):
     folder = write_numbered(tmp_path / "s", [10, 10])
-    shard_data(folder).open(None, World())
+    opened(folder)
     content = (folder / "00001.tar").read_bytes()
     (folder / "00001.tar").write_bytes(content[: 3 * 512 * 2 * 4 + 700])
     data, samples = epoch(folder, max_bad_fraction=0.4)
@@ -206,8 +206,7 @@ def test_a_shard_cut_after_indexing_yields_its_remaining_samples(tmp_path):
 def test_samples_are_logged_once_in_a_run_and_its_resumes(tmp_path):
     folder = with_one(tmp_path, BAD["zero bytes"][0])
     for _ in range(2):
-        data = shard_data(folder, max_bad_fraction=0.05)
-        data.open(tmp_path / "run", World())
+        data = opened(folder, tmp_path / "run", max_bad_fraction=0.05)
         list(data.batches(seed=0, global_batch=10, world=World(), start_step=0, stop_step=9, trim_text=True))
         assert data.counters() == {"empty_image": 3}
     assert len((tmp_path / "run" / "bad_samples.rank0.jsonl").read_text().splitlines()) == 1
@@ -217,8 +216,7 @@ def test_ranks_write_separate_files(tmp_path):
     folder = with_one(tmp_path, BAD["zero bytes"][0])
     names = set()
     for rank in range(2):
-        data = shard_data(folder, max_bad_fraction=0.1)
-        data.open(tmp_path / "run", World())
+        data = opened(folder, tmp_path / "run", max_bad_fraction=0.1)
         list(data.batches(seed=0, global_batch=10, world=World(rank, 2), start_step=0, stop_step=3, trim_text=True))
         names |= {path.name for path in (tmp_path / "run").glob("bad_samples*") if path.stat().st_size}
     assert len(names) == 1 and names < {"bad_samples.rank0.jsonl", "bad_samples.rank1.jsonl"}
@@ -230,19 +228,13 @@ def test_the_caption_drawn_from_several_depends_on_the_epoch_and_is_reproducible
     write_shard(tmp_path / "0.tar", [(f"{i}", members) for i in range(40)])
 
     def draw():
-        data = shard_data(tmp_path, caption_key="captions")
-        data.open(None, World())
+        data = opened(tmp_path, caption_key="captions")
         stream = data.batches(seed=0, global_batch=40, world=World(), start_step=0, stop_step=2, trim_text=True)
         return [batch.text[batch.sample_id.argsort(), 1] - 10 for batch in stream]
 
     first, second = draw()
     assert not torch.equal(first, second) and set(first.tolist()) == set(range(5))
     assert all(torch.equal(a, b) for a, b in zip(draw(), (first, second), strict=True))
-
-
-def test_a_byte_order_mark_is_removed(tmp_path):
-    data, samples = epoch(with_one(tmp_path, {"png": picture(5), "txt": "\ufeffnumber 5".encode()}))
-    assert samples[5][0] == 5 and data.counters() == {}
 
 
 def encode(image, **options):

@@ -15,7 +15,7 @@ from clipzoo.data.tokenizer import caption_lengths
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.processes import context, is_alive, wait_until_gone
-from tests.support.shards import NumberTokenizer, shard_data, write_numbered
+from tests.support.shards import NumberTokenizer, opened, shard_data, write_numbered
 
 COUNTS = [7, 1, 12, 5, 9, 6]
 n = sum(COUNTS)
@@ -29,26 +29,14 @@ def folder(tmp_path_factory):
 
 
 def batches(folder, *, rank=0, ranks=1, start=0, stop=STEPS, trim=True, seed=3, global_batch=N, **changes):
-    data = shard_data(folder, **changes)
-    data.open(None, World())
-    return data.batches(
-        seed=seed,
-        global_batch=global_batch,
-        world=World(rank, ranks),
-        start_step=start,
-        stop_step=stop,
-        trim_text=trim,
-    )
+    steps = {"start_step": start, "stop_step": stop, "trim_text": trim}
+    return opened(folder, **changes).batches(seed=seed, global_batch=global_batch, world=World(rank, ranks), **steps)
 
 
 def read(folder, **arguments):
     """Return (sample ids [steps, b], images [steps, b, 3, S, S], texts [steps, b, L]) of one rank."""
-    return stack(batches(folder, **arguments))
-
-
-def stack(batches):
-    batches = list(batches)
-    return tuple(torch.stack([getattr(batch, name) for batch in batches]) for name in ("sample_id", "image", "text"))
+    rows = list(batches(folder, **arguments))
+    return tuple(torch.stack([getattr(batch, name) for batch in rows]) for name in ("sample_id", "image", "text"))
 
 
 def _every_combination(folder, rank, results):
@@ -105,28 +93,19 @@ def test_resuming_with_half_the_ranks_continues_the_same_order(folder):
         assert torch.equal(torch.cat(actual, 1), reference[3:])
 
 
-def test_augmentation_depends_on_epoch_and_seed(folder):
+def test_augmentation_depends_on_epoch_and_seed_and_leaves_the_global_random_state(folder):
+    state = torch.get_rng_state()
     ids, images, _ = read(folder)
     again = (ids[1:].flatten() == ids[0, 0]).nonzero()[0, 0]
     assert not torch.equal(images[1:].flatten(0, 1)[again], images[0, 0])
     assert not torch.equal(read(folder, seed=4, stop=1)[0], ids[:1])
-
-
-def test_text_is_as_long_as_the_longest_caption_or_the_context(folder):
-    assert read(folder, stop=1)[2].shape[-1] == 8
-    assert read(folder, stop=1, trim=False)[2].shape[-1] == 16
-
-
-def test_the_global_random_state_does_not_change(folder):
-    state = torch.get_rng_state()
     read(folder, flip=0.5, rand_augment=[2, 7])
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_fingerprints_of_different_datasets_and_orders_differ(folder, tmp_path):
     def fingerprint(shards, **changes):
-        data = shard_data(shards, **changes)
-        data.open(None, World())
+        data = opened(shards, **changes)
         return data.fingerprint
 
     assert fingerprint(folder) == fingerprint(folder, workers=2, crop_scale=[0.9, 1.0])
@@ -138,20 +117,14 @@ def test_fingerprints_of_different_datasets_and_orders_differ(folder, tmp_path):
     assert len({fingerprint(folder), *others[:2]}) == 3 and others[2] != others[0]
 
 
-def test_a_batch_that_cannot_be_divided_among_ranks_is_an_error(folder):
-    with pytest.raises(ConfigError, match="trainer.global_batch 12 .* 5 ranks"):
-        next(batches(folder, ranks=5))
-
-
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from clipzoo.distributed.world import World
-from tests.support.shards import shard_data
+from tests.support.shards import opened, shard_data
 
 if __name__ == "__main__":
-    data = shard_data(Path(sys.argv[1]), workers=2)
-    data.open(None, World())
+    data = opened(Path(sys.argv[1]), workers=2)
     batches = data.batches(
         seed=0, global_batch=4, world=World(), start_step=0, stop_step=10**9, trim_text=False
     )
@@ -207,25 +180,20 @@ def test_workers_end_with_a_run_that_stops_early(folder, rest, code):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("crop_scale", [0.9, 0.5]),
-        ("crop_scale", [0.5]),
-        ("rand_augment", [2]),
-        ("flip", 1.5),
-        ("max_bad_fraction", -0.1),
-        ("shuffle_window", 0),
-        ("workers", -1),
-        ("prefetch", 0),
+        ("crop_scale", [0.9, 0.5]), ("crop_scale", [0.5]), ("rand_augment", [2]), ("flip", 1.5),
+        ("max_bad_fraction", -0.1), ("shuffle_window", 0), ("workers", -1), ("prefetch", 0),
     ],
-)
+)  # fmt: skip
 def test_invalid_arguments_are_errors(folder, key, value):
     with pytest.raises(ConfigError, match=f"ShardDataset: {key} must be"):
         shard_data(folder, **{key: value})
+    with pytest.raises(ConfigError, match="trainer.global_batch 12 .* 5 ranks"):
+        next(batches(folder, ranks=5))
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.medium)])
 def test_images_whose_features_are_stored_are_not_decoded(folder, workers):
-    data = shard_data(folder, crop_scale=(1.0, 1.0), workers=workers)
-    data.open(None, World())
+    data = opened(folder, crop_scale=(1.0, 1.0), workers=workers)
     order = {"seed": 3, "global_batch": 10, "world": World(), "start_step": 0, "stop_step": 4, "trim_text": True}
     plain = list(data.batches(**order))
     keys = torch.zeros(n, dtype=torch.int64)
@@ -242,7 +210,9 @@ def test_images_whose_features_are_stored_are_not_decoded(folder, workers):
         assert batch.image.untyped_storage().nbytes() == (1 if left_out.all() else batch.image.numel())
 
 
-def test_lengths_of_captions_come_with_trimmed_batches_alone(folder):
+def test_trimmed_batches_are_as_long_as_the_longest_caption_and_have_the_lengths_of_captions(folder):
     for batch in batches(folder, workers=1):
         assert torch.equal(batch.text_length, caption_lengths(batch.text, NumberTokenizer.end_token))
-    assert all(batch.text_length is None for batch in batches(folder, trim=False))
+        assert batch.text.shape[-1] == 8
+    for batch in batches(folder, trim=False):
+        assert batch.text_length is None and batch.text.shape[-1] == 16

@@ -100,11 +100,6 @@ def test_groups_cost_least_of_all_partitions(seed):
     assert sum(rows * width + overhead for rows, width in shapes) == best
 
 
-def test_captions_of_one_length_are_one_group_of_that_width():
-    assert group_shapes([5] * 100, 77, 0) == [(100, 8)]
-    assert group_shapes([77] * 3, 77, 0) == [(3, 77)]
-
-
 @pytest.mark.parametrize("distinct_pads", [False, True])
 def test_features_of_groups_are_those_of_one_batch_in_the_same_order(distinct_pads):
     torch.manual_seed(0)
@@ -117,11 +112,12 @@ def test_features_of_groups_are_those_of_one_batch_in_the_same_order(distinct_pa
     torch.testing.assert_close(grouped.tokens[grouped.mask], whole.tokens[whole.mask], rtol=0, atol=1e-12)
 
 
-def test_captions_without_lengths_are_one_group():
+def test_captions_without_lengths_or_of_one_length_are_one_group():
     encoder, batch = Captioned().double(), whole_batch()
     whole = encoder.text(batch.text)
     assert torch.equal(encode_by_length(encoder.text, batch.text, None, tokens=True).tokens, whole.tokens)
     assert encoder.widths == [CONTEXT, CONTEXT]
+    assert group_shapes([5] * 100, 77, 0) == [(100, 8)] and group_shapes([77] * 3, 77, 0) == [(3, 77)]
 
 
 @pytest.mark.parametrize("head", ["clip", "kme"])

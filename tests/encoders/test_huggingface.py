@@ -79,22 +79,25 @@ def test_every_parameter_trains_for_two_steps(kind):
     assert len(tower.layers()) == 2
 
 
-def test_an_unknown_kind_of_model_is_named_with_the_nearest_ones(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "options", "tokenizer", "message"),
+    [
+        ("/none/bret", {}, None, "encoder.text.name=/none/bret: there is no folder"),
+        (
+            "bert",
+            {"hiden_size": 3},
+            "clip",
+            "options.hiden_size=.*: BertConfig has no such option; did you mean hid",
+        ),
+        ("bert", {}, None, "give encoder.text.tokenizer=FOLDER"),
+    ],
+)
+def test_an_unknown_kind_of_model_or_option_and_a_kind_without_a_tokenizer_are_named(
+    name, options, tokenizer, message, monkeypatch
+):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ConfigError, match="encoder.text.name=/none/bret: there is no folder"):
-        HuggingFaceText("/none/bret", {})
-
-
-def test_an_unknown_option_is_named_with_the_nearest_one():
-    with pytest.raises(
-        ConfigError, match="options.hiden_size=.*: BertConfig has no such option; did you mean hidden_siz"
-    ):
-        HuggingFaceText("bert", {"hiden_size": 3}, tokenizer="clip")
-
-
-def test_a_kind_of_model_needs_a_tokenizer():
-    with torch.device("meta"), pytest.raises(ConfigError, match="give encoder.text.tokenizer=FOLDER"):
-        HuggingFaceText("bert", {})
+    with torch.device("meta"), pytest.raises(ConfigError, match=message):
+        HuggingFaceText(name, options, tokenizer=tokenizer)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused():

@@ -46,29 +46,21 @@ def test_features_of_every_family_are_those_of_open_clip(family, tmp_path):
     assert model.encoder.image_tower.layers() and model.encoder.text_tower.layers()
 
 
-def test_an_unknown_model_is_one_message_with_the_nearest_names():
+def test_an_unknown_model_and_an_unknown_option_are_one_message_with_the_nearest_names():
     with pytest.raises(ConfigError, match="open_clip has no model ViT-B16; did you mean ViT-B-16 or "):
         OpenClipImage("ViT-B16", None, {})
-
-
-def test_an_unknown_option_is_one_message_with_the_nearest_option():
     with pytest.raises(ConfigError, match="image.options.patch_drop: .* no such option; did you mean patch_dro"):
         OpenClipImage("RN50", None, {"patch_drop": 0.5})
 
 
-def test_options_reach_the_trunk():
-    with torch.device("meta"):
-        assert OpenClipImage("ViT-B-32", None, {"patch_dropout": 0.5}).trunk.patch_dropout.prob == 0.5
-        blocks = OpenClipImage("convnext_tiny", None, {"timm_drop_path": 0.5}).trunk.stages[-1].blocks
-        assert blocks[-1].drop_path.drop_prob == 0.5
-
-
-def test_an_image_size_and_a_context_length_of_ones_own_are_built():
+def test_an_image_size_a_context_length_and_options_reach_the_trunks():
     with torch.device("meta"):
         encoder = Towers(OpenClipImage("ViT-B-32", 64, {}), OpenClipText("ViT-B-32", 20, {}))
-    facts = encoder.facts()
-    assert (facts["image_size"], facts["context_length"], facts["tokenizer"]["context_length"]) == (64, 20, 20)
-    assert encoder.image_tower.trunk.positional_embedding.shape[0] == 5
+        facts = encoder.facts()
+        assert (facts["image_size"], facts["context_length"], facts["tokenizer"]["context_length"]) == (64, 20, 20)
+        dropped = OpenClipImage("convnext_tiny", None, {"timm_drop_path": 0.5}).trunk.stages[-1].blocks[-1]
+        assert OpenClipImage("ViT-B-32", None, {"patch_dropout": 0.5}).trunk.patch_dropout.prob == 0.5
+    assert encoder.image_tower.trunk.positional_embedding.shape[0] == 5 and dropped.drop_path.drop_prob == 0.5
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from clipzoo.encoders.image import TimmTower, gives_tokens
+from clipzoo.encoders.image import TimmTower
 from clipzoo.errors import ConfigError
 
 QUICK = ("resnet18", "vit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050")
@@ -38,25 +38,18 @@ def test_pooled_features_are_those_of_timm(family):
     # Relative too: with random weights, Inception's features are of the order of 1e9.
     torch.testing.assert_close(features.pooled, expected, rtol=1e-10, atol=1e-10)
     assert features.pooled.shape == (1, tower.width)
-    assert (features.tokens is None) == (family in WITHOUT_TOKENS) != gives_tokens(tower)
+    assert (features.tokens is None) == (family in WITHOUT_TOKENS) != tower.gives_tokens()
     assert features.tokens is None or features.tokens.shape[-1] == tower.width
     assert tower.layers()
 
 
-def test_there_are_thirty_families():
+def test_an_image_size_is_passed_to_trunks_that_have_one_and_tokens_of_swin_are_its_positions():
     assert len(FAMILIES) >= 30
-
-
-def test_tokens_of_swin_are_its_positions():
-    with torch.device("meta"):
-        tower = TimmTower("swin_tiny_patch4_window7_224", None, pretrained=False, options={}).eval()
-        assert tower(torch.empty(2, 3, 224, 224)).tokens.shape == (2, 49, 768)
-
-
-def test_an_image_size_is_passed_to_trunks_that_have_one():
     with torch.device("meta"):
         assert TimmTower("vit_tiny_patch16_224", 64, False, {}).trunk.pos_embed.shape[1] == 17
         assert TimmTower("resnet18", 64, False, {}).input_size == 64
+        swin = TimmTower("swin_tiny_patch4_window7_224", None, pretrained=False, options={}).eval()
+        assert swin(torch.empty(2, 3, 224, 224)).tokens.shape == (2, 49, 768)
 
 
 def test_an_unknown_name_is_one_message_with_the_nearest_names():

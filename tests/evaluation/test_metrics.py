@@ -28,12 +28,9 @@ def test_percentages_are_the_exact_quotients_of_counts():
     assert metrics["mean_per_class"] == pytest.approx(100 * sum(shares) / 9, rel=1e-14)
 
 
-def test_mean_per_class_weighs_classes_equally_and_skips_classes_without_samples():
+def test_mean_per_class_weighs_classes_equally_and_skips_empty_ones_and_recall_counts_queries_below_each_cutoff():
     position, labels = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([0, 0, 0, 0, 2])
     assert accuracy(position, labels, 3, World()) == {"top1": pytest.approx(80), "mean_per_class": pytest.approx(50)}
-
-
-def test_recall_counts_queries_below_each_cutoff():
     assert recall(torch.tensor([0, 4, 9, 5]), (1, 5), World()) == {"recall_at_1": 25.0, "recall_at_5": 50.0}
 
 

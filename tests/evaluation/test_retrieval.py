@@ -75,13 +75,16 @@ def test_the_best_of_an_images_captions_counts():
 
 
 @torch.no_grad()
-def test_equal_scores_are_in_the_order_of_their_columns():
+def test_equal_scores_are_in_the_order_of_their_columns_and_nan_is_refused():
     model, data = model_of("clip"), gallery()
     model.head.text_projection.zero_()
     metrics = retrieval(model, data, batch_encoder(), draws=1, paired=False).metrics
     assert metrics["text_to_image"]["recall_at_1"] == pytest.approx(share([owner == 0 for owner in data.caption_image]))
     first_owner = [image == data.caption_image[0] for image in range(13)]
     assert metrics["image_to_text"]["recall_at_1"] == pytest.approx(share(first_owner))
+    model.head.text_projection.fill_(torch.nan)
+    with pytest.raises(ConfigError, match="similarities are NaN"):
+        retrieval(model, data, batch_encoder(), draws=1, paired=False)
 
 
 def test_positions_agree_with_a_stable_sort_on_ties():
@@ -99,26 +102,11 @@ def test_positions_agree_with_a_stable_sort_on_ties():
         (lambda data: data.caption_image.pop(), "39 captions, but 38 entries in caption_image"),
         (lambda data: data.caption_image.__setitem__(0, 13), "has 13 images"),
         (lambda data: data.images.append(data.images[0]), "1 of 14 images have no caption"),
+        (lambda data: (data.captions.append("more"), data.caption_image.append(0)), "3 to 4 captions.*eval.paired=fal"),
     ],
 )
-def test_captions_without_an_image_and_images_without_a_caption_are_named(change, expected):
+def test_captions_without_an_image_images_without_a_caption_and_uneven_pairs_are_named(change, expected):
     data = gallery()
     change(data)
     with pytest.raises(ValueError, match=expected):
-        retrieval(model_of("clip"), data, batch_encoder(), draws=1, paired=False)
-
-
-def test_the_paired_protocol_needs_equally_many_captions():
-    data = gallery()
-    data.captions.append("one more")
-    data.caption_image.append(0)
-    with pytest.raises(ValueError, match="3 to 4 captions.*eval.paired=false"):
         retrieval(model_of("clip"), data, batch_encoder(), draws=1, paired=True)
-
-
-@torch.no_grad()
-def test_nan_similarities_are_refused():
-    model = model_of("clip")
-    model.head.text_projection.fill_(torch.nan)
-    with pytest.raises(ConfigError, match="similarities are NaN"):
-        retrieval(model, gallery(), batch_encoder(), draws=1, paired=False)

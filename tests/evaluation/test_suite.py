@@ -135,7 +135,7 @@ def counted(monkeypatch):
 
 
 @pytest.mark.medium
-def test_a_finished_dataset_is_not_evaluated_again_for_the_same_weights(root, tmp_path, counted):
+def test_a_finished_dataset_is_not_evaluated_again_for_the_same_weights_and_settings(root, tmp_path, counted):
     model = model_of("clip")
     first = suite_of(root).run(model, tmp_path, World())
     reads = counted.reads
@@ -146,10 +146,9 @@ def test_a_finished_dataset_is_not_evaluated_again_for_the_same_weights(root, tm
         next(model.parameters()).mul_(1.1)
     suite_of(root).run(model, tmp_path, World())
     assert counted.reads > reads
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+    reads = counted.reads
+    suite_of(root, interpolation="bilinear").run(model, tmp_path, World())
+    assert counted.reads > reads
 
 
 @pytest.mark.medium
@@ -164,15 +163,6 @@ def test_an_interrupted_evaluation_resumes_after_its_finished_datasets(root, tmp
     # Zero-shot's result and the probe's features are on disk: no image is read again.
     assert suite_of(root).run(model, tmp_path / "cut", World()) == whole
     assert counted.reads == reads
-
-
-@pytest.mark.medium
-def test_other_settings_do_not_use_cached_results(root, tmp_path, counted):
-    model = model_of("clip")
-    suite_of(root).run(model, tmp_path, World())
-    reads = counted.reads
-    suite_of(root, interpolation="bilinear").run(model, tmp_path, World())
-    assert counted.reads > reads
 
 
 @pytest.mark.medium
@@ -233,11 +223,13 @@ def test_all_missing_datasets_are_named_before_any_is_evaluated(tmp_path):
     assert "dataset_coco.json" in text
 
 
-def test_missing_datasets_are_reported_if_asked_and_the_others_evaluated(root, tmp_path):
+def test_missing_datasets_are_reported_if_asked_and_the_others_evaluated_in_this_process_or_in_workers(root, tmp_path):
     suite = suite_of(root, zero_shot=["pets", "colours"], linear_probe=[], retrieval=[], missing="report")
     suite.open()
     metrics = suite.run(model_of("clip"), tmp_path, World())
     assert {key.split("/")[1] for key in metrics} == {"colours"}
+    in_workers = suite_of(root, linear_probe=[], retrieval=[], workers=2)
+    assert in_workers.run(model_of("clip"), tmp_path / "workers", World()) == metrics
     assert "OxfordIIITPet" in json.loads((tmp_path / "missing.json").read_text())["pets"]
 
 
@@ -290,12 +282,3 @@ def image(seed: int) -> bytes:
 def test_impossible_settings_are_refused_with_their_key(change, expected):
     with pytest.raises(ConfigError, match=expected):
         suite_of(Path("nowhere"), **change)
-
-
-@pytest.mark.medium
-def test_worker_processes_read_what_the_main_process_reads(root, tmp_path):
-    without = suite_of(root, retrieval=[], linear_probe=[]).run(model_of("clip"), tmp_path / "a", World())
-    assert (
-        suite_of(root, retrieval=[], linear_probe=[], workers=2).run(model_of("clip"), tmp_path / "b", World())
-        == without
-    )

@@ -69,12 +69,6 @@ def test_a_model_of_open_clip_and_its_export_have_the_preprocessing_of_the_model
         for image in images():
             ours = model.transform(image) * encoder._scale + encoder._shift
             torch.testing.assert_close(ours, preprocess(image), rtol=0, atol=1e-5)
-
-
-def test_a_resizing_that_open_clip_does_not_have_is_refused(tmp_path):
-    small_model("ViT-B-32", tmp_path)
-    path = tmp_path / "model" / "open_clip_config.json"
-    content = json.loads(path.read_text())
     content["preprocess_cfg"]["resize_mode"] = "stretch"
     path.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match="resize_mode=stretch; supported are"):

@@ -89,7 +89,7 @@ def test_a_model_that_scores_all_classes_equally_predicts_the_first():
 
 @pytest.mark.medium
 @torch.no_grad()
-def test_several_draws_give_the_mean_and_deviation_of_single_draws():
+def test_several_draws_give_the_mean_and_deviation_of_single_draws_and_a_deterministic_head_has_none():
     model, data = model_of("wpse"), classes()
     together = zero_shot(model, data, "test", batch_encoder(), 32, draws=3).metrics
     single = []
@@ -100,11 +100,8 @@ def test_several_draws_give_the_mean_and_deviation_of_single_draws():
     assert len(set(single)) > 1
     assert together["top5"] == pytest.approx(torch.tensor(single).mean().item())
     assert together["top5_std"] == pytest.approx(torch.tensor(single).std().item())
-
-
-def test_a_deterministic_head_has_no_deviation():
-    result = zero_shot(model_of("clip"), classes(), "test", batch_encoder(), 32, draws=5)
-    assert not [key for key in result.metrics if key.endswith("_std")]
+    deterministic = zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=5).metrics
+    assert not [key for key in deterministic if key.endswith("_std")]
 
 
 def test_the_size_of_score_blocks_does_not_change_the_metrics(monkeypatch):
@@ -114,32 +111,22 @@ def test_the_size_of_score_blocks_does_not_change_the_metrics(monkeypatch):
     assert zero_shot(model, data, "test", batch_encoder(), 32, draws=1).metrics == whole.metrics
 
 
-def test_a_class_without_a_sample_is_named():
-    data = classes()
-    data.splits["test"].labels = [label for label in data.splits["test"].labels if label != 4]
-    with pytest.raises(ValueError, match=r"colours, test: 1 of 7 classes have no sample \('cyan'\)"):
-        zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=1)
-
-
-def test_a_single_class_is_refused():
-    data = replace(classes(), class_names=["red"])
-    data.splits["test"].labels = [0, 0, 0]
-    with pytest.raises(ValueError, match="nothing can be classified"):
-        zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=1)
-
-
-def test_a_label_without_a_class_is_named():
-    data = replace(classes(), class_names=classes().class_names[:5])
-    with pytest.raises(ValueError, match="colours, test: label 5, but its classes are 0 to 4"):
-        zero_shot(model_of("clip"), data, "test", batch_encoder(), 32, draws=1)
-
-
-def test_nan_scores_are_an_error():
-    model = model_of("clip")
-    with torch.no_grad():
-        model.head.image_projection.fill_(float("nan"))
-    with pytest.raises(ValueError, match="similarities are NaN"):
-        zero_shot(model, classes(), "test", batch_encoder(), 32, draws=1)
+@torch.no_grad()
+def test_classes_without_samples_a_single_class_labels_without_a_class_and_nan_scores_are_named():
+    without, single = classes(), replace(classes(), class_names=["red"])
+    without.splits["test"].labels = [label for label in without.splits["test"].labels if label != 4]
+    single.splits["test"].labels = [0, 0, 0]
+    broken = model_of("clip")
+    broken.head.image_projection.fill_(float("nan"))
+    for model, data, message in (
+        (model_of("clip"), without, r"colours, test: 1 of 7 classes have no sample \('cyan'\)"),
+        (model_of("clip"), single, "nothing can be classified"),
+        (model_of("clip"), replace(classes(), class_names=classes().class_names[:5]),
+         "colours, test: label 5, but its classes are 0 to 4"),
+        (broken, classes(), "similarities are NaN"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            zero_shot(model, data, "test", batch_encoder(), 32, draws=1)
 
 
 def test_a_classifier_row_is_the_ensemble_of_its_own_prompts():

@@ -12,8 +12,9 @@ from tests.support.heads import build_head, image_features, text_features
 BETA, INVERSE_TEMPERATURE = 8.0, 30.0
 
 
-def embeddings(head: CloobHead) -> tuple[Tensor, Tensor]:
-    return head.embed_image(image_features(5)), head.embed_text(text_features(5))
+def with_embeddings(name: str, *overrides: str) -> tuple[CloobHead, Tensor, Tensor]:
+    head = build_head(name, *overrides)
+    return head, head.embed_image(image_features(5)), head.embed_text(text_features(5))
 
 
 def unit(vector: Tensor) -> Tensor:
@@ -39,14 +40,15 @@ def info_loob(anchors: list[Tensor], positives: list[Tensor]) -> Tensor:
 
 def test_loss_and_gradient_equal_the_transcribed_formulas():
     """Eq. A139: the second term is anchored on the text, V_y; a sum of two terms, scaled by the temperature."""
-    head = build_head("cloob")
-    image, text = embeddings(head)
+    head, image, text = with_embeddings("cloob")
     x, y = list(image), list(text)
     u_x, u_y = [retrieved(query, x) for query in x], [retrieved(query, x) for query in y]
     v_x, v_y = [retrieved(query, y) for query in x], [retrieved(query, y) for query in y]
     expected = (info_loob(u_x, u_y) + info_loob(v_y, v_x)) / INVERSE_TEMPERATURE
 
     similarity = head(image_features(5), text_features(5))
+    # The directions are not transposes of each other.
+    assert (similarity.image_to_text.dense() - similarity.text_to_image.dense().mT).abs().max() > 0.1
     loss = (
         sum((side.log_sum_exp(exclude_positive=True) - side.positives()).mean() for side in similarity.directions)
         / INVERSE_TEMPERATURE
@@ -57,15 +59,8 @@ def test_loss_and_gradient_equal_the_transcribed_formulas():
         torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
 
 
-def test_the_directions_are_not_transposes_of_each_other():
-    head = build_head("cloob")
-    similarity = head(image_features(5), text_features(5))
-    assert (similarity.image_to_text.dense() - similarity.text_to_image.dense().mT).abs().max() > 0.1
-
-
 def test_scores_within_a_modality_compare_patterns_retrieved_from_it():
-    head = build_head("cloob")
-    image, text = embeddings(head)
+    head, image, text = with_embeddings("cloob")
     similarity = head.similarity(image, text)
     for make, own in ((similarity.within_image, image), (similarity.within_text, text)):
         patterns = [retrieved(query, list(own)) for query in own]
@@ -73,32 +68,20 @@ def test_scores_within_a_modality_compare_patterns_retrieved_from_it():
         torch.testing.assert_close(make().dense(), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_evaluation_compares_plain_embeddings():
-    head = build_head("cloob").eval()
-    image, text = embeddings(head)
+def test_evaluation_and_training_without_hopfield_compare_plain_embeddings():
+    head, image, text = with_embeddings("cloob", "head.hopfield=false")
     expected = torch.stack([torch.stack([INVERSE_TEMPERATURE * (x * y).sum() for y in text]) for x in image])
-    torch.testing.assert_close(head.score(image, text), expected, rtol=1e-13, atol=1e-13)
-
-
-def test_without_hopfield_training_compares_plain_embeddings_too():
-    head = build_head("cloob", "head.hopfield=false")
-    image, text = embeddings(head)
+    torch.testing.assert_close(build_head("cloob").eval().score(image, text), expected, rtol=1e-13, atol=1e-13)
     similarity = head.similarity(image, text)
-    torch.testing.assert_close(similarity.image_to_text.dense(), head.score(image, text))
-    torch.testing.assert_close(similarity.text_to_image.dense(), head.score(image, text).mT)
+    torch.testing.assert_close(similarity.image_to_text.dense(), expected)
+    torch.testing.assert_close(similarity.text_to_image.dense(), expected.mT)
 
 
-def test_beta_zero_retrieves_the_same_mean_pattern_for_every_query():
-    similarity = build_head("cloob", "head.beta=0.0")(image_features(5), text_features(5))
-    every_score = similarity.image_to_text.dense()
+def test_beta_zero_retrieves_the_mean_pattern_and_large_beta_the_nearest_stored_one():
+    every_score = build_head("cloob", "head.beta=0.0")(image_features(5), text_features(5)).image_to_text.dense()
     torch.testing.assert_close(every_score, torch.full_like(every_score, INVERSE_TEMPERATURE))
-
-
-def test_large_beta_retrieves_the_nearest_stored_pattern():
-    head = build_head("cloob", "head.beta=1e5")
-    image, text = embeddings(head)
-    nearest = image[(text @ image.mT).argmax(dim=1)]
-    expected = INVERSE_TEMPERATURE * image @ nearest.mT
+    head, image, text = with_embeddings("cloob", "head.beta=1e5")
+    expected = INVERSE_TEMPERATURE * image @ image[(text @ image.mT).argmax(dim=1)].mT
     torch.testing.assert_close(head.similarity(image, text).image_to_text.dense(), expected)
 
 

@@ -27,6 +27,7 @@ from tests.support.heads import (
     head_config,
     image_features,
     rows,
+    scored,
     text_features,
     trimmed,
 )
@@ -36,11 +37,6 @@ BF16_ERROR = 0.04
 """Largest change of a score, as a share of the scores' spread, when the encoder runs under bfloat16 autocast."""
 
 every_head = pytest.mark.parametrize("name", HEADS)
-
-
-@every_head
-def test_yaml_gives_every_argument_with_its_type(name):
-    assert list(schema.faults({"head": head_config(name)})) == []
 
 
 @every_head
@@ -80,9 +76,14 @@ def test_score_of_blocks_is_the_whole_in_blocks(name):
 
 
 @every_head
-def test_forward_is_embed_then_similarity_and_rows_are_anchors(name):
+def test_yaml_gives_every_argument_and_attributes_name_existing_objectives_and_scores_within_a_modality(name):
+    assert list(schema.faults({"head": head_config(name)})) == []
     head, image, text = build_head(name), image_features(4), text_features(4)
+    assert set(head.published_with) <= {path.stem for path in (CONF / "objective").glob("*.yaml")}
     similarity = head(image, text)
+    for make in (similarity.within_image, similarity.within_text):
+        assert (make is not None) == head.compares_within
+    # Forward is embed, then similarity; rows are anchors.
     for scores in similarity.directions:
         assert scores.dense().shape == (4, 4)
         assert torch.equal(scores.positives(), scores.dense().diagonal())
@@ -91,27 +92,11 @@ def test_forward_is_embed_then_similarity_and_rows_are_anchors(name):
 
 
 @every_head
-def test_attributes_name_existing_objectives_and_scores_within_a_modality(name):
-    head = build_head(name)
-    objectives = {path.stem for path in (CONF / "objective").glob("*.yaml")}
-    assert set(head.published_with) <= objectives
-    similarity = head(image_features(3), text_features(3))
-    for make in (similarity.within_image, similarity.within_text):
-        assert (make is not None) == head.compares_within
-
-
-@every_head
-def test_ensemble_of_one_prompt_changes_nothing(name):
+def test_ensemble_of_one_prompt_changes_nothing_and_the_order_of_prompts_does_not_matter(name):
     head = build_head(name)
     image, text = head.embed_image(image_features(4)), head.embed_text(text_features(3))
     classes = [head.ensemble(map_embedding(lambda t, i=i: t[i : i + 1], text)) for i in range(3)]
     torch.testing.assert_close(head.score(image, concatenate(classes)), head.score(image, text), rtol=1e-13, atol=1e-13)
-
-
-@every_head
-def test_ensemble_does_not_depend_on_the_order_of_prompts(name):
-    head = build_head(name)
-    image, text = head.embed_image(image_features(4)), head.embed_text(text_features(3))
     scores = head.score(image, head.ensemble(text))
     assert scores.shape == (4, 1)
     turned = head.ensemble(map_embedding(lambda t: t.flip(0), text))
@@ -128,7 +113,7 @@ def test_scores_stay_in_the_stated_range_for_any_parameters(name):
         head.clamp_()
         image, text = (features.map(lambda tensor: 100 * tensor) for features in (image_features(6), text_features(6)))
         low, high = head.score_range
-        scores = head.score(head.embed_image(image), head.embed_text(text))
+        scores = scored(head, image, text)
         slack = 1e-9 * (1 + scores.abs().max())
         assert scores.isfinite().all() and scores.min() >= low - slack and scores.max() <= high + slack
 
@@ -153,7 +138,7 @@ def test_only_stochastic_heads_change_with_the_draw_and_draws_repeat(name):
     def scores(index: int, training: bool) -> Tensor:
         head.train(training)
         head.resample(index)
-        return head.score(head.embed_image(image), head.embed_text(text)).detach()
+        return scored(head, image, text).detach()
 
     first = scores(0, True)
     assert torch.equal(scores(1, True), first) != head.stochastic
@@ -173,8 +158,8 @@ def test_saved_and_loaded_head_gives_identical_scores(name):
     loaded = build_head(name)
     loaded.load_state_dict(torch.load(file, weights_only=True))
     head.eval(), loaded.eval()
-    expected = head.score(head.embed_image(image), head.embed_text(text))
-    assert torch.equal(loaded.score(loaded.embed_image(image), loaded.embed_text(text)), expected)
+    expected = scored(head, image, text)
+    assert torch.equal(scored(loaded, image, text), expected)
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from clipzoo.errors import ConfigError
 from clipzoo.heads import kme
-from clipzoo.heads.kme import KmeHead, log_softplus
+from clipzoo.heads.kme import log_softplus
 from clipzoo.ops import kme as kme_reference
-from clipzoo.types import Features, PointSet
+from clipzoo.types import Features
 from tests.support.heads import (
     IMAGE_WIDTH,
     assert_same_values_and_gradients,
     build_head,
     image_features,
+    scored,
     text_features,
     trimmed,
 )
@@ -29,7 +30,7 @@ from tests.support.largest_tensor import LargestTensor
 def test_values_and_gradients_equal_loops_over_pairs_of_points(points):
     head = build_head("kme", f"head.text_points={points}")
     image, text = image_features(2), text_features(3)
-    scores = head.score(head.embed_image(image), head.embed_text(text))
+    scores = scored(head, image, text)
 
     def weighted(side, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
         vectors = [token @ side.projection for token in tokens]
@@ -62,8 +63,8 @@ def test_one_point_of_weight_one_is_clip_up_to_a_constant(temperature):
         with_weight_one(head.text, text_features(5).pooled),
     )
     clip.image_projection, clip.text_projection = head.image.projection, head.text.projection
-    scores = head.score(head.embed_image(image), head.embed_text(text))
-    inner_products = clip.score(clip.embed_image(image), clip.embed_text(text))
+    scores = scored(head, image, text)
+    inner_products = scored(clip, image, text)
     # Both scales begin in float32.
     torch.testing.assert_close(scores + 1 / temperature, inner_products, rtol=1e-5, atol=1e-5)
     scale = 2 * head.gamma
@@ -124,19 +125,16 @@ def test_log_softplus_is_exact_and_has_its_gradient_everywhere(dtype, tolerance)
 
 
 @pytest.mark.parametrize("gamma", [1e-3, 0.5, 7.142857142857143, 30.0, 1e5])
-def test_gamma_has_its_initial_value_and_stays_positive_and_finite(gamma):
-    head = build_head("kme", f"head.gamma={gamma}")
+def test_gamma_has_its_initial_value_clips_scale_by_default_and_stays_positive_and_finite(gamma):
+    head, default = build_head("kme", f"head.gamma={gamma}"), build_head("kme")
     assert head.gamma.item() == pytest.approx(gamma, rel=1e-6)
+    assert default.gamma.item() == pytest.approx(1 / (2 * 0.07))
+    # Its steps are those of the paper's parameter.
+    (slope,) = torch.autograd.grad(default.gamma, default.raw_gamma)
+    assert slope.item() == pytest.approx(1, abs=1e-3)
     for step in (-50.0, -1.0, 1e6):
         head.raw_gamma.data.fill_(step)
         assert 0 < head.gamma.item() < math.inf
-
-
-def test_gamma_starts_at_clips_scale_and_its_steps_are_those_of_the_paper():
-    head = build_head("kme")
-    assert head.gamma.item() == pytest.approx(1 / (2 * 0.07))
-    (slope,) = torch.autograd.grad(head.gamma, head.raw_gamma)
-    assert slope.item() == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("block", [1, 100, 700])
@@ -145,7 +143,8 @@ def test_blocks_change_neither_values_nor_gradients_and_bound_every_tensor(monke
 
     def reference() -> Tensor:
         image, text = head.embed_image(image_features(9)), head.embed_text(text_features(8))
-        return kme_reference.kme_score_reference(*parts(image), *parts(text), head.gamma)
+        sets = image.points, image.log_weights, text.points, text.log_weights
+        return kme_reference.kme_score_reference(*sets, head.gamma)
 
     whole = reference()
     monkeypatch.setattr(kme_reference, "BLOCK_ELEMENTS", block)
@@ -155,31 +154,24 @@ def test_blocks_change_neither_values_nor_gradients_and_bound_every_tensor(monke
     assert largest.elements <= max(block, 9 * 5 * IMAGE_WIDTH) < 9 * 8 * 5 * 6
 
 
-def parts(embedding: PointSet) -> tuple[Tensor, Tensor]:
-    return embedding.points, embedding.log_weights
-
-
-def test_points_of_weight_zero_change_no_score():
-    head = build_head("kme")
-    image, text = head.embed_image(image_features(3)), head.embed_text(text_features(3))
-    torch.testing.assert_close(
-        head.score(image.padded(9), text.padded(11)), head.score(image, text), rtol=0, atol=1e-13
-    )
-
-
-def test_caption_points_do_not_depend_on_padding():
+def test_neither_padding_nor_points_of_weight_zero_change_a_score():
     head, text = build_head("kme", "head.text_points=caption"), text_features(4)
     text = Features(text.pooled[:3], text.tokens[:3], text.mask[:3])
     image = head.embed_image(image_features(2))
     short, long = head.score(image, head.embed_text(trimmed(text))), head.score(image, head.embed_text(text))
     torch.testing.assert_close(short, long, rtol=0, atol=1e-13)
+    padded = head.score(image.padded(9), head.embed_text(text).padded(11))
+    torch.testing.assert_close(padded, long, rtol=0, atol=1e-13)
 
 
-def test_ensemble_is_the_log_mean_exp_of_the_prompts_scores():
+def test_ensemble_is_the_log_mean_exp_of_the_prompts_scores_and_a_modality_is_compared_with_itself():
     head = build_head("kme", "head.text_points=caption")
     image, prompts = head.embed_image(image_features(4)), head.embed_text(text_features(3))
     expected = head.score(image, prompts).exp().mean(dim=1, keepdim=True).log()
     torch.testing.assert_close(head.score(image, head.ensemble(prompts)), expected, rtol=0, atol=1e-12)
+    similarity = head.similarity(image[:3], prompts)
+    assert torch.equal(similarity.within_image().dense(), head.score(image[:3], image[:3]))
+    assert torch.equal(similarity.within_text().dense(), head.score(prompts, prompts))
 
 
 def test_image_points_are_the_first_tokens_and_at_most_all():
@@ -196,15 +188,9 @@ def test_probe_before_the_projection_is_the_weighted_sum_of_the_tokens():
     weights = torch.log(1 + torch.exp(image.tokens @ head.image.weight_projection[:, 0]))
     expected = torch.einsum("bm,bmw->bw", weights, image.tokens)
     torch.testing.assert_close(head.probe(image, "before"), expected)
-    torch.testing.assert_close(head.probe(image, "after"), torch.einsum("bm,bmd->bd", weights, points_of(head, image)))
-
-
-def test_scores_within_a_modality_compare_it_with_itself():
-    head, image, text = build_head("kme"), image_features(3), text_features(3)
-    similarity = head(image, text)
-    images, texts = head.embed_image(image), head.embed_text(text)
-    assert torch.equal(similarity.within_image().dense(), head.score(images, images))
-    assert torch.equal(similarity.within_text().dense(), head.score(texts, texts))
+    torch.testing.assert_close(
+        head.probe(image, "after"), torch.einsum("bm,bmd->bd", weights, head.embed_image(image).points)
+    )
 
 
 def test_masked_image_tokens_are_ignored_in_scores_and_probe():
@@ -216,8 +202,3 @@ def test_masked_image_tokens_are_ignored_in_scores_and_probe():
     torch.testing.assert_close(*scores, rtol=0, atol=1e-13)
     for where in ("before", "after"):
         torch.testing.assert_close(head.probe(masked, where), head.probe(cut, where), rtol=0, atol=1e-13)
-
-
-def points_of(head: KmeHead, image: Features) -> Tensor:
-    embedding: PointSet = head.embed_image(image)
-    return embedding.points

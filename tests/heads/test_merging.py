@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from clipzoo.heads.kme import merged, spread
 from clipzoo.ops.kme import kme_score_reference
 from clipzoo.types import PointSet
-from tests.support.heads import build_head, image_features, text_features
+from tests.support.heads import build_head, image_features, scored, text_features
 
 
 def drawn(samples: int, count: int, seed: int = 0) -> PointSet:
@@ -64,8 +64,6 @@ def test_the_head_merges_image_points_and_logs_a_bound_of_the_error():
     exact, head = build_head("kme"), build_head("kme", "head.merge=3")
     image, text = image_features(6), text_features(6)
     assert head.embed_image(image).points.shape[1] == 3
-    error = exact.score(exact.embed_image(image), exact.embed_text(text)) - head.score(
-        head.embed_image(image), head.embed_text(text)
-    )
+    error = scored(exact, image, text) - head.score(head.embed_image(image), head.embed_text(text))
     assert (error >= -1e-12).all() and error.max() > 0
     assert "merge_error" not in exact.logs() and head.logs()["merge_error"] > 0

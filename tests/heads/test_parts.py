@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.heads import HEADS, build_head, image_features, text_features
+from tests.support.heads import HEADS, build_head, image_features, scored, text_features
 
 POINTS = [name for name in HEADS if name.startswith(("wpse", "kme"))]
 
@@ -14,7 +14,7 @@ POINTS = [name for name in HEADS if name.startswith(("wpse", "kme"))]
 def test_the_parts_of_a_score_sum_to_it(name):
     head, image, text = build_head(name).eval(), image_features(4), text_features(4)
     parts = head.score_parts(image, text)
-    scores = head.score(head.embed_image(image), head.embed_text(text)).diagonal()
+    scores = scored(head, image, text).diagonal()
     torch.testing.assert_close(parts.score, scores, rtol=1e-10, atol=1e-10)
     assert parts.values.shape == (4, parts.image_weights.shape[1], parts.text_weights.shape[1])
 
@@ -31,17 +31,8 @@ def test_merged_points_share_the_term_of_their_group_by_weight():
     head, image, text = build_head("kme head.merge=2"), image_features(3), text_features(3)
     parts = head.score_parts(image, text)
     per_weight = parts.values.sum(dim=2) / parts.image_weights
-    assert [_different(row) for row in per_weight] == [2, 2, 2]
-
-
-def _different(row: torch.Tensor) -> int:
-    """Number of different values, up to rounding."""
-    return len({f"{value:.9g}" for value in row.tolist()})
-
-
-@pytest.mark.parametrize("name", [name for name in HEADS if not name.startswith(("wpse", "kme"))])
-def test_heads_without_points_have_no_parts(name):
-    assert build_head(name).score_parts(image_features(2), text_features(2)) is None
+    # Different values, up to rounding.
+    assert [len({f"{value:.9g}" for value in row.tolist()}) for row in per_weight] == [2, 2, 2]
 
 
 def test_the_weights_of_cloobs_memory_retrieve_what_training_compares():
@@ -54,8 +45,9 @@ def test_the_weights_of_cloobs_memory_retrieve_what_training_compares():
     torch.testing.assert_close(head.score(own, retrieved), head.similarity(images, texts).image_to_text.dense())
 
 
-@pytest.mark.parametrize("name", [name for name in HEADS if name != "cloob"])
-def test_other_heads_have_no_memory(name):
+@pytest.mark.parametrize("name", HEADS)
+def test_other_heads_have_no_parts_and_no_memory(name):
     head = build_head(name)
     embedding = head.embed_text(text_features(3))
-    assert head.memory_weights(embedding, embedding) is None
+    assert (head.memory_weights(embedding, embedding) is None) == (name != "cloob")
+    assert (head.score_parts(image_features(2), text_features(2)) is None) == (name not in POINTS)

@@ -28,9 +28,6 @@ def test_an_initial_weight_of_one_divides_the_scores_by_the_square_of_half_the_b
     paper, ours = (wpse(weight)(features(5), features(5)).image_to_text.dense() for weight in (None, 1.0))
     # Raw weights of about 1 change a weight of 50 by 0.25, and one of 1 by 1 %.
     assert (paper.norm() / ours.norm()).item() == pytest.approx(50.0**2, rel=0.05)
-
-
-def test_an_initial_weight_needs_positive_weights_below_the_bound():
     for arguments in ((1.0, "signed"), (200.0, "positive")):
         with pytest.raises(ConfigError, match="initial_weight"):
             wpse(*arguments)

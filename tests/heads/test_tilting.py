@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clipzoo.errors import ConfigError
-from tests.support.heads import assert_same_values_and_gradients, build_head, image_features, text_features
+from tests.support.heads import assert_same_values_and_gradients, build_head, image_features, scored, text_features
 
 TEMPERATURE = 0.3
 FORMULAS = {
@@ -23,29 +23,25 @@ def test_values_and_gradients_equal_the_formula(name):
         torch.stack([FORMULAS[name](u, v) for v in text.pooled @ head.text_projection])
         for u in image.pooled @ head.image_projection
     ]
-    scores = head.score(head.embed_image(image), head.embed_text(text))
+    scores = scored(head, image, text)
     assert_same_values_and_gradients(head, scores, torch.stack(rows))
+    # Prompts are averaged without normalisation; a distance to itself is zero, to all others negative.
+    prompts = head.embed_text(text)
+    torch.testing.assert_close(head.ensemble(prompts)[0], sum(prompts) / 4)
+    if name == "distance":
+        within = head.score(prompts, prompts)
+        assert within.diagonal().abs().max() < 1e-13
+        assert (within[~torch.eye(4, dtype=torch.bool)] < -0.1).all()
 
 
 @every_tilting
-def test_null_embedding_width_uses_the_pooled_features(name):
+def test_null_embedding_width_uses_the_pooled_features_and_needs_equal_widths(name):
     head = build_head(name, "head.embed_width=null", "encoder.text_width=12")
     image = image_features(3)
     assert list(head.parameters()) == []
     assert torch.equal(head.embed_image(image), image.pooled) and torch.equal(head.probe(image, "after"), image.pooled)
-
-
-@every_tilting
-def test_null_embedding_width_needs_an_encoder_of_equal_widths(name):
     with pytest.raises(ConfigError, match="image_width=12, text_width=10: without projections"):
         build_head(name, "head.embed_width=null")
-
-
-@every_tilting
-def test_prompts_are_averaged_without_normalisation(name):
-    head = build_head(name)
-    text = head.embed_text(text_features(3))
-    torch.testing.assert_close(head.ensemble(text)[0], (text[0] + text[1] + text[2]) / 3)
 
 
 @pytest.mark.parametrize(("bits", "error"), [(10, 0.05), (7, 0.5)])
@@ -102,11 +98,3 @@ def rounded(vectors: torch.Tensor, bits: int) -> torch.Tensor:
     """To so many bits of mantissa."""
     mantissa, exponent = torch.frexp(vectors)
     return torch.ldexp((mantissa * 2 ** (bits + 1)).round() / 2 ** (bits + 1), exponent)
-
-
-def test_distance_to_itself_is_zero_and_to_all_others_negative():
-    head = build_head("distance")
-    image = head.embed_image(image_features(5))
-    scores = head.score(image, image)
-    assert scores.diagonal().abs().max() < 1e-13
-    assert (scores[~torch.eye(5, dtype=torch.bool)] < -0.1).all()

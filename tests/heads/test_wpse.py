@@ -18,6 +18,7 @@ from tests.support.heads import (
     assert_same_values_and_gradients,
     build_head,
     image_features,
+    scored,
     text_features,
     trimmed,
 )
@@ -69,7 +70,7 @@ def test_values_and_gradients_equal_loops_over_points_and_features(kernel, alpha
         f"head.text_points={points}", f"head.reduction={reduction}", "head.features=4",
     )  # fmt: skip
     image, text = image_features(2), text_features(3)
-    scores = head.score(head.embed_image(image), head.embed_text(text))
+    scores = scored(head, image, text)
     expected = oracle(head, image, text, alpha, weights == "positive", points == "caption", reduction == "mean")
     assert_same_values_and_gradients(head, scores, expected)
 
@@ -86,7 +87,7 @@ def test_random_features_converge_to_the_exact_kernel_like_one_over_root_of_thei
         errors = []
         for draw in range(draws):
             head.resample(draw)
-            errors.append(head.score(head.embed_image(image), head.embed_text(text)).detach().numpy() - exact)
+            errors.append(scored(head, image, text).detach().numpy() - exact)
         error = np.array(errors)
         assert (np.abs(error.mean(0)) < 4.5 * error.std(0) / math.sqrt(draws)).all(), "biased"
         root_mean_square.append(math.sqrt((error**2).mean()))
@@ -123,14 +124,6 @@ def test_a_draw_depends_on_seed_mode_and_index_alone():
     assert torch.equal(draw(build_head("wpse").float(), True, 1000), draws[2])
 
 
-def test_phases_are_uniform_on_the_circle_and_frequencies_fresh_each_step():
-    head = build_head("wpse")
-    assert head.phases.min() >= 0 and head.phases.max() < 2 * math.pi and head.phases.max() > 6.2
-    first = head.frequencies
-    head.resample(1)
-    assert not torch.equal(first, head.frequencies)
-
-
 def test_number_of_features_differs_between_training_and_evaluation_with_the_factor_following():
     head = build_head("wpse", "head.alpha=[0,1]", "head.evaluation_features=512")
     image = image_features(64)
@@ -141,23 +134,22 @@ def test_number_of_features_differs_between_training_and_evaluation_with_the_fac
     torch.testing.assert_close(head.embed_image(image).square().sum(1).mean(), training, rtol=0.1, atol=0)
 
 
-def test_evaluation_does_not_depend_on_the_training_step():
+def test_phases_are_uniform_on_the_circle_and_evaluation_does_not_depend_on_the_training_step():
     head, other = build_head("wpse"), build_head("wpse")
+    assert head.phases.min() >= 0 and head.phases.max() < 2 * math.pi and head.phases.max() > 6.2
     head.resample(123)
+    assert not torch.equal(head.frequencies, other.frequencies)
     head.eval(), other.eval()
     assert torch.equal(head.frequencies, other.frequencies)
 
 
-def test_a_draw_is_not_saved_so_that_the_number_of_features_may_change():
+def test_a_draw_is_not_saved_so_that_the_number_of_features_may_change_and_a_linear_kernel_has_none():
     saved = build_head("wpse", "head.features=8").state_dict()
     assert not {"frequencies", "phases"} & set(saved)
     build_head("wpse", "head.features=16").load_state_dict(saved)
-
-
-def test_a_linear_kernel_alone_draws_no_features():
-    head = build_head("wpse", "head.alpha=[1,0]")
-    assert not head.stochastic and head.frequencies.numel() == 0
-    assert head.embed_image(image_features(2)).shape == (2, EMBED_WIDTH)
+    linear = build_head("wpse", "head.alpha=[1,0]")
+    assert not linear.stochastic and linear.frequencies.numel() == 0
+    assert linear.embed_image(image_features(2)).shape == (2, EMBED_WIDTH)
 
 
 def test_caption_points_do_not_depend_on_padding_and_the_mean_is_over_real_points():
@@ -169,23 +161,18 @@ def test_caption_points_do_not_depend_on_padding_and_the_mean_is_over_real_point
     torch.testing.assert_close(head.embed_text(doubled), head.embed_text(text), rtol=1e-13, atol=1e-13)
 
 
-def test_image_points_are_the_first_tokens_and_at_most_all():
-    image = image_features(3)
-    cut = Features(image.pooled, image.tokens[:, :2])
-    assert torch.equal(
-        build_head("wpse", "head.image_points=2").embed_image(image), build_head("wpse").embed_image(cut)
-    )
+def test_image_points_are_the_first_tokens_that_are_not_masked_and_at_most_all():
+    image, head = image_features(3), build_head("wpse")
+    first = build_head("wpse", "head.image_points=2").embed_image(image)
+    assert torch.equal(first, head.embed_image(Features(image.pooled, image.tokens[:, :2])))
+    mask = torch.tensor([[True, True, False, True, False]] * 3)
+    cut = head.embed_image(Features(image.pooled, image.tokens[:, [0, 1, 3]]))
+    masked = head.embed_image(Features(image.pooled, image.tokens, mask))
+    torch.testing.assert_close(masked, cut, rtol=1e-13, atol=1e-13)
     with pytest.raises(ConfigError, match="head.image_points is 50, but the encoder has 5 tokens"):
         build_head("wpse", "head.image_points=50").embed_image(image)
-
-
-def test_masked_image_tokens_are_ignored():
-    image = image_features(2)
-    mask = torch.tensor([[True, True, False, True, False]] * 2)
-    cut = Features(image.pooled, image.tokens[:, [0, 1, 3]])
-    head = build_head("wpse")
-    masked = head.embed_image(Features(image.pooled, image.tokens, mask))
-    torch.testing.assert_close(masked, head.embed_image(cut), rtol=1e-13, atol=1e-13)
+    with pytest.raises(ConfigError, match="tokens"):
+        head.embed_image(Features(image.pooled))
 
 
 def test_a_sample_without_points_is_the_zero_embedding_with_finite_gradients():
@@ -223,26 +210,18 @@ def test_probe_before_the_projection_is_the_weighted_mean_of_the_tokens():
     torch.testing.assert_close(head.probe(image, "before"), expected)
     assert head.probe(image, "before").shape == (3, IMAGE_WIDTH)
     assert torch.equal(head.probe(image, "after"), head.embed_image(image))
+    prompts = head.embed_text(text_features(3))
+    torch.testing.assert_close(head.ensemble(prompts)[0], sum(prompts) / 3)  # not normalised
 
 
-def test_prompts_are_averaged_without_normalisation():
-    head = build_head("wpse")
-    text = head.embed_text(text_features(3))
-    torch.testing.assert_close(head.ensemble(text)[0], (text[0] + text[1] + text[2]) / 3)
-
-
-@pytest.mark.parametrize("alpha", ["[0,0]", "[-0.5,1.5]"])
-def test_negative_or_zero_kernel_weights_are_refused(alpha):
-    with pytest.raises(ConfigError, match="WpseHead: alpha"):
-        build_head("wpse", f"head.alpha={alpha}")
-
-
-@pytest.mark.parametrize("override", ["head.temperature=0.009", "head.min_scale=20"])
-def test_an_initial_scale_outside_its_range_is_refused(override):
-    with pytest.raises(ConfigError, match=r"min_scale=.*, temperature=.*, max_scale=100"):
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        *((f"head.alpha={alpha}", "WpseHead: alpha") for alpha in ("[0,0]", "[-0.5,1.5]")),
+        ("head.temperature=0.009", "min_scale=.*, temperature=.*, max_scale=100"),
+        ("head.min_scale=20", "min_scale=.*, temperature=.*, max_scale=100"),
+    ],
+)  # fmt: skip
+def test_kernel_weights_and_an_initial_scale_outside_their_range_are_refused(override, message):
+    with pytest.raises(ConfigError, match=message):
         build_head("wpse", override)
-
-
-def test_an_encoder_without_tokens_is_refused():
-    with pytest.raises(ConfigError, match="tokens"):
-        build_head("wpse").embed_image(Features(image_features(2).pooled))

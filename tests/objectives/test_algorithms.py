@@ -194,13 +194,10 @@ def test_zeta_rate_of_thirty_epochs_is_a_cosine_that_drops_twice(epoch, degrees,
         assert zeta_rate(progress, 5e-6, 5) == pytest.approx(expected, rel=1e-12, abs=1e-20)
 
 
-def test_zeta_rate_is_zero_in_the_frozen_epochs():
+def test_zeta_rate_is_zero_in_the_frozen_epochs_and_counts_a_training_cut_to_whole_steps_as_its_epochs():
     rates = [zeta_rate(Progress(step, 300, samples=5120, global_batch=512), 5e-6, 5) for step in range(51)]
     assert rates[:50] == [0.0] * 50 and rates[50] == 5e-6
-
-
-def test_zeta_rate_counts_a_training_cut_to_whole_steps_as_its_epochs():
-    """A dataset that no batch size divides: 30 epochs of 1000 samples make 468 steps of 64, not 468.75."""
+    # A dataset that no batch size divides: 30 epochs of 1000 samples make 468 steps of 64, not 468.75.
     before, after = (zeta_rate(Progress(step, 468, samples=1000, global_batch=64), 1.0, 5) for step in (234, 235))
     assert before > 5 * after  # the first drop comes with epoch 15, at step 234.4
 

@@ -15,7 +15,7 @@ from clipzoo.objectives.dcl import DCL
 from clipzoo.objectives.infoloob import InfoLOOB
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.objectives.joint import Joint
-from clipzoo.objectives.mmd_conditional import MMDConditional
+from clipzoo.objectives.mmd import MMDConditional
 from clipzoo.objectives.nuclr import NUCLR
 from clipzoo.objectives.siglip import SigLIP
 from clipzoo.objectives.sogclr import SogCLR
@@ -30,16 +30,13 @@ def test_conditional_with_both_weights_is_clips_loss_minus_log_n():
     assert difference.item() == pytest.approx(math.log(N), abs=1e-14)
 
 
-def test_joint_loss_bounds_conditional_loss():
+def test_joint_loss_bounds_conditional_loss_and_equals_it_for_exchangeable_samples():
     for seed in range(20):
         matrix = (1 + seed) * random_cosines(seed, N)
         for weights in ((1.0, 1.0), (2.0, 0.0), (0.0, 2.0)):
             scores = similarity(matrix)
             assert loss_of(Conditional(*weights), scores).total <= loss_of(Joint(), scores).total + 1e-12
-
-
-def test_joint_loss_equals_conditional_loss_for_exchangeable_samples():
-    """Jensen's inequality is tight: a circulant matrix has one and the same row sum."""
+    # Jensen's inequality is tight: a circulant matrix has one and the same row sum.
     first = random_cosines(0, 1, N)[0]
     scores = similarity(torch.stack([first.roll(shift) for shift in range(N)]))
     assert loss_of(Joint(), scores).total.item() == pytest.approx(loss_of(Conditional(1, 1), scores).total.item())
@@ -113,31 +110,22 @@ def test_a_constant_on_every_zeta_leaves_the_diamond_variants_gradient_unchanged
         assert torch.allclose(gradients[0], shifted, rtol=1e-9, atol=1e-12)
 
 
-def test_dcl_without_debiasing_is_infonce():
+def test_dcl_without_debiasing_is_infonce_and_siglip_of_a_symmetric_head_the_same_in_both_directions():
     matrix = random_cosines(0, N)
-    expected = loss_of(InfoNCE(0.5, 0.5), similarity(matrix / 0.1)).total
-    assert loss_of(DCL(0.1, 0.0, 0.5, 0.5), similarity(matrix)).total.item() == pytest.approx(
-        expected.item(), rel=1e-12
-    )
+    expected = loss_of(InfoNCE(0.5, 0.5), similarity(matrix / 0.1)).total.item()
+    assert loss_of(DCL(0.1, 0.0, 0.5, 0.5), similarity(matrix)).total.item() == pytest.approx(expected, rel=1e-12)
+    logs = loss_of(SigLIP(None, -1.0, 0.5, 0.5).double(), similarity(matrix)).logs
+    assert logs["loss_image_to_text"].item() == pytest.approx(logs["loss_text_to_image"].item(), rel=1e-13)
 
 
-def test_cyclip_without_consistency_terms_is_clips_loss():
+def test_cyclip_without_consistency_terms_is_clips_loss_and_they_are_zero_for_equal_geometries():
     matrix = random_cosines(0, N)
     within = random_cosines(1, N), random_cosines(2, N)
     ours = loss_of(CyCLIP(0.5, False, 100.0, 0.0, 0.0), similarity(matrix, within=within)).total
     assert ours.item() == pytest.approx(loss_of(InfoNCE(0.5, 0.5), similarity(2 * matrix)).total.item(), rel=1e-12)
-
-
-def test_consistency_terms_of_cyclip_are_zero_for_equal_geometries():
-    matrix = random_cosines(0, N)
     symmetric = (matrix + matrix.mT) / 2
     loss = loss_of(CyCLIP(0.5, False, 100.0, 7.0, 9.0), similarity(symmetric, within=(matrix, matrix)))
     assert loss.logs["loss_in_modal"] == 0 and loss.logs["loss_cross_modal"] == 0
-
-
-def test_siglip_of_a_symmetric_head_is_the_same_in_both_directions():
-    logs = loss_of(SigLIP(None, -1.0, 0.5, 0.5).double(), similarity(random_cosines(0, N))).logs
-    assert logs["loss_image_to_text"].item() == pytest.approx(logs["loss_text_to_image"].item(), rel=1e-13)
 
 
 def test_conditional_mmd_with_an_equality_kernel_is_the_brier_score():

@@ -17,8 +17,7 @@ from clipzoo.objectives.dcl import DCL
 from clipzoo.objectives.infoloob import InfoLOOB
 from clipzoo.objectives.infonce import InfoNCE
 from clipzoo.objectives.joint import Joint
-from clipzoo.objectives.mmd_conditional import MMDConditional
-from clipzoo.objectives.mmd_joint import MMDJoint
+from clipzoo.objectives.mmd import MMDConditional, MMDJoint
 from clipzoo.objectives.siglip import SigLIP
 from tests.support.objectives import batch, progress, random_cosines, similarity
 

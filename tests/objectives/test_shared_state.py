@@ -11,9 +11,7 @@ from torch import Tensor
 
 from clipzoo.build import build_objective, build_part
 from clipzoo.distributed.world import World
-from clipzoo.errors import ConfigError
 from clipzoo.objectives.nuclr import NUCLR
-from clipzoo.objectives.per_sample import PerSampleObjective
 from clipzoo.training.diagnostics import summarise_samples
 from clipzoo.types import Batch, Features, Progress
 from scripts.compatibility import composed
@@ -53,17 +51,6 @@ def test_a_rank_holds_its_share_of_the_stated_bytes(name, ranks):
         held.append(sum(buffer.nbytes for buffer in objective.buffers() if buffer.dim() == 2))
     assert sum(held) == BYTES[name] * samples
     assert max(held) == BYTES[name] * -(-samples // ranks)
-
-
-def test_an_objective_that_addresses_whole_buffers_says_so():
-    class Own(PerSampleObjective):
-        def forward(self, *_: Any) -> Any: ...
-
-    objective = Own(count=0.0)
-    objective.share(World(0, 2))
-    objective.allocate(8)
-    with pytest.raises(ConfigError, match=r"Own addresses its state by sample id.*: give trainer\.sample_state=whole"):
-        objective.global_ids(Batch(torch.zeros(1), torch.zeros(1), torch.arange(1)), World())
 
 
 @pytest.mark.medium

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,6 +38,14 @@ MAKERS = {
     "sogclr": lambda: SogCLR(**SOGCLR_OPTIONS),
     "isogclr": lambda: ISogCLR(**ISOGCLR_OPTIONS),
 }
+
+
+def allocated(make: Callable[[], PerSampleObjective], samples: int = SAMPLES) -> PerSampleObjective:
+    objective = make()
+    objective.allocate(samples)
+    return objective
+
+
 stateful = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
@@ -65,13 +74,10 @@ def test_the_value_of_unseen_pairs_is_that_of_fresh_samples_and_changes_no_state
 
 @stateful
 def test_a_restored_state_continues_bit_for_bit(make):
-    straight, first = make(), make()
-    for objective in (straight, first):
-        objective.allocate(SAMPLES)
+    straight, first = allocated(make), allocated(make)
     expected = _train(straight, range(6))
     _train(first, range(3))
-    second = make()
-    second.allocate(SAMPLES)
+    second = allocated(make)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert _train(second, range(3, 6)) == expected[3:]
     for buffer, expected in zip(second.buffers(), straight.buffers(), strict=True):
@@ -80,22 +86,18 @@ def test_a_restored_state_continues_bit_for_bit(make):
 
 @stateful
 def test_evaluation_uses_the_state_without_changing_it(make):
-    objective = make()
-    objective.allocate(SAMPLES)
+    objective = allocated(make)
     _train(objective, range(3))
     before = copy.deepcopy(objective.state_dict())
     objective.eval()
     losses = _train(objective, range(3, 6))
     assert all(torch.equal(before[name], value) for name, value in objective.state_dict().items())
-    fresh = make().eval()
-    fresh.allocate(SAMPLES)
-    assert losses != _train(fresh, range(3, 6))
+    assert losses != _train(allocated(make).eval(), range(3, 6))
 
 
 @stateful
 def test_a_sample_not_in_the_batch_keeps_its_state(make):
-    objective = make()
-    objective.allocate(SAMPLES)
+    objective = allocated(make)
     _train(objective, range(2))
     before = copy.deepcopy(dict(objective.named_buffers()))
     _train(objective, range(2, 3))
@@ -107,10 +109,10 @@ def test_a_sample_not_in_the_batch_keeps_its_state(make):
 
 
 @stateful
-def test_a_checkpoint_of_another_dataset_is_refused_with_both_sizes(make):
-    small, large = make(), make()
-    small.allocate(8)
-    large.allocate(9)
+def test_a_checkpoint_of_another_dataset_and_a_missing_allocation_are_refused(make):
+    with pytest.raises(ConfigError, match="allocate"):
+        loss_of(make(), similarity(random_cosines(0, 4)))
+    small, large = allocated(make, 8), allocated(make, 9)
     with pytest.raises(ConfigError, match=r"for 8 samples, the dataset has 9: data\.shards"):
         large.load_state_dict(small.state_dict())
 
@@ -125,44 +127,30 @@ def test_a_checkpoint_of_another_dataset_is_refused_with_both_sizes(make):
 )
 @stateful
 def test_repeated_and_out_of_range_sample_ids_are_refused(make, ids, message):
-    objective = make()
-    objective.allocate(SAMPLES)
+    objective = allocated(make)
     with pytest.raises(ConfigError, match=message):
         objective(similarity(random_cosines(0, 4)), batch(ids), progress())
     assert not objective.log_u.isfinite().any()
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.5, math.nan])
-@pytest.mark.parametrize(
-    "make", [lambda gamma: NUCLR(**{**NUCLR_OPTIONS, "gamma": gamma}), lambda gamma: SogCLR(0.1, gamma, True)]
-)
-def test_gamma_outside_0_to_1_is_refused(make, gamma):
-    with pytest.raises(ConfigError, match=f"gamma must be a number above 0 and at most 1, not {gamma}"):
-        make(gamma)
+def test_gamma_outside_0_to_1_is_refused(gamma):
+    for kind, options in ((NUCLR, NUCLR_OPTIONS), (SogCLR, SOGCLR_OPTIONS)):
+        with pytest.raises(ConfigError, match=f"gamma must be a number above 0 and at most 1, not {gamma}"):
+            kind(**{**options, "gamma": gamma})
 
 
-@pytest.mark.parametrize("temperature", [0.05, 0.5])
-def test_an_initial_temperature_outside_its_bounds_is_refused(temperature):
+@pytest.mark.parametrize(("temperature", "tau_plus"), [(0.05, -0.1), (0.5, 1.0)])
+def test_an_initial_temperature_and_tau_plus_outside_their_bounds_are_refused(temperature, tau_plus):
     with pytest.raises(ConfigError, match=r"minimum_temperature=0.1, temperature=.*, maximum_temperature=0.45"):
         ISogCLR(**{**ISOGCLR_OPTIONS, "temperature": temperature})
-
-
-@pytest.mark.parametrize("tau_plus", [-0.1, 1.0])
-def test_tau_plus_outside_0_to_1_is_refused(tau_plus):
     with pytest.raises(ConfigError, match="DCL: tau_plus must be"):
         DCL(0.1, tau_plus, 0.5, 0.5)
 
 
 @stateful
-def test_missing_allocation_of_the_state_is_reported(make):
-    with pytest.raises(ConfigError, match="allocate"):
-        loss_of(make(), similarity(random_cosines(0, 4)))
-
-
-@stateful
 def test_statistics_are_nan_for_unseen_samples(make):
-    objective = make()
-    objective.allocate(SAMPLES)
+    objective = allocated(make)
     _train(objective, range(1))
     for values in objective.sample_statistics().values():
         assert values.isfinite().nonzero()[:, 0].tolist() == sorted(ORDER[0])

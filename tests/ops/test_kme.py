@@ -104,22 +104,24 @@ def test_identical_points_of_a_sample_are_computed_once_with_the_same_score_and_
     scores, gradients = differentiated(kme_score, sets)
     torch.testing.assert_close(scores, exact, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients, exact_gradients, rtol=1e-9, atol=1e-11)
-    lengths = packing.pack(repeated, weights)[2].lengths
+    lengths = packing.pack(repeated, weights).layout.lengths
     assert all(length <= 3 for length in lengths) and sum(lengths) < int((weights > -math.inf).sum())
-
-
-def test_points_that_share_their_first_coordinates_alone_stay_apart():
-    text = torch.randn(2, 3, 20, generator=torch.Generator().manual_seed(0))
-    text[:, 1, :16] = text[:, 0, :16]
-    assert packing.pack(text, torch.zeros(2, 3))[2].lengths == [3, 3]
+    # Points that share only their first coordinates stay apart.
+    alike = torch.randn(2, 3, 20, generator=torch.Generator().manual_seed(0))
+    alike[:, 1, :16] = alike[:, 0, :16]
+    assert packing.pack(alike, torch.zeros(2, 3)).layout.lengths == [3, 3]
 
 
 @pytest.mark.parametrize("gamma", [7.14, 50.0])
-def test_backward_can_be_called_twice(gamma):
+def test_backward_can_be_called_twice_and_nan_propagates_to_the_score(gamma):
     sets = [tensor.requires_grad_() for tensor in point_sets((3, 4, 5, 2, 6), gamma, ragged=True)]
     total = kme_score(*sets).sum()
     first = torch.autograd.grad(total, sets, retain_graph=True)
     assert all(torch.equal(*pair) for pair in zip(first, torch.autograd.grad(total, sets), strict=True))
+    for broken in range(4):
+        sets = [tensor.clone() for tensor in point_sets((3, 4, 5, 2, 6), gamma, ragged=False)]
+        sets[broken][0, 0] = math.nan
+        assert kme_score(*sets).isnan().any()
 
 
 def test_score_of_one_point_of_weight_one_is_the_scaled_cosine_minus_one():
@@ -139,13 +141,6 @@ def test_gradient_of_gamma_is_accurate_for_nearly_coinciding_points():
     _, exact = differentiated(all_pairs, sets)
     _, gradients = differentiated(kme_score, sets)
     torch.testing.assert_close(gradients[-1], exact[-1], rtol=1e-8, atol=0)
-
-
-def test_nan_propagates_to_the_score():
-    for broken in range(4):
-        sets = [tensor.clone() for tensor in point_sets((3, 4, 5, 2, 6), 7.0, ragged=False)]
-        sets[broken][0, 0] = math.nan
-        assert kme_score(*sets).isnan().any()
 
 
 def test_half_precision_is_scored_in_fp32():
@@ -172,14 +167,11 @@ def test_products_are_true_fp32_without_global_settings():
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_a_gpu_without_triton_logs_a_warning(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "clipzoo.ops.triton_kme", None)
-    with caplog.at_level(logging.WARNING):
-        assert tiles.backend.__wrapped__("kme", "cuda", torch.float32) is kme_cpu
-    assert "slower than Triton's" in caplog.text
-
-
-def test_double_precision_on_a_gpu_logs_a_warning(caplog):
+def test_double_precision_and_a_gpu_without_triton_log_a_warning(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         assert tiles.backend.__wrapped__("kme", "cuda", torch.float64) is kme_cpu
-    assert "no kernels for torch.float64" in caplog.text
+        assert "no kernels for torch.float64" in caplog.text
+        caplog.clear()
+        monkeypatch.setitem(sys.modules, "clipzoo.ops.triton_kme", None)
+        assert tiles.backend.__wrapped__("kme", "cuda", torch.float32) is kme_cpu
+    assert "slower than Triton's" in caplog.text

@@ -135,7 +135,7 @@ def test_the_page_says_how_often_captions_repeat(tmp_path):
     [
         ("clipzoo.objectives.infonce.InfoNCE", "nats"),
         ("clipzoo.objectives.siglip.SigLIP", "nats"),
-        ("clipzoo.objectives.mmd_joint.MMDJoint", ""),
+        ("clipzoo.objectives.mmd.MMDJoint", ""),
         ("clipzoo.objectives.nuclr.NUCLR", ""),
         ("clipzoo.objectives.removed.Removed", ""),
         ("a_strangers_package.Objective", ""),

@@ -48,6 +48,11 @@ def build_head(head: str, *overrides: str) -> Head:
     return build_part(head_config(head, *overrides)).double()
 
 
+def scored(head: Head, image: Features, text: Features) -> Tensor:
+    """Scores of the embeddings of features, [n, k]."""
+    return head.score(head.embed_image(image), head.embed_text(text))
+
+
 def image_features(count: int, seed: int = 1) -> Features:
     tokens = _normal(count, IMAGE_TOKENS, IMAGE_WIDTH, seed=seed)
     return Features(tokens[:, 0], tokens)

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from clipzoo.data.dataset import ShardDataset
+from clipzoo.distributed.world import World
 
 Sample = tuple[str, Mapping[str, bytes]]
 
@@ -75,6 +76,13 @@ class NumberTokenizer:
         for row, caption in zip(ids, captions, strict=True):
             row[:3] = torch.tensor([1, int((caption or "0").split()[-1]) + 10, 2])
         return ids
+
+
+def opened(shards: Any, run: Path | None = None, **changes: Any) -> ShardDataset:
+    """Return `shard_data`, opened on one rank."""
+    data = shard_data(shards, **changes)
+    data.open(run, World())
+    return data
 
 
 def shard_data(shards: Any, **changes: Any) -> ShardDataset:

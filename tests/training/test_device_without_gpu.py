@@ -42,9 +42,9 @@ KME_WAITS = {
     "ops/kme_cpu.py kme_backward",
 }
 # Wrong or repeated sample ids must not reach the state.
-STATE_WAITS = {"objectives/per_sample.py _checked_ids"}
+STATE_WAITS = {"objectives/per_sample.py rows"}
 # Length of the longest caption of all ranks, and number of different tokens.
-RAW_WAITS = {"objectives/base.py _gathered", "objectives/base.py _entries"}
+RAW_WAITS = {"objectives/mmd.py kernel_matrix"}
 WAITS = {
     "kme": KME_WAITS,
     **dict.fromkeys(("nuclr", "sogclr", "isogclr"), STATE_WAITS),

@@ -51,17 +51,23 @@ def open_benchmark(name: str, root: Path, protocol: Protocol) -> EvaluationDatas
         raise MissingDatasetError(
             f"no evaluation dataset {name} in {root}, and none of that name in the catalogue{hint} {command}"
         )
-    source = _open_source(name, folder, benchmark)
-    if isinstance(source, RetrievalDataset):
-        return source
+
+    # The files that the authors distribute.
+    data = read_source(name, folder, benchmark)
+    if isinstance(data, SourceRetrieval):
+        captions = [caption for captions in data.captions for caption in captions]
+        caption_image = [index for index, captions in enumerate(data.captions) for _ in captions]
+        pairs = RetrievalDataset(name, data.images, captions, caption_image)
+        check_size(pairs, benchmark)
+        return pairs
+    classified = ClassificationDataset(name, data.class_names, (), benchmark["metric"], data.splits)
+    check_size(classified, benchmark)
     templates = prompts.templates(benchmark["templates"], "slip" if protocol == "set" else protocol, name, folder)
     if protocol == "set":
-        return replace(source, class_names=[own.replace("_", " ") for own in source.class_names], templates=templates)
-    return replace(
-        source,
-        class_names=prompts.class_names(source.class_names, benchmark["names"], name, folder),
-        templates=templates,
-    )
+        names = [own.replace("_", " ") for own in data.class_names]
+    else:
+        names = prompts.class_names(data.class_names, benchmark["names"], name, folder)
+    return replace(classified, class_names=names, templates=templates)
 
 
 def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") -> EvaluationDataset:
@@ -89,19 +95,6 @@ def convert(name: str, source: Path, root: Path, protocol: Protocol = "slip") ->
         },
     )
     return open_benchmark(name, root, protocol)
-
-
-def _open_source(name: str, folder: Path, benchmark: Benchmark) -> EvaluationDataset:
-    """Open the distributed files and check their size; classes have their own names and no templates."""
-    data = read_source(name, folder, benchmark)
-    if isinstance(data, SourceRetrieval):
-        captions = [caption for captions in data.captions for caption in captions]
-        caption_image = [index for index, captions in enumerate(data.captions) for _ in captions]
-        dataset: EvaluationDataset = RetrievalDataset(name, data.images, captions, caption_image)
-    else:
-        dataset = ClassificationDataset(name, data.class_names, (), benchmark["metric"], data.splits)
-    check_size(dataset, benchmark)
-    return dataset
 
 
 def read_source(name: str, folder: Path, benchmark: Benchmark) -> SourceClassification | SourceRetrieval:

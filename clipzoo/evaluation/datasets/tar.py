@@ -91,12 +91,24 @@ def open_tar_dataset(root: Path, name: str) -> EvaluationDataset:
     io.require_fields(meta_file, stated, dict.fromkeys(stated, dict), REMEDY)
     for facts in stated.values():
         io.require_fields(meta_file, facts, {"samples": int}, REMEDY)
-    samples = {split: _split_samples(io.below(folder, split, links=True)) for split in splits}
+
+    # The members of every split.
+    samples: dict[str, list[TarSample]] = {}
+    for split in splits:
+        place = io.below(folder, split, links=True)
+        count = io.read_text(place / "nshards.txt", io.MB, REMEDY).strip()
+        if not re.fullmatch("[0-9]{1,9}", count):
+            raise ConfigError(f"{place / 'nshards.txt'} must hold the number of tars, not {count[:40]!r}")
+        paths: list[Path] = []
+        for shard in range(int(count)):
+            paths.append(place / f"{shard}.tar")
+            if not paths[-1].is_file():
+                raise ConfigError(f"{paths[-1]} is missing, but {place / 'nshards.txt'} counts it")
+        samples[split] = [sample for path in paths for sample in tar_samples(path, "write the dataset again")]
     for split, facts in stated.items():
-        count = len(samples.get(split, ()))
-        if count != facts["samples"]:
+        if (held := len(samples.get(split, ()))) != facts["samples"]:
             place = io.below(folder, split, links=True)
-            raise ConfigError(f"{place} has {number_of(count, 'sample')}, but its meta.json says {facts['samples']}")
+            raise ConfigError(f"{place} has {number_of(held, 'sample')}, but its meta.json says {facts['samples']}")
     kind = io.read_text(type_file, io.MB, REMEDY).strip().lower() if type_file.exists() else "classification"
     if kind == "retrieval":
         return _retrieval(name, folder, samples)
@@ -113,11 +125,12 @@ def tar_samples(path: Path, remedy: str, unterminated: bool = False) -> list[Tar
     """
     with io.readable(path, io.ANY_SIZE, remedy) as file:
         descriptor = file.fileno()
-        contents = list_members(lambda size, offset: os.pread(descriptor, size, offset), os.fstat(descriptor).st_size)
-    if contents.flaw is not None and not (unterminated and contents.flaw == UNTERMINATED):
-        raise ConfigError(f"{path}: {contents.flaw}; {remedy}")
+        size = os.fstat(descriptor).st_size
+        members, flaw = list_members(lambda length, offset: os.pread(descriptor, length, offset), size)
+    if flaw is not None and not (unterminated and flaw == UNTERMINATED):
+        raise ConfigError(f"{path}: {flaw}; {remedy}")
     samples: dict[str, dict[str, Member]] = {}
-    for member in contents.members:
+    for member in members:
         parent, slash, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")
         samples.setdefault(parent + slash + stem, {})[extension.lower()] = member
@@ -164,18 +177,6 @@ def _retrieval(name: str, folder: Path, samples: Mapping[str, Sequence[TarSample
         captions += lines
         caption_image += [index] * len(lines)
     return RetrievalDataset(name, ImageFiles([sample.image for sample in samples["test"]]), captions, caption_image)
-
-
-def _split_samples(folder: Path) -> list[TarSample]:
-    count = io.read_text(folder / "nshards.txt", io.MB, REMEDY).strip()
-    if not re.fullmatch("[0-9]{1,9}", count):
-        raise ConfigError(f"{folder / 'nshards.txt'} must hold the number of tars, not {count[:40]!r}")
-    paths: list[Path] = []
-    for shard in range(int(count)):
-        paths.append(folder / f"{shard}.tar")
-        if not paths[-1].is_file():
-            raise ConfigError(f"{paths[-1]} is missing, but {folder / 'nshards.txt'} counts it")
-    return [sample for path in paths for sample in tar_samples(path, "write the dataset again")]
 
 
 def write_classification(

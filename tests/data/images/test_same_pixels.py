@@ -23,7 +23,7 @@ from clipzoo.evaluation.datasets.readers import folders
 from clipzoo.evaluation.encoder import Transform
 from clipzoo.evaluation.retrieval import Retrieval
 from clipzoo.training.diagnostics import write_examples
-from tests.support.shards import shard_data, write_shard
+from tests.support.shards import opened, write_shard
 
 pytestmark = pytest.mark.medium
 
@@ -143,8 +143,7 @@ def channels_last(images: Any) -> list[np.ndarray]:
 
 
 def training_data(shard: Path) -> Any:
-    data = shard_data(shard, image_size=SIDE, crop_scale=[1.0, 1.0])
-    data.open(None, World())
+    data = opened(shard, image_size=SIDE, crop_scale=[1.0, 1.0])
     return data
 
 

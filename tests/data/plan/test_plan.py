@@ -48,10 +48,12 @@ def test_a_step_does_not_depend_on_the_steps_computed_before():
             assert (plan.rows(step).sample_id == expected[step]).all()
 
 
-def test_seeds_and_epochs_give_different_orders():
+def test_seeds_and_epochs_give_different_orders_and_a_batch_is_at_most_the_dataset():
     ids = stream(make_plan(), 2 * n // 5 + 1)[0]
     assert (ids[:n] != ids[n : 2 * n]).any()
     assert (ids[:n] != stream(make_plan(seed=2), n // 5 + 1)[0][:n]).any()
+    with pytest.raises(ConfigError, match="trainer.global_batch.*data.shards"):
+        make_plan(global_batch=n + 1)
 
 
 def test_order_outside_an_epoch_boundary_is_the_order_of_shuffled_windows():
@@ -73,12 +75,7 @@ def test_every_position_of_a_large_window_is_equally_likely():
     assert 260 < ((cells - 20) ** 2 / 20).sum() < 480
 
 
-def test_a_batch_larger_than_the_dataset_is_an_error():
-    with pytest.raises(ConfigError, match="trainer.global_batch.*data.shards"):
-        make_plan(global_batch=n + 1)
-
-
-def test_shares_of_a_mixture_follow_the_weights_at_every_row():
+def test_shares_of_a_mixture_follow_the_weights_at_every_row_and_every_row_is_assigned_once():
     mixture = Mixture([3_000_000 * 40, 1_000_000 * 37, 500_000 * 200])
     total = sum(mixture.shares)
     for rows in (1, 7, 100, 12_345, 10**12 + 3):
@@ -86,14 +83,9 @@ def test_shares_of_a_mixture_follow_the_weights_at_every_row():
         assert sum(items) == rows
         for source, count in enumerate(items):
             assert abs(count - Fraction(rows * mixture.shares[source], total)) < 1.5
-
-
-def test_a_mixture_assigns_every_row_once():
     mixture = Mixture([5, 3, 3, 11])
-    assigned = sorted(
-        (mixture.row(source, item), source) for source in range(4) for item in range(mixture.count(source, 500))
-    )
-    assert [row for row, _ in assigned] == list(range(500))
+    assigned = sorted(mixture.row(source, item) for source in range(4) for item in range(mixture.count(source, 500)))
+    assert assigned == list(range(500))
 
 
 def test_sources_with_equal_weights_share_their_epochs():

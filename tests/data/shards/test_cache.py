@@ -16,7 +16,7 @@ from clipzoo.data.locations import MISSING, ShardCache, states
 from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from tests.support.disks import small_disk
-from tests.support.shards import shard_data, write_numbered
+from tests.support.shards import opened, shard_data, write_numbered
 
 
 @pytest.fixture
@@ -31,8 +31,7 @@ def bucket(tmp_path):
 
 
 def rows(shards, tmp_path, **changes):
-    data = shard_data(shards, cache_folder=str(tmp_path / "cache"), **changes)
-    data.open(tmp_path / "run", World())
+    data = opened(shards, tmp_path / "run", cache_folder=str(tmp_path / "cache"), **changes)
     batches = list(data.batches(seed=0, global_batch=6, world=World(), start_step=0, stop_step=6, trim_text=True))
     return torch.cat([batch.sample_id for batch in batches]), torch.cat([batch.image for batch in batches])
 
@@ -57,28 +56,21 @@ def test_the_index_of_remote_shards_is_in_the_run_directory_or_the_configured_fo
 
 
 def test_a_changed_remote_shard_is_downloaded_and_indexed_again(bucket, tmp_path):
-    files = fsspec.filesystem("memory")
     assert len(rows("memory://bucket/*.tar", tmp_path)[0].unique()) == 18
-    files.pipe("/bucket/00002.tar", (bucket / "00000.tar").read_bytes())
-    data = shard_data("memory://bucket/*.tar", cache_folder=str(tmp_path / "cache"))
-    data.open(tmp_path / "run", World())
+    fsspec.filesystem("memory").pipe("/bucket/00002.tar", (bucket / "00000.tar").read_bytes())
+    data = opened("memory://bucket/*.tar", tmp_path / "run", cache_folder=str(tmp_path / "cache"))
     assert data.samples == 16
 
 
-def test_a_failed_download_is_an_error_with_the_reason(bucket, tmp_path):
+def test_a_failed_download_and_an_unknown_protocol_are_errors_with_the_reason(bucket, tmp_path):
     for shards, reason in (
         ("memory://bucket/{00000..00003}.tar", "00003.tar"),
         (f"pipe:cat {bucket}/{{00000..00003}}.tar", "exited with 1.*No such file"),
         (f"pipe:cat {bucket}/00000.tar {bucket}/nowhere.tar | cat", "exited with 1.*nowhere.tar"),
+        ("nowhere://x.tar", "data.shards: nowhere://x.tar cannot be read"),
     ):
-        data = shard_data(shards, cache_folder=str(tmp_path / "cache"), index_folder=str(tmp_path / "index"))
         with pytest.raises(ConfigError, match=reason):
-            data.open(None, World())
-
-
-def test_an_unknown_protocol_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="data.shards: nowhere://x.tar cannot be read"):
-        shard_data("nowhere://x.tar", index_folder=str(tmp_path)).open(None, World())
+            opened(shards, cache_folder=str(tmp_path / "cache"), index_folder=str(tmp_path / "index"))
 
 
 def test_the_cache_respects_its_size_and_evicts_the_least_recently_used_shards(bucket, tmp_path):
@@ -145,16 +137,13 @@ def test_a_cache_smaller_than_a_shard_does_not_change_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["pipe:head -c 3000000 /dev/zero", "memory://bucket/large"])
-def test_a_full_disk_of_the_cache_ends_the_run_with_the_keys_to_change(bucket, tmp_path, command):
+def test_a_cache_that_cannot_be_written_ends_the_run_with_the_keys_to_change(bucket, tmp_path, command):
     fsspec.filesystem("memory").pipe("/bucket/large", bytes(3_000_000))
     message = "cannot be written: the disk is full; free some space, or set data.cache_folder"
     with small_disk(tmp_path / "disk", size="1m") as disk:
         with pytest.raises(ConfigError, match=message):
             ShardCache(str(disk / "cache"), 1.0).open(command)
         assert not list((disk / "cache").glob("[!.]*")) and not list((disk / "cache").glob("*.part"))
-
-
-def test_a_cache_that_cannot_be_written_is_an_error_and_no_lost_shard(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
         ShardCache(str(tmp_path / "file" / "cache"), 1.0).open("pipe:printf shard")
@@ -217,15 +206,9 @@ def test_an_interrupted_download_leaves_no_complete_looking_file(tmp_path):
     assert [path.name for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".")] == []
 
 
-def test_states_of_local_remote_and_missing_shards(bucket, tmp_path):
+def test_states_of_local_remote_and_missing_shards(bucket):
     local, missing, remote, remote_missing, pipe = states(
-        [
-            str(bucket / "00000.tar"),
-            str(bucket / "x.tar"),
-            "memory://bucket/00000.tar",
-            "memory://bucket/x.tar",
-            "pipe:cat",
-        ]
+        [*(f"{place}/{name}.tar" for place in (bucket, "memory://bucket") for name in ("00000", "x")), "pipe:cat"]
     )
     assert local[0] == remote[0] == os.path.getsize(bucket / "00000.tar")
     assert missing == remote_missing == MISSING and pipe is None
@@ -235,8 +218,7 @@ def test_the_next_window_is_prefetched_while_the_current_one_is_read(tmp_path):
     folder = write_numbered(tmp_path / "local", [8] * 8)
     log = tmp_path / "log"
     shards = [f"pipe:echo {i:05d} >> {log}; cat {folder}/{i:05d}.tar" for i in range(8)]
-    data = shard_data(shards, cache_folder=str(tmp_path / "cache"), shuffle_window=2)
-    data.open(tmp_path / "run", World())
+    data = opened(shards, tmp_path / "run", cache_folder=str(tmp_path / "cache"), shuffle_window=2)
     for path in (tmp_path / "cache").glob("*.tar"):
         path.unlink()
     log.write_text("")

@@ -16,21 +16,14 @@ from clipzoo.data.locations import ShardCache
 from clipzoo.data.write import Inspection, Pair, sample_statistics, write_shards
 from clipzoo.distributed.world import World
 from clipzoo.evaluation.retrieval import ScoreRows
-from tests.support.shards import picture, shard_data, write_shard
+from tests.support.shards import opened, picture, write_shard
 
 EMPTY = ["", " \n\t", "...!?", "\u200b", "\ufeff\u2060", "\u00a0-\u3000", "\U0001f600", "\u2764\ufe0f", "\u0301"]
 
 
-@pytest.mark.parametrize(
-    "caption", ["a", "7", "\u4e00", "\u0634", "\u0915", "\u03b1!", "\u0663", "\u200ba", "\U0001f600 ok"]
-)
-def test_letters_and_digits_of_any_script_are_text(caption):
-    assert has_text(caption)
-
-
-@pytest.mark.parametrize("caption", EMPTY)
-def test_spaces_marks_punctuation_and_emoji_alone_are_no_text(caption):
-    assert not has_text(caption)
+def test_letters_and_digits_of_any_script_are_text_and_spaces_marks_punctuation_and_emoji_are_not():
+    texts = ["a", "7", "\u4e00", "\u0634", "\u0915", "\u03b1!", "\u0663", "\u200ba", "\U0001f600 ok"]
+    assert all(map(has_text, texts)) and not any(map(has_text, EMPTY))
 
 
 def test_the_inspection_counts_and_the_writer_omits_the_captions_that_training_replaces(tmp_path):
@@ -51,6 +44,7 @@ def test_the_inspection_counts_and_the_writer_omits_the_captions_that_training_r
 
 
 def test_the_expected_number_of_equal_captions_is_the_mean_over_all_batches():
+    assert digest("a  dog\n") == digest("a dog") != digest("A dog")
     captions = ["a", "b", "b", "c", "c", "c", "d"]
     counts = CaptionCounts.of_captions(captions)
     assert (counts.pairs, counts.distinct, counts.occurrences) == (7, 4, {1: 2, 2: 1, 3: 1})
@@ -83,10 +77,6 @@ def test_counting_in_parts_equals_counting_at_once(monkeypatch):
     assert CaptionCounts.of(digests) == whole
 
 
-def test_equal_words_are_one_caption():
-    assert digest("a  dog\n") == digest("a dog") != digest("A dog")
-
-
 def test_a_training_counts_captions_of_the_key_it_reads_and_over_all_sources(tmp_path):
     texts = ["a dog", "a  dog", "a cat", "?"]
     for source in ("one", "two"):
@@ -98,15 +88,13 @@ def test_a_training_counts_captions_of_the_key_it_reads_and_over_all_sources(tmp
             ],
         )
 
-    def opened(shards, key=None):
-        data = shard_data(shards, caption_key=key)
-        data.open(None, World())
-        return data.captions().occurrences
+    def occurrences(shards, key=None):
+        return opened(shards, caption_key=key).captions().occurrences
 
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    assert opened(one) == {1: 1, 2: 1}  # without the sample that has no caption
-    assert opened(one, "long") == {4: 1} and opened(one) == {1: 1, 2: 1}
-    assert opened([{"path": one}, {"path": two}]) == {2: 1, 4: 1}
+    assert occurrences(one) == {1: 1, 2: 1}  # without the sample that has no caption
+    assert occurrences(one, "long") == {4: 1} and occurrences(one) == {1: 1, 2: 1}
+    assert occurrences([{"path": one}, {"path": two}]) == {2: 1, 4: 1}
 
 
 @pytest.mark.parametrize(("role", "largest"), [("image", LARGEST_FILE), ("txt", LARGEST_TEXT)])

@@ -6,32 +6,22 @@ import shutil
 from pathlib import Path
 
 from clipzoo.data.index import DATASET, stored_fingerprint
-from clipzoo.distributed.world import World
-from tests.support.shards import shard_data, write_numbered
+from tests.support.shards import opened, write_numbered
 
 
 def stored(shards: Path, index_folder: Path | None = None) -> str | None:
-    folder = None if index_folder is None else str(index_folder)
-    data = {
-        "_target_": DATASET,
-        "shards": str(shards),
-        "index_folder": folder,
-        "caption_key": None,
-        "shuffle_window": 2,
-    }
-    return stored_fingerprint(data, shards)
+    data = {"_target_": DATASET, "shards": str(shards), "caption_key": None, "shuffle_window": 2}
+    return stored_fingerprint({**data, "index_folder": index_folder and str(index_folder)}, shards)
 
 
-def opened(shards: Path, index_folder: Path | None = None) -> str:
-    dataset = shard_data(shards, index_folder=None if index_folder is None else str(index_folder))
-    dataset.open(None, World())
-    return dataset.fingerprint
+def fingerprint(shards: Path, index_folder: Path | None = None) -> str:
+    return opened(shards, index_folder=index_folder and str(index_folder)).fingerprint
 
 
 def test_a_moved_dataset_has_the_fingerprint_of_the_opened_one(tmp_path):
     folder = write_numbered(tmp_path / "a", [3, 2])
     assert stored(folder) is None
-    expected = opened(folder)
+    expected = fingerprint(folder)
     folder.rename(tmp_path / "b")
     assert stored(tmp_path / "b") == expected
     shutil.copytree(tmp_path / "b", tmp_path / "c")  # keeps the times of modification
@@ -41,7 +31,7 @@ def test_a_moved_dataset_has_the_fingerprint_of_the_opened_one(tmp_path):
 def test_the_index_of_another_dataset_with_the_same_names_is_not_used(tmp_path):
     index = tmp_path / "index"
     first, second = (write_numbered(tmp_path / name, [3, 2]) for name in ("a", "b"))
-    opened(first, index)
+    fingerprint(first, index)
     assert stored(first, index) is not None and stored(second, index) is None
     write_numbered(first, [3, 4])
     assert stored(first, index) is None

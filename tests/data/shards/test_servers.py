@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clipzoo.data import locations, locations as commands
+from clipzoo.data import locations
 from clipzoo.data.index import load_or_build
 from clipzoo.data.locations import ShardCache
 from clipzoo.errors import ConfigError, TrainingError
@@ -107,26 +107,23 @@ def test_a_missing_file_is_asked_for_once(server):
     assert server.requests == 2  # HEAD and GET
 
 
-def test_a_named_pipe_or_a_folder_as_a_shard_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "00000.tar")
+def test_a_named_pipe_or_a_folder_as_a_shard_is_refused_and_opening_one_does_not_wait_for_a_writer(tmp_path):
+    path = str(tmp_path / "00000.tar")
+    os.mkfifo(path)
     with pytest.raises(ConfigError, match="00000.tar is a named pipe, not a file"):
-        locations.states([str(tmp_path / "00000.tar")])
+        locations.states([path])
     with pytest.raises(ConfigError, match="is a folder, not a file"):
         locations.states([str(tmp_path)])
-
-
-def test_a_named_pipe_in_the_place_of_an_indexed_shard_does_not_wait_for_a_writer(tmp_path):
-    os.mkfifo(tmp_path / "00000.tar")
-    descriptor = ShardCache(None, 1.0).open(str(tmp_path / "00000.tar"), size=10)
+    descriptor = ShardCache(None, 1.0).open(path, size=10)
     assert os.fstat(descriptor).st_size == 0
     os.close(descriptor)
 
 
 def test_a_command_without_output_is_ended_with_its_processes(monkeypatch):
-    monkeypatch.setattr(commands, "SILENCE_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(locations, "SILENCE_TIMEOUT_SECONDS", 0.3)
     before = children(os.getpid())
     with pytest.raises(TrainingError, match="'echo x; sleep 602 | cat' has written nothing for 0.3 seconds"):
-        commands.copy_output("echo x; sleep 602 | cat", io.BytesIO())
+        locations.copy_output("echo x; sleep 602 | cat", io.BytesIO())
     assert children(os.getpid()) == before and wait_until_gone(sleeping(602), 5)
 
 

@@ -98,8 +98,5 @@ def test_the_learning_rate_falls_from_layer_to_layer():
     assert math.isclose(factors[trunk.blocks[1].mlp.fc1.weight], 0.5 * 0.8)
     assert math.isclose(factors[trunk.blocks[0].mlp.fc1.weight], 0.5 * 0.8**2)
     assert math.isclose(factors[trunk.patch_embed.proj.weight], 0.5 * 0.8**3)
-
-
-def test_more_layers_than_a_tower_has_are_named():
     with pytest.raises(ConfigError, match="tune.image.layers=3: TimmTower has 2 layers"):
-        LastLayers(3, 1.0, 1.0).apply(TimmTower("vit_tiny_patch16_224", 32, False, VIT), "tune.image")
+        LastLayers(3, 1.0, 1.0).apply(tower, "tune.image")

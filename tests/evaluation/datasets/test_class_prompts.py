@@ -5,19 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clipzoo.distributed.world import World
 from clipzoo.errors import ConfigError
 from clipzoo.evaluation.datasets.prompts import CAPTION_KEY, write_class_prompts
 from tests.support.evaluation_sets import TEMPLATES, classes
-from tests.support.shards import shard_data
+from tests.support.shards import opened
 
 
 def test_a_captions_prompt_changes_between_epochs_and_names_the_class_of_its_image(tmp_path):
     source = classes()
     assert write_class_prompts(source, "train", tmp_path / "shards", samples_a_shard=16) == 42
     assert len(list((tmp_path / "shards").glob("*.tar"))) == 3
-    data = shard_data(tmp_path / "shards", caption_key=CAPTION_KEY)
-    data.open(tmp_path, World())
+    data = opened(tmp_path / "shards", tmp_path, caption_key=CAPTION_KEY)
     reader = data._reader(seed=0)
     seen = set()
     for sample_id in range(42):

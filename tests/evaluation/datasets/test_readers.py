@@ -56,10 +56,6 @@ def small(monkeypatch):
     return shrink
 
 
-def test_every_dataset_of_the_catalogue_has_a_tiny_copy():
-    assert set(catalogue()) == set(WRITERS) | set(RETRIEVAL)
-
-
 @pytest.mark.parametrize("name", CLASSIFICATION)
 def test_a_classification_dataset_is_read_as_distributed(name, tmp_path):
     expected = WRITERS[name](tmp_path)
@@ -209,7 +205,7 @@ def test_train_and_validation_may_be_one_split_and_some_datasets_are_checked_by_
         check_size(sized("sun397", train=76128, val=10875, test=21750), catalogue()["sun397"])
 
 
-def test_class_names_and_both_template_lists_of_imagenet_have_the_digests_of_the_catalogue():
+def test_lists_of_imagenet_and_combined_templates_have_the_digests_of_the_catalogue():
     facts = catalogue()["imagenet"]
     own = [str(index) for index in range(1000)]
     names = prompts.class_names(own, facts["names"], "imagenet", Path("nowhere"))
@@ -217,12 +213,13 @@ def test_class_names_and_both_template_lists_of_imagenet_have_the_digests_of_the
     short = prompts.templates(facts["templates"], "slip", "imagenet", Path("nowhere"))
     long = prompts.templates(facts["templates"], "clip", "imagenet", Path("nowhere"))
     assert (len(short), len(long)) == (7, 80) and all("{c}" in template for template in short + long)
-
-
-def test_imagenet_r_has_200_class_names_of_imagenet(tmp_path):
     own = resources.files("timm").joinpath("data/_info/imagenet_r_synsets.txt").read_text().split()
-    names = prompts.class_names(own, catalogue()["imagenet_r"]["names"], "imagenet_r", tmp_path)
+    names = prompts.class_names(own, catalogue()["imagenet_r"]["names"], "imagenet_r", Path("nowhere"))
     assert len(set(names)) == 200 and names[own.index("n01484850")] == "great white shark"
+    for name, count in (("birdsnap", 1), ("ucf101", 48)):
+        combined = prompts.templates(catalogue()[name]["templates"], "clip", name, Path("nowhere"))
+        assert len(set(combined)) == count
+        assert all(template.endswith(("{c}.", "{c}, a type of bird.")) for template in combined)
 
 
 @pytest.mark.parametrize("name", CLASSIFICATION)
@@ -250,25 +247,15 @@ def test_the_datasets_own_names_become_those_of_the_papers(name, own, tmp_path):
     assert prompts.class_names(own[::-1], facts, name, tmp_path) == names[::-1]
 
 
-def test_class_names_that_are_not_the_papers_are_refused_unless_a_file_corrects_them(tmp_path):
+def test_class_names_and_templates_that_are_not_the_papers_are_refused_unless_a_file_corrects_them(tmp_path):
     own = ["plane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
     with pytest.raises(ConfigError, match="class names of stl10 are not those of the papers.*eval.prompts=set"):
         prompts.class_names(own, catalogue()["stl10"]["names"], "stl10", tmp_path)
     (tmp_path / "classnames.txt").write_text("\n".join(["airplane", *own[1:]]) + "\n")
     assert prompts.class_names(own, catalogue()["stl10"]["names"], "stl10", tmp_path)[0] == "airplane"
-
-
-def test_templates_beside_the_dataset_are_used_if_they_have_the_papers_digest(tmp_path):
     known = {"source": "cifar10", "digest": prompts.templates_digest(["one {c}", "two {c}"])}
     (tmp_path / "zeroshot_classification_templates.txt").write_text("one {c}\ntwo {c}\n")
     assert prompts.templates(known, "clip", "cifar10", tmp_path) == ["one {c}", "two {c}"]
-
-
-@pytest.mark.parametrize(("name", "count"), [("birdsnap", 1), ("ucf101", 48)])
-def test_combined_templates_give_the_papers_list(name, count, tmp_path):
-    templates = prompts.templates(catalogue()[name]["templates"], "clip", name, tmp_path)
-    assert len(set(templates)) == count
-    assert all(template.endswith(("{c}.", "{c}, a type of bird.")) for template in templates)
 
 
 @pytest.fixture
@@ -319,5 +306,6 @@ def test_every_eval_configuration_names_datasets_of_the_catalogue():
     assert named == set(catalogue())
 
 
-def test_the_protocol_names_the_datasets_whose_templates_depend_on_the_paper():
+def test_every_dataset_of_the_catalogue_has_a_tiny_copy_and_the_protocol_knows_those_with_two_lists_of_templates():
+    assert set(catalogue()) == set(WRITERS) | set(RETRIEVAL)
     assert set(TWO_LISTS) == {name for name in CLASSIFICATION if "clip" in catalogue()[name]["templates"]}

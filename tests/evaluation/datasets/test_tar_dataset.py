@@ -77,6 +77,14 @@ def test_a_classification_dataset_is_read_back_as_written(tmp_path: Path) -> Non
         assert [label for _, label in items] == [label for _, label in expected]
         for (image, _), (encoded, _) in zip(items, expected, strict=True):
             assert image.mode == "RGB" and np.array_equal(np.asarray(image), pixels_of(encoded))
+    # Worker processes read the same images, and digests do not depend on the size of the shards.
+    split = dataset.splits["train"]
+    for index, (image, label) in enumerate(DataLoader(split, batch_size=None, num_workers=2, shuffle=False)):
+        assert label == split[index][1] and np.array_equal(np.asarray(image), np.asarray(split[index][0]))
+    folders = tmp_path / "things", classification(tmp_path, "large shards", 100)
+    digests, others = (json.loads((folder / "meta.json").read_text())["splits"] for folder in folders)
+    assert digests == others and digests["train"]["samples"] == 9 == index + 1
+    assert digests["train"]["digest"] != digests["test"]["digest"]
 
 
 def test_images_are_stored_with_their_original_bytes(tmp_path: Path) -> None:
@@ -127,25 +135,6 @@ def test_a_dataset_without_meta_json_opens_with_top1_and_any_member_names(tmp_pa
     assert np.array_equal(np.asarray(dataset.splits["train"][0][0]), pixels_of(picture(1)))
 
 
-def test_worker_processes_read_the_same_images(tmp_path: Path) -> None:
-    classification(tmp_path)
-    split = opened(tmp_path).splits["train"]
-    loader = DataLoader(split, batch_size=None, num_workers=2, shuffle=False)
-    for index, (image, label) in enumerate(loader):
-        assert label == split[index][1] and np.array_equal(np.asarray(image), np.asarray(split[index][0]))
-    assert index == 8
-
-
-def test_digests_do_not_depend_on_the_shard_size(tmp_path: Path) -> None:
-    digests = []
-    for name, shard_size in (("first", 2), ("second", 100)):
-        folder = classification(tmp_path, name, shard_size)
-        digests.append(json.loads((folder / "meta.json").read_text())["splits"])
-    assert digests[0] == digests[1]
-    assert digests[0]["train"]["samples"] == 9
-    assert digests[0]["train"]["digest"] != digests[0]["test"]["digest"]
-
-
 def test_a_missing_dataset_is_named_with_its_path_the_others_and_the_command(tmp_path: Path) -> None:
     classification(tmp_path)
     with pytest.raises(ConfigError) as error:
@@ -179,8 +168,7 @@ def test_a_damaged_dataset_is_refused_with_the_damaged_file(tmp_path: Path, dama
 
 
 def test_a_truncated_tar_is_refused_at_every_length(tmp_path: Path) -> None:
-    folder = classification(tmp_path)
-    path = folder / "train/0.tar"
+    path = classification(tmp_path) / "train/0.tar"
     whole = path.read_bytes()
     for length in range(0, 6 * 512, 256):
         path.write_bytes(whole[:length])
@@ -188,20 +176,15 @@ def test_a_truncated_tar_is_refused_at_every_length(tmp_path: Path) -> None:
             open_tar_dataset(tmp_path, "things")
 
 
-def test_an_undecodable_image_is_named(tmp_path: Path) -> None:
+def test_undecodable_and_enormous_images_are_named(tmp_path: Path, monkeypatch) -> None:
     folder = classification(tmp_path)
     (folder / "meta.json").unlink()
     rewrite_tar(folder / "train/0.tar", {"bad.png": picture(0)[:40], "bad.cls": b"0"})
-    split = opened(tmp_path).splits["train"]
     with pytest.raises(ConfigError, match=r"train/0\.tar: bad cannot be decoded"):
-        split[0]
-
-
-def test_an_enormous_image_is_named(tmp_path: Path, monkeypatch) -> None:
-    classification(tmp_path)
+        opened(tmp_path).splits["train"][0]
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)
     with pytest.raises(ConfigError, match="cannot be decoded: Image size"):
-        opened(tmp_path).splits["train"][0]
+        opened(tmp_path).splits["test"][0]
 
 
 def test_a_dataset_appears_only_when_it_is_complete(tmp_path: Path) -> None:

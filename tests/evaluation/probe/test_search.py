@@ -18,13 +18,9 @@ def splits(**changes) -> dict[str, LabelledFeatures]:
     return {**{name: LabelledFeatures(features[rows], labels[rows]) for name, rows in parts.items()}, **changes}
 
 
-def test_the_grid_has_97_values_from_a_millionth_to_a_million():
-    assert len(GRID) == 97
-    assert GRID[0] == pytest.approx(1e-6) and GRID[48] == pytest.approx(1) and GRID[-1] == pytest.approx(1e6)
-    assert GRID[9] / GRID[8] == pytest.approx(10 ** (1 / 8))
-
-
 def test_the_search_finds_a_c_as_good_as_its_neighbours_and_tests_the_refitted_model():
+    assert len(GRID) == 97 and GRID[9] / GRID[8] == pytest.approx(10 ** (1 / 8))
+    assert GRID[0] == pytest.approx(1e-6) and GRID[48] == pytest.approx(1) and GRID[-1] == pytest.approx(1e6)
     parts = splits()
     result = probe(parts, NAMES, "top1", 0.1, 0, "data")
     model = LogisticRegression(parts["train"].features, parts["train"].labels, 5)
@@ -95,18 +91,18 @@ def test_the_search_tries_the_values_of_wpse_s_released_code():
         assert {GRID.index(c) for c in tried} == expected, best
 
 
-def test_a_tenth_of_every_class_is_held_out_as_a_function_of_the_seed():
+def test_a_share_of_every_class_is_held_out_as_a_function_of_the_seed():
     labels = torch.repeat_interleave(torch.arange(4), torch.tensor([100, 55, 7, 1]))
     held = held_out(labels, 0.1, seed=3)
     assert held.sum() == len(labels) // 10
     counts = torch.bincount(labels[held], minlength=4).tolist()
     assert counts[0] == 10 and counts[1] in (5, 6) and counts[3] == 0
     assert torch.equal(held, held_out(labels, 0.1, seed=3)) and not torch.equal(held, held_out(labels, 0.1, seed=4))
-
-
-def test_half_of_every_class_is_held_out_if_the_share_is_half():
-    labels = torch.repeat_interleave(torch.arange(4), torch.tensor([100, 56, 8, 1]))
-    assert torch.bincount(labels[held_out(labels, 0.5, seed=3)], minlength=4).tolist() == [50, 28, 4, 0]
+    even = torch.repeat_interleave(torch.arange(4), torch.tensor([100, 56, 8, 1]))
+    assert torch.bincount(even[held_out(even, 0.5, seed=3)], minlength=4).tolist() == [50, 28, 4, 0]
+    # WPSE, table 4: 128,116, 814, 368 and 306.
+    for size, classes in ((1_281_167, 1000), (8144, 196), (3680, 37), (3060, 102)):
+        assert int(held_out(torch.arange(size) % classes, 0.1, seed=0).sum()) == size // 10
 
 
 def test_without_a_validation_split_c_is_chosen_on_a_share_of_train():
@@ -120,39 +116,22 @@ def test_without_a_validation_split_c_is_chosen_on_a_share_of_train():
     assert any(round(count) % 5 for count in hits[0.5]), "with 30 samples all counts would be multiples of 5"
 
 
-@pytest.mark.parametrize(("size", "classes"), [(1_281_167, 1000), (8144, 196), (3680, 37), (3060, 102)])
-def test_held_out_counts_are_those_of_the_paper(size, classes):
-    # WPSE, table 4: 128,116, 814, 368 and 306.
-    assert int(held_out(torch.arange(size) % classes, 0.1, seed=0).sum()) == size // 10
-
-
 def test_mean_per_class_counts_only_classes_that_validation_has():
     logits = torch.eye(3)[torch.tensor([0, 0, 1])]
     labels = torch.tensor([0, 1, 1])
     assert accuracies(logits, labels) == {"top1": pytest.approx(200 / 3), "mean_per_class": pytest.approx(75)}
 
 
-def test_features_that_are_not_finite_are_named():
-    parts = splits()
-    parts["val"].features[3, 2] = float("nan")
-    with pytest.raises(ValueError, match="data, val: 1 of 100 images have features that are NaN or infinite"):
-        probe(parts, NAMES, "top1", 0.1, 0, "data")
-
-
-def test_a_class_without_training_samples_is_named():
-    parts = splits()
-    others = parts["train"].labels != 2
-    with pytest.raises(ValueError, match=r"data, train: 1 of 5 classes have no sample \('c'\)"):
-        probe({**parts, "train": parts["train"].rows(others)}, NAMES, "top1", 0.1, 0, "data")
-
-
-def test_labels_beyond_the_classes_are_named():
-    with pytest.raises(ValueError, match="data, train: label 4, but its classes are 0 to 3"):
-        probe(splits(), NAMES[:4], "top1", 0.1, 0, "data")
-
-
-def test_one_class_is_refused():
-    features = torch.randn(20, 3)
-    part = LabelledFeatures(features, torch.zeros(20, dtype=torch.int64))
-    with pytest.raises(ValueError, match="nothing can be classified"):
-        probe({"train": part, "test": part}, ["a"], "top1", 0.1, 0, "data")
+def test_features_that_are_not_finite_classes_without_samples_and_labels_without_a_class_are_named():
+    broken, whole = splits(), splits()
+    broken["val"].features[3, 2] = float("nan")
+    lacking = {**whole, "train": whole["train"].rows(whole["train"].labels != 2)}
+    alone = LabelledFeatures(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64))
+    for parts, names, message in (
+        (broken, NAMES, "data, val: 1 of 100 images have features that are NaN or infinite"),
+        (lacking, NAMES, r"data, train: 1 of 5 classes have no sample \('c'\)"),
+        (whole, NAMES[:4], "data, train: label 4, but its classes are 0 to 3"),
+        ({"train": alone, "test": alone}, ["a"], "nothing can be classified"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            probe(parts, names, "top1", 0.1, 0, "data")
