@@ -7,7 +7,6 @@ newest checkpoint; ranks that the global batch cannot be divided among wait as s
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -130,8 +129,7 @@ class Spares:
                 f"clipzoo: {environment.world_size} ranks cannot share trainer.global_batch={global_batch}: "
                 f"{size} train, {self.count} wait as spares"
             )
-            # This process and torch read the smaller world from now on.
-            os.environ["WORLD_SIZE"] = str(size)
+            launch.set_world_size(size)
 
     def wait_if_spare(self, timeout: float) -> None:
         """On a spare rank, wait until the run has finished and exit; return at once on the others.

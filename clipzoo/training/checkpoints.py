@@ -195,7 +195,7 @@ class TrainingState:
         """
         if self._folder is None:
             return 0
-        path = self._newest("checkpoints")
+        path = self._newest(self._folder / "checkpoints")
         if path is None:
             if self._frozen is not None:
                 with self._parallel.whole():
@@ -225,12 +225,12 @@ class TrainingState:
 
     def can_rewind(self, step: int) -> bool:
         """Return True if a state of at most `step` steps was saved to go back to. Collective."""
-        return self._newest(REWIND, step) is not None
+        return self._newest((self._folder or Path()) / REWIND, step) is not None
 
     def rewind(self, step: int) -> None:
         """Go back to the newest state before `step` steps that was saved for it. Collective."""
         self.wait()
-        path = self._newest(REWIND, step - 1)
+        path = self._newest((self._folder or Path()) / REWIND, step - 1)
         assert path is not None, "save_to_rewind comes first"
         state = self._sharding.read(path, "step")
         self._load(state)
@@ -243,10 +243,9 @@ class TrainingState:
         if self._folder is not None:
             shutil.rmtree(self._folder / REWIND, ignore_errors=True)
 
-    def _newest(self, folder: str, at_most: int | None = None) -> Path | None:
-        """Return the newest valid checkpoint of at most so many steps in a folder of the run. Collective."""
-        path = (self._folder or Path()) / folder
-        return self._world.run_on_first(lambda: checkpoint_files.newest(path, at_most))
+    def _newest(self, folder: Path, at_most: int | None = None) -> Path | None:
+        """Return the newest valid checkpoint of at most so many steps. Collective."""
+        return self._world.run_on_first(lambda: checkpoint_files.newest(folder, at_most))
 
     def _load(self, state: Mapping[str, Any]) -> None:
         for name, part in self._own.items():

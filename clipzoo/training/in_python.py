@@ -72,8 +72,9 @@ def train(
     learning_rate: peak of AdamW's cosine schedule without warmup; `optimizer` replaces both.
     averaging: of the weights, which are then evaluated and saved too.
     evaluate: called with the model every `evaluate_every` epochs and at the end; returns metrics by name.
-    computation: precision, micro-batches, gradient clipping; None for fp32 without them. inspection: a profile, and
-    what follows spikes of the loss. tuning: what of the encoder trains; None for all of it.
+    computation: precision, micro-batches, gradient clipping; None for fp32 without them. inspection: a profile, the
+    response to spikes, slow ranks; conf/trainer/default.yaml says what the arguments of both mean. tuning: which
+    parameters of the encoder train; None for all.
     world: `World.join(...)` for several ranks; None for a single process on `device`. seed: of all randomness.
     folder: run directory for checkpoints and metrics.jsonl; the same call resumes from it. None: nothing is written.
     log_every, save_every: steps. quiet: print no progress.

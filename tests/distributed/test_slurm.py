@@ -280,22 +280,13 @@ def test_evaluation_as_a_job_writes_the_metrics_of_one_process(slurm, alone, tmp
 def test_hydra_multirun_through_submitit_joins_the_ranks_of_each_point(slurm, tiny_shards, alone, tmp_path):
     launcher = ["nodes=2", "tasks_per_node=1", "gpus_per_node=null", "cpus_per_task=2", "timeout_min=30"]
     settings = overrides(tiny_shards, tmp_path, f"trainer.steps={STEPS}", "seed=0,1", "hydra/launcher=slurm")
-    call(
-        sys.executable,
-        "-m",
-        "clipzoo.cli",
-        "train",
-        "-m",
-        *settings,
-        *(f"hydra.launcher.{setting}" for setting in launcher),
-    )
+    options = [f"hydra.launcher.{setting}" for setting in launcher]
+    call(sys.executable, "-m", "clipzoo.cli", "train", "-m", *settings, *options)
     folders = [path.parent for path in tmp_path.glob("*/results.json")]
     assert len(folders) == 2
     logs = [path.read_text() for path in tmp_path.rglob("*_0_log.*")]
-    assert (
-        sum("2 ranks, float64 on the CPU with 1 thread, 2 cores, 0 loader processes per rank" in log for log in logs)
-        == 2
-    )
+    said = "2 ranks, float64 on the CPU with 1 thread, 2 cores, 0 loader processes per rank"
+    assert sum(said in log for log in logs) == 2
     files = [path / "checkpoints" / f"step_{STEPS:08d}.pt" for path in folders]
     models = [torch.load(file, weights_only=True)["model"] for file in files]
     expected = weights(alone, STEPS)

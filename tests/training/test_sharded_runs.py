@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 import clipzoo
 from clipzoo.cli.evaluate import evaluate
@@ -26,9 +25,14 @@ SHARDED = (
 KILLS, STEPS, SEED = 20, 34, 3
 
 
-def state_of(runs: Path, steps: int) -> dict[str, dict[str, torch.Tensor]]:
-    state = newest_state(runs, steps)
-    return {part: state[part] for part in ("model", "objective")}
+def assert_same_state(actual: Path, expected: Path, steps: int = 9, close: bool = False) -> None:
+    """Require the same weights and state of the samples, bit for bit unless `close`."""
+    ours, theirs = (newest_state(runs, steps) for runs in (actual, expected))
+    for part in ("model", "objective"):
+        if close:
+            assert_close(ours[part], theirs[part], rtol=1e-9, atol=1e-9)
+        else:
+            assert_equal(ours[part], theirs[part])
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +50,7 @@ def test_a_kill_between_data_and_mark_leaves_the_checkpoint_before_in_use(tiny_s
     second.wait()
     assert not (tmp_path / "run" / "checkpoints" / "step_00000004.json").exists()
     assert "resuming from step 2" in train(tiny_shards, tmp_path, *SHARDED, ranks=2)
-    expected, actual = state_of(straight, 9), state_of(tmp_path, 9)
-    for part, tensors in expected.items():
-        assert_equal(actual[part], tensors)
+    assert_same_state(tmp_path, straight)
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
 
 
@@ -60,9 +62,7 @@ def test_twenty_kills_of_any_rank_at_random_moments_change_no_bit_of_the_weights
         ranks = start(tiny_shards, runs, *SHARDED, *length, ranks=2, pause=0.05)
         kill_at_a_random_moment(ranks, runs / "run" / "checkpoints", moments)
     train(tiny_shards, runs, *SHARDED, *length, ranks=2)
-    expected, actual = state_of(tmp_path / "undisturbed", STEPS), state_of(runs, STEPS)
-    for part, tensors in expected.items():
-        assert_equal(actual[part], tensors)
+    assert_same_state(runs, tmp_path / "undisturbed", STEPS)
     assert losses(runs)[-1] == losses(tmp_path / "undisturbed")[-1]
 
 
@@ -95,17 +95,14 @@ def test_a_run_goes_from_two_ranks_to_one_to_four_in_mid_epoch(tiny_shards, stra
             process.send_signal(signal.SIGTERM)
         assert {process.wait() for process in processes} == {75}
     train(tiny_shards, tmp_path, *SHARDED, length, ranks=2)
-    expected, actual = state_of(straight, 9), state_of(tmp_path, 9)
-    for part, tensors in expected.items():
-        assert_close(actual[part], tensors, rtol=1e-9, atol=1e-9)
+    assert_same_state(tmp_path, straight, close=True)
     assert losses(tmp_path) == pytest.approx(losses(straight), abs=1e-9)
 
 
 def test_a_sharded_run_equals_one_with_files_and_is_loaded_and_evaluated_like_it(tiny_shards, straight, tmp_path):
     whole = (*SHARDED[:-2], "trainer.sample_state=whole", "trainer.checkpoints.format=file")
     train(tiny_shards, tmp_path, *whole, ranks=2)
-    for part, tensors in state_of(tmp_path, 9).items():
-        assert_equal(state_of(straight, 9)[part], tensors)
+    assert_same_state(straight, tmp_path)
     path = straight / "run" / "checkpoints" / "step_00000009"
     for place in (straight / "run", path):
         assert_equal(clipzoo.load(place).state_dict(), clipzoo.load(tmp_path / "run").state_dict())
@@ -121,19 +118,14 @@ def test_a_missing_shard_is_named_and_training_goes_on_from_the_checkpoint_befor
     log = train(tiny_shards, tmp_path, *SHARDED, ranks=2)
     assert f"{newest} is not used: rank_00001.safetensors: it is missing" in log
     assert "resuming from step 8" in log
-    for part, tensors in state_of(straight, 9).items():
-        assert_equal(state_of(tmp_path, 9)[part], tensors)
+    assert_same_state(tmp_path, straight)
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_one_message(tiny_shards, tmp_path):
     blocked = tmp_path / "run" / "checkpoints"
     blocked.parent.mkdir()
     blocked.write_text("a file in place of the folder")
-    logs = train_and_fail(tiny_shards, tmp_path, *SHARDED)
-    assert "could not write" in logs and "Earlier checkpoints are untouched" in logs and "Traceback" not in logs
-
-
-def train_and_fail(shards: str, runs: Path, *changes: str) -> str:
-    processes = start(shards, runs, *changes, ranks=2)
+    processes = start(tiny_shards, tmp_path, *SHARDED, ranks=2)
     assert all(process.wait() != 0 for process in processes)
-    return "".join(process.stderr for process in processes)
+    logs = "".join(process.stderr for process in processes)
+    assert "could not write" in logs and "Earlier checkpoints are untouched" in logs and "Traceback" not in logs

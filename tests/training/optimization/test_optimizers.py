@@ -209,15 +209,6 @@ def test_a_step_never_takes_away_more_than_the_weight():
             replace(recipe, weight_decay=200.0)
 
 
-def test_matrices_decay_and_biases_norms_and_scales_do_not():
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Embedding(3, 4))
-    decayed, others = AdamW([0.9, 0.98], 1e-8, 0.5, RATE).build(model).param_groups
-    assert decayed["weight_decay"] == 0.5 and others["weight_decay"] == 0.0
-    assert {id(parameter) for parameter in decayed["params"]} == {id(model[0].weight), id(model[3].weight)}
-    assert len(others["params"]) == 5
-    assert decayed["betas"] == (0.9, 0.98) and decayed["eps"] == 1e-8 and decayed["lr"] == 1e-2
-
-
 @pytest.mark.parametrize("name", config_names("head"))
 def test_no_temperature_or_gamma_of_a_head_or_an_objective_decays(name):
     head, objective = build_head(name), build_objective("siglip", "objective.initial_scale=10.0")

@@ -108,15 +108,13 @@ def test_a_resumed_training_of_a_part_is_the_same_training(way, tmp_path):
         for parameter in other.parameters():
             parameter.mul_(3)
     resumed = plain(train(other, WAYS[way](), folder=tmp_path).model)
-    assert resumed.keys() == whole.keys()
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    runs.assert_equal(resumed, whole)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "decay"])
 def test_micro_batches_change_no_weight(way):
     whole, parts = (plain(train(tuned.model(), WAYS[way](), micro_batch=size).model) for size in (None, 3))
-    for name, value in whole.items():
-        torch.testing.assert_close(parts[name], value, rtol=0, atol=1e-9, msg=name)
+    runs.assert_close(parts, whole, atol=1e-9)
 
 
 def test_a_frozen_tower_with_cached_features_trains_as_one_without_a_cache(tmp_path):
@@ -124,8 +122,7 @@ def test_a_frozen_tower_with_cached_features_trains_as_one_without_a_cache(tmp_p
         plain(train(tuned.model(), tuning(frozen(size), frozen(size)), steps=12, folder=tmp_path / str(size)).model)
         for size in (1.0, 0.0)
     )
-    for name, value in kept.items():
-        torch.testing.assert_close(computed[name], value, rtol=0, atol=1e-10, msg=name)
+    runs.assert_close(computed, kept)
     assert not (tmp_path / "1.0" / "features").exists()
 
 
@@ -209,8 +206,7 @@ def trained_on_rank(way: str) -> dict[str, torch.Tensor]:
 def test_two_ranks_train_a_part_as_one_does(way):
     (one,) = run_ranks(1, trained_on_rank, way)
     for weights in run_ranks(2, trained_on_rank, way):
-        for name, value in one.items():
-            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-8, msg=name)
+        runs.assert_close(weights, one, atol=1e-8)
 
 
 @pytest.mark.slow
