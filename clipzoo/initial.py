@@ -161,12 +161,10 @@ class InitialWeights(Part):
         digests: dict[str, str] | None = None,
         resume: str | None = None,
     ) -> None:
-        given = {"image": image, "text": text, "head": head}
-        self._sources = {
-            part: (f"init.{part if name else 'weights'}", name or weights)
-            for part, name in given.items()
-            if (name or weights) not in (None, RANDOM)
-        }
+        self._sources: dict[str, tuple[str, str]] = {}
+        for part, name in (("image", image), ("text", text), ("head", head)):
+            if (source := name or weights) is not None and source != RANDOM:
+                self._sources[part] = f"init.{part if name else 'weights'}", source
         self._leave_out = leave_out
 
     def load(

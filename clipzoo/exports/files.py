@@ -7,7 +7,7 @@ control characters. Repairing other broken encodings (ftfy) is left out: these f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +31,42 @@ PROBE = [
 ]  # fmt: skip
 """Captions on which a tokenizer of the hub is compared with its files."""
 
-Files = tuple[Any, dict[str, Any]]
-"""A tokenizer of the library tokenizers, and the content of tokenizer_config.json."""
+
+def tokenizer_files(tokenizer: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a tokenizer of the library tokenizers, and the content of tokenizer_config.json.
+
+    Raises:
+        ConfigError: these files cannot represent the tokenizer.
+    """
+    kind = type(tokenizer)
+    if kind is ClipTokenizer:
+        fast, names = _clip(tokenizer)
+        pad = 0
+    elif kind is HuggingFaceTokenizer:
+        fast, names = _huggingface(tokenizer)
+        pad = tokenizer.pad_token
+    else:
+        raise ConfigError(
+            f"its tokenizer is {kind.__name__}, only ClipTokenizer and HuggingFaceTokenizer can be written"
+        )
+    length = tokenizer.context_length
+    fast.enable_truncation(length)
+    fast.enable_padding(pad_id=pad, pad_token=fast.id_to_token(pad), length=length)
+    if kind is HuggingFaceTokenizer and [one.ids for one in fast.encode_batch(PROBE)] != tokenizer(PROBE).tolist():
+        raise ConfigError(f"{_described(tokenizer)} gives other tokens than its tokenizer.json would")
+    return fast, {
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, "padding_side": "right",
+        "split_special_tokens": True, **names,
+    }  # fmt: skip
 
 
-def tokenizer_files(tokenizer: Any) -> Files:
-    """Return the files of a tokenizer. Raises ConfigError if they cannot represent it."""
-    kinds: dict[type, Callable[[Any], Files]] = {ClipTokenizer: _clip, HuggingFaceTokenizer: _huggingface}
-    if type(tokenizer) not in kinds:
-        names = " and ".join(kind.__name__ for kind in kinds)
-        raise ConfigError(f"its tokenizer is {type(tokenizer).__name__}, only {names} can be written")
-    return kinds[type(tokenizer)](tokenizer)
-
-
-def _clip(tokenizer: ClipTokenizer) -> Files:
+def _clip(tokenizer: ClipTokenizer) -> tuple[Any, dict[str, str]]:
+    """Return the tokenizer of the library tokenizers, and the texts of its special tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     vocabulary, merges, pattern = tokenizer.tables()
-    start, end, pad = (_text_of(vocabulary, token) for token in (tokenizer.start_token, tokenizer.end_token, 0))
+    texts = {token: text for text, token in vocabulary.items()}
+    start, end = texts[tokenizer.start_token], texts[tokenizer.end_token]
     fast = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
     fast.normalizer = normalizers.Sequence(_cleaning("lower"))
     fast.pre_tokenizer = pre_tokenizers.Sequence(
@@ -61,34 +79,32 @@ def _clip(tokenizer: ClipTokenizer) -> Files:
     # Control tokens are no added tokens: text that spells one is ordinary text.
     controls = [(start, tokenizer.start_token), (end, tokenizer.end_token)]
     fast.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=controls)
-    return _limited(fast, tokenizer.context_length, 0, pad), {
-        **_settings(tokenizer.context_length), "bos_token": start, "eos_token": end, "unk_token": end, "pad_token": pad,
-    }  # fmt: skip
+    return fast, {"bos_token": start, "eos_token": end, "unk_token": end, "pad_token": texts[0]}
 
 
-def _huggingface(tokenizer: HuggingFaceTokenizer) -> Files:
+def _huggingface(tokenizer: HuggingFaceTokenizer) -> tuple[Any, dict[str, str]]:
+    """Return the tokenizer of the library tokenizers, and the texts of its special tokens."""
     from tokenizers import Tokenizer, normalizers
 
     source = tokenizer.source
-    what = f"its tokenizer, {type(source).__name__} of {tokenizer.name},"
     if not source.is_fast:
-        raise ConfigError(f"{what} runs in Python and has no tokenizer.json")
+        raise ConfigError(f"{_described(tokenizer)} runs in Python and has no tokenizer.json")
     if tokenizer.strip_end or not tokenizer.ends_itself:
-        raise ConfigError(f"{what} ends captions in a way that tokenizer.json cannot represent")
+        raise ConfigError(f"{_described(tokenizer)} ends captions in a way that tokenizer.json cannot represent")
     content = json.loads(source.backend_tokenizer.to_str())
     # As added tokens they would be recognised in text. The post-processor and the model keep their ids.
-    in_model = _words(content["model"])
+    vocabulary = content["model"]["vocab"]
+    in_model = set(vocabulary) if isinstance(vocabulary, dict) else {text for text, _ in vocabulary}
     content["added_tokens"] = [t for t in content["added_tokens"] if not t["special"] or t["content"] not in in_model]
     fast = Tokenizer.from_str(json.dumps(content))
     if cleaning := _cleaning(tokenizer.clean):
         fast.normalizer = normalizers.Sequence([*cleaning, *filter(None, [fast.normalizer])])
-    pad = tokenizer.pad_token
-    fast = _limited(fast, tokenizer.context_length, pad, source.convert_ids_to_tokens(pad))
-    names = {name: getattr(source, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")}
-    settings = {**_settings(tokenizer.context_length), **{name: text for name, text in names.items() if text}}
-    if [encoding.ids for encoding in fast.encode_batch(PROBE)] != tokenizer(PROBE).tolist():
-        raise ConfigError(f"{what} gives other tokens than its tokenizer.json would")
-    return fast, settings
+    names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")
+    return fast, {name: text for name in names if (text := getattr(source, name))}
+
+
+def _described(tokenizer: HuggingFaceTokenizer) -> str:
+    return f"its tokenizer, {type(tokenizer.source).__name__} of {tokenizer.name},"
 
 
 def _cleaning(kind: str) -> list[Any]:
@@ -108,30 +124,6 @@ def _cleaning(kind: str) -> list[Any]:
         normalizers.Strip(),
         *([] if kind == "whitespace" else [normalizers.Lowercase()]),
     ]
-
-
-def _limited(fast: Any, context_length: int, pad: int, text: str) -> Any:
-    fast.enable_truncation(context_length)
-    fast.enable_padding(pad_id=pad, pad_token=text, length=context_length)
-    return fast
-
-
-def _settings(context_length: int) -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context_length, "padding_side": "right",
-        "split_special_tokens": True,
-    }  # fmt: skip
-
-
-def _text_of(vocabulary: dict[str, int], token: int) -> str:
-    """Return the text of a token's id."""
-    return next(name for name, number in vocabulary.items() if number == token)
-
-
-def _words(model: dict[str, Any]) -> set[str]:
-    """Return the texts of the vocabulary of a model in tokenizer.json, a mapping or a list of pairs."""
-    vocabulary = model["vocab"]
-    return set(vocabulary) if isinstance(vocabulary, dict) else {text for text, _ in vocabulary}
 
 
 # Preprocessing as files of transformers: the tokenizer, and the resize, crop and normalisation of images.

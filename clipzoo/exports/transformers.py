@@ -33,9 +33,10 @@ def faults(model: LoadedModel) -> list[str]:
         return reasons
     if not isinstance(model.encoder, TwoTowers):
         return [f"its encoder is {type(model.encoder).__name__}"]
-    reasons = {kind.name: kind.faults(model) for kind in KINDS.values()}
-    refused = [f"{name} has no place for it ({', '.join(faults)})" for name, faults in reasons.items()]
-    return [*(refused if all(reasons.values()) else ()), *tokenizer_faults(model)]
+    refused = {kind.name: kind.faults(model) for kind in KINDS.values()}
+    if all(refused.values()):
+        reasons = [f"{name} has no place for it ({', '.join(faults)})" for name, faults in refused.items()]
+    return [*reasons, *tokenizer_faults(model)]
 
 
 def write_transformers(model: LoadedModel, folder: Path) -> None:

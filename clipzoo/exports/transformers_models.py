@@ -305,16 +305,17 @@ class SiglipModel(TransformersModel):
 
         reasons = []
         image, text = trunk_of(image_tower), trunk_of(text_tower)
-        if type(image) is not VisionTransformer or {type(block) for block in image.blocks} != {Block}:
+        block: Any = next(iter(image.blocks), None) if type(image) is VisionTransformer else None
+        if type(image) is not VisionTransformer or {type(one) for one in image.blocks} != {Block}:
             reasons.append(f"its image tower is {type(image).__name__}, not timm's VisionTransformer")
         elif not isinstance(pool := image.attn_pool, AttentionPoolLatent) or pool.latent_len != 1:
             reasons.append(f"its image tower pools by {image.global_pool}, not by attention with one query")
-        elif len({*image.patch_embed.patch_size}) > 1 or pool.num_heads != image.blocks[0].attn.num_heads:
+        elif len({*image.patch_embed.patch_size}) > 1 or pool.num_heads != block.attn.num_heads:
             reasons.append(
                 "its image tower has oblong patches, or another number of heads in the pooling than in the blocks"
             )
         else:
-            reasons += trunk_faults("its image tower", image, image.blocks[0].mlp.act)
+            reasons += trunk_faults("its image tower", image, block.mlp.act)
         if type(text) is not TextTransformer:
             reasons.append(f"its text tower is {type(text).__name__}, not open_clip's TextTransformer")
         elif text.attn_mask is not None or text.pool_type != "last" or text.cls_emb is not None:
