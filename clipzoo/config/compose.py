@@ -182,7 +182,7 @@ def _explanation(error: Exception, lines: list[str], name: str) -> str:
             chosen = _compose([line for line in lines if is_group(read(line).key_or_group)], name)
             pending = [("", OmegaConf.to_container(chosen, resolve=False))]
             for prefix, node in pending:
-                inner = {f"{prefix}{key}": value for key, value in node.items()} if isinstance(node, dict) else {}
+                inner = {f"{prefix}{key!s}": value for key, value in node.items()} if isinstance(node, dict) else {}
                 values |= inner
                 pending += [(f"{key}.", value) for key, value in inner.items()]
         for mapping in (key[1], key[1].rpartition(".")[0]):

@@ -203,8 +203,10 @@ def kind_of(annotation: Any) -> Kind:
     Raises:
         UncheckableError: the annotation is none of the forms below.
     """
-    if isinstance(annotation, str | typing.ForwardRef):
-        annotation = _evaluated(getattr(annotation, "__forward_arg__", annotation), {})
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    if isinstance(annotation, str):
+        annotation = _evaluated(annotation, {})
     parameters = get_args(annotation)
     origin = get_origin(annotation) or annotation
     if origin in _SIMPLE and not parameters:
@@ -252,7 +254,8 @@ def name_of(annotation: Any) -> str:
     parameters = list(map(name_of, get_args(annotation)))
     if get_origin(annotation) in (typing.Union, types.UnionType):
         return " | ".join(parameters)
-    name = {type(None): "None", ...: "..."}.get(annotation) or getattr(annotation, "__name__", str(annotation))
+    special: dict[Any, str] = {type(None): "None", ...: "..."}
+    name = special[annotation] if annotation in special else str(getattr(annotation, "__name__", annotation))
     return f"{name}[{', '.join(parameters)}]" if parameters else name
 
 
@@ -369,8 +372,8 @@ def constructor_arguments(target: str) -> dict[str, Argument]:
     """
     module, node = _definition(target)
     match node:
-        case ast.FunctionDef(args=arguments):
-            return _signature(arguments, module)
+        case ast.FunctionDef(args=signature):
+            return _signature(signature, module)
         case ast.ClassDef():
             pass
         case _:
@@ -378,7 +381,7 @@ def constructor_arguments(target: str) -> dict[str, Argument]:
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             return dict(list(_signature(item.args, module).items())[1:])
-    arguments = {}
+    arguments: dict[str, Argument] = {}
     for base in reversed(_bases(node, module)):
         arguments |= constructor_arguments(base)
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
@@ -415,7 +418,7 @@ def class_constant(target: str, name: str) -> Any:
 def docstrings(target: str) -> Iterator[str]:
     """Yield the docstring of the class with the dotted name `target`, then those of its bases in this package."""
     module, node = _definition(target)
-    if not isinstance(node, ast.stmt):
+    if not isinstance(node, ast.ClassDef | ast.FunctionDef):
         yield inspect.getdoc(node) or ""
         return
     yield ast.get_docstring(node) or ""
@@ -582,7 +585,7 @@ def broken(relations: Mapping[str, str], values: Mapping[str, Any], path: str = 
 
 def evaluate(expression: str, values: Mapping[str, Any]) -> Any:
     """Return the value of an expression over the values of a node."""
-    return eval(expression, {"__builtins__": {}, **FUNCTIONS}, _Values(values))
+    return eval(expression, {"__builtins__": {}, **FUNCTIONS}, _Values(values))  # type: ignore[arg-type]
 
 
 class _Values:
