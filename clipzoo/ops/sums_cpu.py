@@ -48,10 +48,6 @@ def log_sum_exps_backward(
     return gradients(left, right, tile, shares, _LOG2_E)
 
 
-Side = tuple[Tensor, Tensor | None]
-"""Scale of the anchors, times log2(e), and bias of the contrasts."""
-
-
 def negative_sums_forward(
     left: Tensor, right: Tensor, rows: Side | None, columns: Side | None, first: int, tile: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
